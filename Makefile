@@ -1,0 +1,39 @@
+# Each target sets up .venv by itself when it is missing or pyproject.toml has changed.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export HF_HUB_OFFLINE := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint bench wheel clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+
+$(READY): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV): downloads torch the first time, a few minutes."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $(READY)
+
+demo: $(READY)  ## train and measure on the embedded digits, ending in demo/index.html
+	$(BIN)/python examples/quickstart.py --out demo
+
+test: lint  ## ruff, mypy and the whole test suite
+	$(BIN)/python -m pytest -n 2 -q
+
+lint: $(READY)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## the tables behind the figures we quote
+	$(BIN)/python bench/noise_floor.py
+
+wheel: $(READY)  ## build the wheel and try it in a clean environment outside the repository
+	bash tests/try_wheel.sh $(PYTHON)
+
+clean:  ## remove the environment and everything built
+	rm -rf $(VENV) build dist demo

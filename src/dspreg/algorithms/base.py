@@ -1,0 +1,278 @@
+"""The five arrows of a training step, and ERM, which fills them.
+
+    build     task                    → network            what is trained?
+    forward   domain batches          → outputs            how are images read?
+    loss      outputs                 → scalar             what is minimised?
+    gradient  (objective, batches)    → loss, vector in θ  in which direction?
+    update    (direction, batches)    → log                how do the parameters move?
+
+An algorithm is a layer around another one; ERM is at the bottom of every stack. A layer overrides the arrow it
+changes, calls the same arrow of `self.base` in it, and passes the others through. Later arrows receive earlier ones
+as functions, so that a layer may evaluate them again elsewhere without knowing what else is in the stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from dspreg.batches import Batch, Outputs
+from dspreg.networks import Featurizer, Network
+from dspreg.priors import Prior
+from dspreg.randomness import Key, seeded
+from dspreg.vectors import ParamVector, gradient, trainable
+
+Objective = Callable[[Sequence[Batch]], Tensor]
+Direction = Callable[[Sequence[Batch]], tuple[Tensor, ParamVector]]
+Log = dict[str, Tensor]
+Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def _no_samples(t: int, batches: int) -> Mapping[str, Sequence[Batch]]:
+    raise RuntimeError(f"step {t} wants {batches} batches per domain to measure on; give the Task a `samples` function")
+
+
+@dataclass(frozen=True)
+class Task:
+    """All an algorithm learns about the experiment."""
+
+    num_classes: int
+    domains: tuple[str, ...]  # the source domains, in the order of `Batch.domain`
+    steps_per_epoch: int  # counted over the sources alone
+    backbone: Callable[[], Featurizer]
+    key: tuple[Key, ...] = ()  # of all randomness: data set, targets, trial, draw
+    # samples(t, n): n batches of 32 images per source domain, evaluation transform, keyed by (key, t, "measure")
+    samples: Callable[[int, int], Mapping[str, Sequence[Batch]]] = _no_samples
+
+    @property
+    def num_domains(self) -> int:
+        return len(self.domains)
+
+
+@dataclass
+class Stack:
+    """What all layers of one stack share."""
+
+    task: Task
+    top: Algorithm  # the outermost layer
+    steps: int = 0  # taken so far
+    notes: Log = field(default_factory=dict)  # of the current step
+    recording: bool = False  # whether the current step's log is kept, so that costly figures are worth taking
+    optimizer: torch.optim.Optimizer = field(init=False)
+
+
+class Algorithm(nn.Module):
+    """A layer around `base`. Override the arrow you change and call `self.base` in it.
+
+    The constructor records options, under the names of its arguments; `build` constructs. Random numbers come from
+    torch's global generator, which is replayed within a step; what lives longer than a step is a buffer or a
+    `ParamVector` named in `remembers`, changed only through `stage`.
+    """
+
+    space: ClassVar[Mapping[str, Prior]] = {}  # where random search draws each option from
+    replaces: ClassVar[frozenset[str]] = frozenset()  # arrows that on purpose do not reach the base
+    remembers: ClassVar[tuple[str, ...]] = ()  # attributes besides buffers that are saved
+
+    def __init__(self, base: Algorithm | None = None):
+        super().__init__()
+        self.base: Algorithm = base if base is not None else ERM()
+        self._staged: dict[tuple[str, int | None], Any] = {}
+
+    # The arrows.
+
+    def build(self, task: Task) -> Network:
+        return self.base.build(task)
+
+    def forward(self, batches: Sequence[Batch]) -> Outputs:
+        return cast(Outputs, self.base(batches))
+
+    def loss(self, out: Outputs) -> Tensor:
+        return self.base.loss(out)
+
+    def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
+        return self.base.gradient(objective, batches)
+
+    def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
+        return self.base.update(direction, batches)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Logits (B, C) for evaluation."""
+        return self.base.predict(x)
+
+    def measured(self, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """The function x → logits whose sensitivity is measured on `batch`; samples must not mix in it."""
+        return self.base.measured(batch)
+
+    # Before training.
+
+    def setup(self, task: Task, optimizer: Optimizer) -> Algorithm:
+        """Build the network and one optimiser over all parameters of the stack."""
+        self.bottom.stack = Stack(task, self)
+        self.bottom.network = self.build(task)
+        self.stack.optimizer = optimizer(list(self.parameters()))
+        return self
+
+    # Offered to every layer.
+
+    @property
+    def bottom(self) -> ERM:
+        return self.base.bottom
+
+    @property
+    def stack(self) -> Stack:
+        shared = self.bottom.__dict__.get("stack")
+        if shared is None:
+            raise RuntimeError(f"{type(self).__name__} has no network yet: call setup(task, optimizer) first")
+        return cast(Stack, shared)
+
+    @property
+    def net(self) -> Network:
+        """What `build` returned at the top of the stack."""
+        return self.bottom.network
+
+    @property
+    def task(self) -> Task:
+        return self.stack.task
+
+    @property
+    def t(self) -> int:
+        """Steps taken so far."""
+        return self.stack.steps
+
+    def stage(self, name: str, value: Any, *, rows: Sequence[int] | None = None) -> None:
+        """Set attribute `name` (or these rows of it, one per domain) when the step is over.
+
+        The first value staged in a step counts: it belongs to θ, later ones to points nearby.
+        """
+        if rows is None:
+            self._staged.setdefault((name, None), value)
+        else:
+            for row, one in zip(rows, value.detach(), strict=True):
+                self._staged.setdefault((name, row), one)
+
+    def note(self, **scalars: Tensor | float) -> None:
+        """Values for the log, as `Class.name`; the first of a step counts. Tensors stay on their device."""
+        for name, value in scalars.items():
+            value = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
+            self.stack.notes.setdefault(f"{type(self).__name__}.{name}", value)
+
+    # The life of a step.
+
+    @contextmanager
+    def stepping(self, *, record: bool) -> Iterator[Log]:
+        """One step: what was staged is written if it succeeds and dropped if it does not. Yields the notes."""
+        stack = self.stack
+        stack.notes, stack.recording = {}, record
+        try:
+            yield stack.notes
+        except BaseException:
+            for layer in self.layers():
+                layer.discard()
+            raise
+        for layer in self.layers():
+            layer.commit()
+        stack.steps += 1
+
+    def commit(self) -> None:
+        """Write what was staged in this step."""
+        for (name, row), value in self._staged.items():
+            if row is None:
+                setattr(self, name, value)
+            else:
+                getattr(self, name)[row] = value
+        self._staged.clear()
+
+    def discard(self) -> None:
+        """Forget what was staged: the step did not come to its end."""
+        self._staged.clear()
+
+    def layers(self) -> Iterator[Algorithm]:
+        """This layer and all below it."""
+        yield self
+        yield from self.base.layers()
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What `remembers` names, vectors as plain dictionaries."""
+        values = {name: getattr(self, name) for name in self.remembers}
+        return {n: dict(v) if isinstance(v, ParamVector) else v for n, v in values.items()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        for name in self.remembers:
+            value = state[name]
+            setattr(self, name, self.placed(value) if isinstance(getattr(self, name), ParamVector) else value)
+
+    def placed(self, tensors: Mapping[str, Tensor]) -> ParamVector:
+        """A loaded vector, where the parameters are."""
+        params = trainable(self.net)
+        return ParamVector((name, tensor.to(params[name].device)) for name, tensor in tensors.items())
+
+
+class ERM(Algorithm):
+    """Empirical risk minimisation: the mean cross-entropy over all samples of all domains. The bottom of every stack.
+
+    L = Σ_d (n_d/N) · CE_d, one forward pass for all domains. One optimiser step along its gradient.
+    """
+
+    network: Network
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)  # no base below
+        self._staged = {}
+
+    def build(self, task: Task) -> Network:
+        # separate keys: whatever else a stack builds, all arms of a trial start from the same weights
+        with seeded(*task.key, "backbone"):
+            features = task.backbone()
+        with seeded(*task.key, "classifier"):
+            return Network(features, nn.Linear(features.width, task.num_classes))
+
+    def forward(self, batches: Sequence[Batch]) -> Outputs:
+        features = self.net.featurizer(torch.cat([b.x for b in batches]))
+        return Outputs.of(batches, features, self.net.classifier(features))
+
+    def loss(self, out: Outputs) -> Tensor:
+        return out.weights @ out.risks()
+
+    def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
+        loss = objective(batches)
+        return loss.detach(), gradient(loss, self.net)
+
+    def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
+        loss, g = direction(batches)
+        for name, p in trainable(self.net).items():
+            p.grad = g.get(name)
+        self.stack.optimizer.step()
+        self.stack.optimizer.zero_grad()
+        return {"loss": loss}
+
+    def predict(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.net(x))
+
+    def measured(self, batch: Batch) -> Callable[[Tensor], Tensor]:  # noqa: ARG002
+        return self.stack.top.predict
+
+    @property
+    def bottom(self) -> ERM:
+        return self
+
+    @property
+    def stack(self) -> Stack:
+        return super().stack
+
+    @stack.setter
+    def stack(self, shared: Stack) -> None:
+        self.__dict__["stack"] = shared  # not by nn.Module's way: the top would become a part of its own part
+
+    def layers(self) -> Iterator[Algorithm]:
+        yield self
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"steps": self.t}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.stack.steps = state["steps"]

@@ -1,0 +1,231 @@
+"""DSP-Reg, the paper: penalise the gradient of parameters whose sensitivity differs between domains."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspreg.algorithms.base import Algorithm, Direction, Log, Objective
+from dspreg.batches import Batch
+from dspreg.errors import ConfigError, Notice
+from dspreg.penalty import Memory, Penalised, Step, engine_named, inner_of, momentum
+from dspreg.priors import Choice, LogUniform
+from dspreg.randomness import generator
+from dspreg.sensitivity import Meter
+from dspreg.sensitivity.measure import refreshed
+from dspreg.sensitivity.meter import check_settings
+from dspreg.sensitivity.profile import upper_quantile
+from dspreg.sensitivity.purity import evaluating
+from dspreg.sensitivity.samples import Samples
+from dspreg.vectors import ParamVector, trainable
+
+COEFFICIENTS = ("dynamic", "static", "ones", "mean", "shuffled", "hard")
+
+
+class DSPReg(Algorithm):
+    """Domain-sensitive parameter regularisation.
+
+        L + λ Σ_k c_k (∂_k L)²        c_k = √(Var_d s_k^(d)) / (mean_d s_k^(d) + ε)
+
+    L is the objective below, over ERM the paper's L_sup on the batch; s^(d) is measured on source domain d
+    (`dspreg.measure`). c starts at 1 and is measured anew before the first step of every T-th epoch, as Algorithm 1
+    has it: before steps (mT − 1)·E, m = 1, 2, …, where E steps make an epoch.
+
+    Args:
+        weight: λ. With 0 the step is that of the base to the bit, and nothing is measured.
+        refresh_epochs: T_update, in epochs.
+        refresh_steps: Measure before steps S, 2S, … instead.
+        measure_batches: Batches of 32 images per domain to measure on.
+        draws: Sign draws per batch, for `estimator="signed"`.
+        engine: How the penalty's gradient is computed; see `dspreg.penalty`.
+        estimator, of, eps: How c is measured; see `dspreg.measure`.
+        only, exclude: Which parameters are penalised, by patterns on their names. The others have c = 0.
+        warmup: Steps before the penalty counts.
+        coefficients: `"dynamic"` as above; `"static"`: measured once, before step 0; `"ones"`: c = 1, a plain gradient
+            penalty; `"mean"`: the mean of c everywhere; `"shuffled"`: c permuted within each tensor, the control that
+            tells c from any gradient penalty; `"hard"`: 1 where c is at least its `quantile`, else 0.
+        quantile: For `"hard"`.
+
+    The penalty's gradient is 2λ·H(c⊙g), a Hessian-vector product. Changes `gradient`, and `update` for the refresh.
+    """
+
+    space = {"weight": LogUniform(-4, -1), "refresh_epochs": Choice(1, 2, 3, 4)}
+    remembers = ("c", "refreshed_at")
+
+    def __init__(
+        self,
+        base: Algorithm | None = None,
+        *,
+        weight: float = 1e-3,
+        refresh_epochs: int = 2,
+        refresh_steps: int | None = None,
+        measure_batches: int = 4,
+        draws: int | None = None,
+        engine: str = "exact",
+        estimator: str = "persample",
+        of: str = "loss",
+        eps: float = 0.0,
+        only: str | list[str] | None = None,
+        exclude: str | list[str] | None = None,
+        warmup: int = 0,
+        coefficients: str = "dynamic",
+        quantile: float = 0.9,
+    ):
+        super().__init__(base)
+        check_settings(of, estimator, draws)
+        if coefficients not in COEFFICIENTS:
+            raise ConfigError(f"coefficients={coefficients!r}; wanted one of {', '.join(map(repr, COEFFICIENTS))}")
+        if not 0 <= weight < float("inf"):
+            raise ConfigError(f"weight={weight}; wanted a finite number ≥ 0")
+        for name, value in (("refresh_epochs", refresh_epochs), ("measure_batches", measure_batches)):
+            if value < 1:
+                raise ConfigError(f"{name}={value}; wanted at least 1")
+        if refresh_steps is not None and refresh_steps < 1:
+            raise ConfigError(f"refresh_steps={refresh_steps}; wanted at least 1")
+        self.weight, self.warmup = weight, warmup
+        self.refresh_epochs, self.refresh_steps = refresh_epochs, refresh_steps
+        self.measure_batches, self.draws, self.estimator, self.of, self.eps = measure_batches, draws, estimator, of, eps
+        self.only, self.exclude = only, exclude
+        self.coefficients, self.quantile = coefficients, quantile
+        self.engine = engine
+        self._engine = engine_named(engine)
+        self._memory = Memory()
+        self._seconds = 0.0  # spent refreshing since the last record
+        self._noticed: set[str] = set()
+        self.c = ParamVector()  # ones until it is measured
+        self.refreshed_at: int | None = None
+
+    # The coefficients.
+
+    def due(self, t: int) -> bool:
+        """Whether c is measured before step t."""
+        match self.coefficients:
+            case "ones":
+                return False
+            case "static":
+                return t == 0
+        if self.refresh_steps is not None:
+            return t > 0 and t % self.refresh_steps == 0
+        epoch = self.task.steps_per_epoch
+        return (t + epoch) % (self.refresh_epochs * epoch) == 0
+
+    def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
+        # a layer above, such as Fish, may update several times in one step
+        if self.weight and self.due(self.t) and self.refreshed_at != self.t:
+            started = time.perf_counter()
+            self.c = self.arranged(self.measured_c())
+            self.refreshed_at = self.t
+            self._seconds += time.perf_counter() - started
+        return self.base.update(direction, batches)
+
+    def measured_c(self) -> ParamVector:
+        """c on fresh samples of the source domains, keyed by the step, so that measuring moves no other randomness."""
+        domains = self.task.samples(self.t, self.measure_batches)
+        if len(domains) < 2:
+            raise ConfigError(
+                f"DSPReg compares source domains and has {len(domains)}; give it at least two, or coefficients='ones'"
+            )
+        with evaluating(self.stack.top):
+            meter = Meter(
+                self.net,
+                of=self.of,
+                estimator=self.estimator,
+                draws=self.draws,
+                only=self.only,
+                exclude=self.exclude,
+                key=(*self.task.key, self.t, "measure"),
+            )
+            f = self.stack.top.measured
+            pairs = {name: ((f(b), Samples(b.x, b.y)) for b in batches) for name, batches in domains.items()}
+            return refreshed(meter, pairs, self.eps).map(lambda c, one: c.to(one.dtype), self.ones())
+
+    def ones(self) -> ParamVector:
+        """c = 1 for every penalised parameter."""
+        params = ParamVector(trainable(self.net)).select(self.only, self.exclude)
+        return params.map(lambda p: torch.ones_like(p.detach()))
+
+    def arranged(self, c: ParamVector) -> ParamVector:
+        """c as the option `coefficients` wants it."""
+        match self.coefficients:
+            case "mean":
+                mean = c.flat().double().mean()
+                return c.map(lambda t: torch.full_like(t, float(mean)))
+            case "shuffled":
+                return ParamVector((name, self._shuffled(name, t)) for name, t in c.items())
+            case "hard":
+                threshold = upper_quantile(c, self.quantile)
+                return c.map(lambda t: (t >= threshold).to(t.dtype))
+        return c
+
+    def _shuffled(self, name: str, c: Tensor) -> Tensor:
+        order = torch.randperm(c.numel(), generator=generator(*self.task.key, self.t, name, "shuffle"))
+        return c.reshape(-1)[order.to(c.device)].view_as(c)
+
+    # The penalty.
+
+    def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
+        if not self.weight or self.t < self.warmup:
+            return self.base.gradient(objective, batches)
+        if not self.c:
+            self.c = self.ones()
+        step = Step(self.base.gradient, objective, batches, self.net, self.c, self.weight, self._memory)
+        result = self._engine(step)
+        if self.stack.recording and "DSPReg.ratio" not in self.stack.notes:
+            self._record(step, result)
+        return result.loss, result.gradient
+
+    def _record(self, step: Step, result: Penalised) -> None:
+        """L, R, the penalty's share ‖penalty part‖/‖g‖, quantiles of c, its age and the time refreshing took."""
+        inner = inner_of(self._engine)
+        if inner is not self._engine:  # a lazy engine: its share is the inner one's, whether or not it acts now
+            result = inner(step)
+        g = result.plain if result.plain is not None else step.gradient()[1]
+        part = (result.gradient - g).norm()
+        ratio = part / g.norm()
+        low, middle, high = np.quantile(self.c.flat().cpu().numpy(), (0.1, 0.5, 0.9)).tolist()
+        self.note(L=result.loss, R=(self.c * g.square()).sum(), ratio=ratio, c_10=low, c_50=middle, c_90=high)
+        if self.refreshed_at is not None:
+            self.note(age=self.t - self.refreshed_at)
+        self.note(refresh_seconds=self._seconds)
+        self._seconds = 0.0
+
+        mean = self._memory.corrected()
+        if mean and part >= mean.norm():
+            self._notice(
+                "engine 'momentum' has no fixed point here: 2λ·λmax(H·diag c) ≥ 1, so its running mean grows without "
+                "bound. Use a smaller weight, or engine 'lookahead'"
+            )
+        elif ratio > 1:
+            self._notice("the penalty's gradient is larger than the loss's; a smaller weight may be meant")
+        elif ratio < 1e-3 and (mean or inner is not momentum):
+            self._notice("the penalty's gradient is less than a thousandth of the loss's; it changes next to nothing")
+
+    def _notice(self, text: str) -> None:
+        if text not in self._noticed:
+            self._noticed.add(text)
+            warnings.warn(f"DSPReg, step {self.t}: {text}", Notice, stacklevel=2)
+
+    # What lives longer than a step.
+
+    def commit(self) -> None:
+        super().commit()
+        self._memory.commit()
+
+    def discard(self) -> None:
+        super().discard()
+        self._memory.seen = []
+
+    def get_extra_state(self) -> dict[str, Any]:
+        memory = {"mean": dict(self._memory.mean), "mass": self._memory.mass, "steps": self._memory.steps}
+        return super().get_extra_state() | {"memory": memory}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        super().set_extra_state(state)
+        memory = state["memory"]
+        self._memory = Memory(memory["steps"], self.placed(memory["mean"]), memory["mass"])

@@ -1,0 +1,74 @@
+"""What flows through a training step: domain batches in, outputs of all domains in one tensor out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of one domain."""
+
+    x: Tensor  # (B, …) images
+    y: Tensor  # (B,) labels, or (B, C) soft labels
+    domain: int  # position among the source domains
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the network made of one batch per domain, samples of all domains in one tensor."""
+
+    features: Tensor  # (N, F)
+    logits: Tensor  # (N, C)
+    labels: Tensor  # (N,), or (N, C) soft labels
+    sizes: tuple[int, ...]  # samples per domain, in the order of `domains`
+    domains: tuple[int, ...]
+    weights: Tensor  # (D,) share of each domain's risk
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch], features: Tensor, logits: Tensor) -> Outputs:
+        """Every sample counts the same: domain d has weight n_d/N."""
+        sizes = tuple(len(b) for b in batches)
+        weights = logits.new_tensor(sizes) / sum(sizes)
+        labels = join_labels([b.y for b in batches])
+        return cls(features, logits, labels, sizes, tuple(b.domain for b in batches), weights)
+
+    def by_domain(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        """The rows of each domain, as views."""
+        return torch.split(tensor, list(self.sizes))
+
+    def risks(self) -> Tensor:
+        """Mean cross-entropy per domain. (D,)"""
+        losses = F.cross_entropy(self.logits, self.labels, reduction="none")
+        return torch.stack([loss.mean() for loss in self.by_domain(losses)])
+
+    def replace(self, **changes: Any) -> Outputs:
+        return replace(self, **changes)
+
+
+def join_labels(labels: Sequence[Tensor]) -> Tensor:
+    """One tensor of labels. If some are soft they must all be: only a layer that knows C can soften them."""
+    if len({y.ndim for y in labels}) > 1:
+        raise ValueError("hard and soft labels in one step; give every domain (B,) labels or every domain (B, C)")
+    return torch.cat(list(labels))
+
+
+def soft_labels(y: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
+    """Labels as probabilities. (B, C)"""
+    return y.to(dtype) if y.ndim == 2 else F.one_hot(y, num_classes).to(dtype)
+
+
+def mean_over_pairs(distance: Callable[[Tensor, Tensor], Tensor], parts: Sequence[Tensor]) -> Tensor:
+    """The mean of `distance` over all unordered pairs; 0 for a single part, so one domain has nothing to align."""
+    distances = [distance(a, b) for a, b in combinations(parts, 2)]
+    return torch.stack(distances).mean() if distances else parts[0].new_zeros(())

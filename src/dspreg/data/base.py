@@ -1,0 +1,60 @@
+"""What a data set of several domains looks like to the rest of the package."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dspreg.errors import ConfigError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class DomainDataset(ABC):
+    """The same classes, seen in several domains.
+
+    Input (x):
+        A PIL image; transforms make a tensor of it later.
+
+    Label (y):
+        A position in `classes`.
+
+    Domain:
+        One of `domains`: where, how or by whom the image was made.
+
+    A subclass names its attributes and writes `domain`. The order of `domains` is part of the
+    data set: the split of a domain is drawn from its position, so a new order is another split.
+
+    Attributes:
+        name: As given to `--dataset`.
+        domains: Full names, sorted.
+        classes: Names of the labels 0, 1, ….
+        steps: Training steps of one run, unless the user says otherwise.
+    """
+
+    name: str
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    steps: int = 5_001
+
+    def __init__(self, root: str | Path | None = None) -> None:
+        self.root = None if root is None else Path(root)
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.classes)
+
+    @abstractmethod
+    def domain(self, name: str) -> Sequence[tuple[Image, int]]:
+        """All (image, label) pairs of one domain, in an order that never changes."""
+
+    def check_domain(self, name: str) -> None:
+        """Raise a ConfigError unless `name` is one of `domains`."""
+        if name not in self.domains:
+            raise ConfigError(
+                f"Unknown domain {name!r} of {self.name}. Known: {', '.join(self.domains)}. "
+                f"Use one of these full names; abbreviations and positions are not understood."
+            )

@@ -1,0 +1,29 @@
+"""What can go wrong, sorted by who can mend it. The exit code is the command line's."""
+
+
+class DspregError(Exception):
+    """Anything dspreg refuses, with a message that says what to do."""
+
+    exit_code = 1
+
+
+class ConfigError(DspregError, ValueError):
+    """An option, a spec or a setting is wrong."""
+
+    exit_code = 2
+
+
+class DataError(DspregError, ValueError):
+    """The data are not what the computation needs."""
+
+    exit_code = 3
+
+
+class IntegrityError(DspregError):
+    """A file is damaged or not what it claims to be."""
+
+    exit_code = 4
+
+
+class Notice(UserWarning):
+    """Something worth knowing that is not an error: a fallback, a floor, an odd magnitude."""

@@ -1,0 +1,25 @@
+"""A network in two halves, because many methods look at the features between them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor, nn
+
+
+class Featurizer(nn.Module):
+    """Maps images (B, …) to features (B, width)."""
+
+    width: int
+
+
+class Network(nn.Module):
+    """`classifier(featurizer(x))`: images (B, …) to logits (B, C)."""
+
+    def __init__(self, featurizer: Featurizer, classifier: nn.Module):
+        super().__init__()
+        self.featurizer = featurizer
+        self.classifier = classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.classifier(self.featurizer(x)))

@@ -1,0 +1,239 @@
+"""The gradient of the penalised objective, L + λ Σ_k c_k g_k² with g = ∇L.
+
+Its exact gradient is ∇L + 2λ·H(c⊙g): a Hessian-vector product, not something that reuses g. The engines are several
+ways to it. Each takes the gradient arrow *below* it, so that a penalty stacks on SAM, MLDG or a mask as well; then g
+means what that arrow returns.
+
+    exact               differentiate twice
+    lookahead(radius)   compare with the gradient a little way along c⊙g: one more gradient
+    central             on both sides of θ, the oracle of the tests: two more
+    momentum(beta)      along a running mean of gradients: none more, but another objective
+    lazy(k, inner)      k times another engine's penalty, on every k-th step
+
+c is a constant here: differentiating through √v/s̄ gives NaN as soon as one parameter has v = 0.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
+from weakref import WeakSet
+
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dspreg import vectors
+from dspreg.batches import Batch
+from dspreg.errors import ConfigError, Notice
+from dspreg.vectors import ParamVector, average, displaced
+
+Objective = Callable[[Sequence[Batch]], Tensor]
+Gradient = Callable[[Objective, Sequence[Batch]], tuple[Tensor, ParamVector]]
+
+
+@dataclass
+class Memory:
+    """What an engine keeps from step to step. Nothing it is asked for changes before `commit`."""
+
+    steps: int = 0
+    mean: ParamVector = field(default_factory=ParamVector)  # running mean of gradients, biased to its start at 0
+    mass: float = 0.0  # what the weights in it sum to
+    seen: list[tuple[ParamVector, float]] = field(default_factory=list)  # gradients of this step, and beta
+
+    def corrected(self) -> ParamVector:
+        """The running mean without that bias; empty before the first step."""
+        return self.mean / self.mass if self.mass else ParamVector()
+
+    def commit(self) -> None:
+        """The step is over. Several gradients seen in one, as under Fish, count as their mean."""
+        if self.seen:
+            beta = self.seen[0][1]
+            self.mean = self.mean * beta + average(g for g, _ in self.seen) * (1 - beta)
+            self.mass = self.mass * beta + (1 - beta)
+        self.seen = []
+        self.steps += 1
+
+
+@dataclass(frozen=True)
+class Step:
+    """The problem of one step: minimise L + λ Σ c_k g_k², L the objective and g its gradient by the arrow below."""
+
+    below: Gradient
+    objective: Objective
+    batches: Sequence[Batch]
+    net: nn.Module
+    c: ParamVector
+    weight: float  # λ
+    memory: Memory = field(default_factory=Memory)
+
+    def gradient(self, delta: ParamVector | None = None) -> tuple[Tensor, ParamVector]:
+        """L and g at θ + delta."""
+        with displaced(self.net, delta if delta is not None else ParamVector()):
+            return self.below(self.objective, self.batches)
+
+
+class Penalised(NamedTuple):
+    """What an engine returns. Its penalty part is `gradient − plain`."""
+
+    loss: Tensor  # L without the penalty, at θ (where `momentum` evaluated it: at the displaced point)
+    gradient: ParamVector  # of L + λR
+    plain: ParamVector | None  # g at θ, where the engine had to compute it
+
+
+Engine = Callable[[Step], Penalised]
+
+
+def exact(step: Step) -> Penalised:
+    """∇(L + λ Σ c_k g_k²) by differentiating twice. Over a gradient layer: that layer's gradient of this objective."""
+    losses: list[Tensor] = []
+
+    def penalised(batches: Sequence[Batch]) -> Tensor:
+        loss = step.objective(batches)
+        g = vectors.gradient(loss, step.net, create_graph=True)
+        losses.append(loss.detach())
+        return loss + step.weight * (step.c * g.square()).sum()
+
+    _, total = twice_differentiable(step.net, lambda: step.below(penalised, step.batches))
+    return Penalised(losses[0], total, None)
+
+
+def lookahead(step: Step, *, radius: Callable[[float], float] = lambda weight: 2 * weight) -> Penalised:
+    """g + (2λ/h) (g(θ + h·c⊙g) − g), a forward difference along c⊙g with h = `radius(λ)`.
+
+    With h = 2λ, the default, this is the plain gradient at the displaced point. Exact on quadratics, otherwise
+    with an error O(h). With c = 1 and h = 2λ it is SAM without the normalisation, ρ = 2λ.
+    """
+    h = radius(step.weight)
+    loss, g = step.gradient()
+    _, ahead = step.gradient(step.c * g * h)
+    return Penalised(loss, ahead if h == 2 * step.weight else g + (ahead - g) * (2 * step.weight / h), g)
+
+
+def central(step: Step, *, radius: float = 1e-2) -> Penalised:
+    """g + 2λ (g(θ + hv) − g(θ − hv)) / 2h along v = c⊙g, with ‖hv‖ = radius. Error O(h²), and kind to float32."""
+    loss, g = step.gradient()
+    v = step.c * g
+    if not (length := float(v.norm())):
+        return Penalised(loss, g, g)
+    h = radius / length
+    _, ahead = step.gradient(v * h)
+    _, behind = step.gradient(v * -h)
+    return Penalised(loss, g + (ahead - behind) * (step.weight / h), g)
+
+
+def momentum(step: Step, *, beta: float = 0.9) -> Penalised:
+    """g(θ + 2λ·c⊙m), m the bias-corrected running mean of the gradients returned so far. No extra pass.
+
+    **Another objective**: the squared *mean* gradient, not the mean squared gradient of a batch, so its λ is not
+    comparable. At a fixed θ and batch m tends to the solution of m = g(θ + 2λ·c⊙m); on a quadratic that is reached
+    only while 2λ·λmax(H·diag c) < 1. The first step has no mean yet and is plain.
+    """
+    loss, g = step.gradient(step.c * step.memory.corrected() * (2 * step.weight))
+    step.memory.seen.append((g, beta))
+    return Penalised(loss, g, None)
+
+
+def lazy(step: Step, *, every: int, inner: Engine = lookahead) -> Penalised:
+    """g, and on every k-th step g + k·(the inner engine's penalty part).
+
+    The paper's objective in expectation, though not Adam's trajectory: the spikes enter its second moment.
+    """
+    if (step.memory.steps + 1) % every:
+        loss, g = step.gradient()
+        return Penalised(loss, g, g)
+    loss, total, plain = inner(step)
+    g = plain if plain is not None else step.gradient()[1]
+    return Penalised(loss, g + (total - g) * every, g)
+
+
+ENGINES: dict[str, Callable[..., Penalised]] = {e.__name__: e for e in (exact, lookahead, central, momentum, lazy)}
+
+
+def engine_named(text: str) -> Engine:
+    """The engine a text stands for, such as `"lookahead(radius=2*weight)"` or `"lazy(30, exact)"`."""
+    try:
+        return _engine(ast.parse(text, mode="eval").body)
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"engine {text!r}: {error}. Wanted exact, lookahead, lookahead(radius=1e-4), lookahead(radius=0.2*weight), "
+            "momentum(beta=0.9), lazy(30), lazy(30, exact) or central"
+        ) from None
+
+
+def inner_of(engine: Engine) -> Engine:
+    """The engine whose penalty part counts: the inner one of a lazy engine, else itself."""
+    if isinstance(engine, partial) and engine.func is lazy:
+        return cast(Engine, engine.keywords.get("inner", lookahead))
+    return engine
+
+
+def _engine(node: ast.expr) -> Engine:
+    name = node.func if isinstance(node, ast.Call) else node
+    if not isinstance(name, ast.Name) or name.id not in ENGINES:
+        raise ValueError(f"no engine {ast.unparse(name)!r}")
+    options = {k.arg: k.value for k in node.keywords} if isinstance(node, ast.Call) else {}
+    positional = node.args if isinstance(node, ast.Call) else []
+    given: dict[str, Any] = {}
+    match name.id:
+        case "lookahead" if "radius" in options:
+            given["radius"] = _radius(options.pop("radius"))
+        case "momentum" if "beta" in options:
+            given["beta"] = beta = float(ast.literal_eval(options.pop("beta")))
+            if not 0 <= beta < 1:
+                raise ValueError(f"beta={beta} is not in [0, 1)")
+        case "lazy":
+            if not 1 <= len(positional) <= 2:
+                raise ValueError("lazy takes a number of steps and, if wanted, an engine")
+            given["every"] = every = ast.literal_eval(positional[0])
+            if type(every) is not int or every < 1:
+                raise ValueError(f"lazy wants a whole number of steps ≥ 1, not {every!r}")
+            if len(positional) == 2:
+                given["inner"] = _engine(positional[1])
+                if isinstance(positional[1], ast.expr) and "momentum" in ast.unparse(positional[1]):
+                    raise ValueError("lazy of momentum has no penalty part of its own")
+            positional = []
+        case _:
+            pass
+    if options or positional:
+        raise ValueError(f"{name.id} takes no {ast.unparse(node)[len(name.id) :]}")
+    return partial(ENGINES[name.id], **given)
+
+
+def _radius(node: ast.expr) -> Callable[[float], float]:
+    """A positive number, or a multiple of `weight` such as `2*weight`."""
+    factors = [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) else [node]
+    numbers = [f for f in factors if not (isinstance(f, ast.Name) and f.id == "weight")]
+    value = 1.0
+    for number in numbers:
+        value *= float(ast.literal_eval(number))
+    if not value > 0:
+        raise ValueError(f"radius={ast.unparse(node)} is not positive")
+    times_weight = len(factors) - len(numbers)
+    return lambda weight: value * weight**times_weight
+
+
+Result = TypeVar("Result")
+_without_fused_attention: WeakSet[nn.Module] = WeakSet()
+
+
+def twice_differentiable(net: nn.Module, compute: Callable[[], Result]) -> Result:
+    """`compute()`, with plain attention if fused attention turns out to have no second derivative."""
+    if net not in _without_fused_attention:
+        try:
+            return compute()
+        except RuntimeError as error:
+            if "scaled_dot_product" not in str(error):
+                raise
+            warnings.warn(
+                "fused attention has no second derivative; engine 'exact' uses the plain one, slower and larger. "
+                "The other engines keep the fused one",
+                Notice,
+                stacklevel=2,
+            )
+            _without_fused_attention.add(net)
+    with sdpa_kernel(SDPBackend.MATH):
+        return compute()

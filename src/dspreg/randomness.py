@@ -1,0 +1,65 @@
+"""Randomness that is keyed, not streamed: the same key gives the same numbers, whatever ran before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+Key = str | int | float | bool | None | tuple["Key", ...]
+
+
+def seed_for(*key: Key) -> int:
+    """A 63-bit seed from names and numbers, e.g. `seed_for("PACS", "sketch", trial, t, "measure")`."""
+    text = json.dumps(key, ensure_ascii=False, separators=(",", ":"))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 1
+
+
+def generator(*key: Key) -> torch.Generator:
+    """A generator of one's own, on the CPU."""
+    return torch.Generator().manual_seed(seed_for(*key))
+
+
+@contextmanager
+def seeded(*key: Key) -> Iterator[None]:
+    """Inside, torch's global generators start from `key`; afterwards they are as before."""
+    with torch.random.fork_rng(_cuda_devices()):
+        torch.manual_seed(seed_for(*key))
+        yield
+
+
+@contextmanager
+def untouched() -> Iterator[None]:
+    """Whatever is drawn inside, the global generators of torch, numpy and Python are afterwards as before."""
+    python, legacy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(_cuda_devices()):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+
+
+class Noise:
+    """The random numbers of one training step: `replayed()` gives the same ones every time.
+
+    Dropout, Mixup and style mixing are then part of a fixed function of θ for the length of a step. Without it a
+    second evaluation elsewhere in parameter space would differ by the noise and not by the displacement.
+    """
+
+    def __init__(self, *key: Key):
+        self.key = key
+
+    @contextmanager
+    def replayed(self) -> Iterator[None]:
+        with seeded(*self.key):
+            yield
+
+
+def _cuda_devices() -> list[int]:
+    return [torch.cuda.current_device()] if torch.cuda.is_available() and torch.cuda.is_initialized() else []

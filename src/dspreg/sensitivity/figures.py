@@ -1,0 +1,118 @@
+"""Pictures of a profile. c always stands beside its floor, on one scale from 0 to √(D−1)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from dspreg.errors import ConfigError
+from dspreg.randomness import generator
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from dspreg.sensitivity.profile import Profile
+
+C_COLOUR, NULL_COLOUR, COLOURS = "#c2410c", "#64748b", "inferno"
+POSITIONS = 2_500  # of a larger layer, as in the paper's figure
+
+
+def draw(profile: Profile, kind: str, layer: str | None = None) -> Figure:
+    pictures = {"layers": layers, "histogram": histogram}
+    if kind == "map":
+        return heat_map(profile, layer)
+    if kind not in pictures:
+        raise ConfigError(f"figure {kind!r}; wanted 'layers', 'histogram' or 'map'")
+    if layer is not None:
+        raise ConfigError(f"layer={layer!r} goes with figure 'map', not with {kind!r}")
+    return pictures[kind](profile)
+
+
+def layers(profile: Profile) -> Figure:
+    """c of every layer: median, and the middle half of its parameters, with the floor behind."""
+    owners = profile.layers()
+    figure = Figure(figsize=(7.5, 1.4 + 0.24 * len(owners)), layout="constrained")
+    axes = figure.subplots()
+    rows = np.arange(len(owners))
+    parts = [(profile.c, C_COLOUR, "c", -0.14)]
+    if profile.null is not None:
+        parts.append((profile.null, NULL_COLOUR, "null (same samples, no domains)", 0.14))
+    for vector, colour, label, shift in parts:
+        each = [torch.cat([vector[n].reshape(-1) for n in names]).double().numpy() for names in owners.values()]
+        low, middle, high = (np.array([np.quantile(v, q) for v in each]) for q in (0.25, 0.5, 0.75))
+        axes.hlines(rows + shift, low, high, color=colour, lw=3, alpha=0.45)
+        axes.plot(middle, rows + shift, "o", color=colour, ms=4, label=label)
+    sizes = [sum(profile.c[n].numel() for n in names) for names in owners.values()]
+    axes.set_yticks(
+        rows, [f"{name or '(top)'}  {size:,}" for name, size in zip(owners, sizes, strict=True)], fontsize=7
+    )
+    axes.set_ylim(len(owners) - 0.4, -0.6)
+    _scale(axes, profile)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1 + 0.5 / len(owners)), ncols=2, frameon=False, fontsize=8)
+    axes.grid(axis="x", alpha=0.25)
+    return figure
+
+
+def histogram(profile: Profile) -> Figure:
+    """How c is spread over all parameters, and how its floor is."""
+    figure = Figure(figsize=(7, 3.6), layout="constrained")
+    axes = figure.subplots()
+    bins = np.linspace(0, profile.bound, 61).tolist()
+    if profile.null is not None:
+        null = profile.null.flat().numpy()
+        axes.hist(null, bins=bins, color=NULL_COLOUR, alpha=0.55, label=f"null, mean {null.mean():.2f}")
+    c = profile.c.flat().numpy()
+    axes.hist(c, bins=bins, histtype="step", lw=1.8, color=C_COLOUR, label=f"c, mean {c.mean():.2f}")
+    axes.set_ylabel("parameters")
+    _scale(axes, profile)
+    axes.legend(frameon=False)
+    return figure
+
+
+def heat_map(profile: Profile, layer: str | None) -> Figure:
+    """c of one layer's largest tensor, every parameter a cell, beside the floor of the same cells."""
+    owners = profile.layers()
+    if layer not in owners:
+        known = ", ".join(name for name in list(owners)[:12] if name)
+        raise ConfigError(
+            f"layer={layer!r}; wanted one of the measured layers: {known}{', …' if len(owners) > 12 else ''}"
+        )
+    name = max(owners[layer], key=lambda n: profile.c[n].numel())
+    panels: list[tuple[str, Tensor]] = [("c", profile.c[name])]
+    if profile.null is not None:
+        panels.append(("null", profile.null[name]))
+    figure = Figure(figsize=(1.2 + 3.6 * len(panels), 4.0), layout="constrained")
+    image = None
+    for axes, (label, values) in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
+        image = axes.imshow(cells(values, name), cmap=COLOURS, vmin=0, vmax=profile.bound, interpolation="nearest")
+        axes.set_title(f"{label}, mean {float(values.double().mean()):.2f}", fontsize=10)
+        axes.set_xticks([])
+        axes.set_yticks([])
+    assert image is not None
+    shown = min(profile.c[name].numel(), POSITIONS)
+    figure.suptitle(f"{name}: {shown:,} of {profile.c[name].numel():,} parameters", fontsize=10)
+    figure.colorbar(image, ax=figure.axes, shrink=0.8, label="0 = all domains alike … √(D−1) = one domain alone")
+    return figure
+
+
+def cells(values: Tensor, name: str) -> np.ndarray:
+    """A near-square picture of a tensor: all of it, or keyed positions of a large one. Cells left over are blank."""
+    flat = values.detach().double().reshape(-1)
+    if flat.numel() > POSITIONS:
+        flat = flat[torch.randperm(flat.numel(), generator=generator(name, "positions"))[:POSITIONS]]
+    width = math.ceil(math.sqrt(flat.numel()))
+    grid = torch.full((math.ceil(flat.numel() / width) * width,), float("nan"), dtype=torch.float64)
+    grid[: flat.numel()] = flat
+    return grid.view(-1, width).numpy()
+
+
+def _scale(axes: Axes, profile: Profile) -> None:
+    axes.set_xlim(0, profile.bound)
+    axes.set_xlabel(
+        f"c, from 0 (all {len(profile.s)} domains alike) to √{len(profile.s) - 1} (one domain alone)", fontsize=8
+    )

@@ -1,0 +1,236 @@
+"""`measure`: how sensitive a network is to each of its parameters on each domain, and how much that differs."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from dspreg.errors import ConfigError, DataError, Notice
+from dspreg.randomness import Key
+from dspreg.sensitivity.estimators import Loss
+from dspreg.sensitivity.meter import Meter
+from dspreg.sensitivity.null import dealt, regrouped
+from dspreg.sensitivity.profile import Profile, kinds_of
+from dspreg.sensitivity.purity import evaluating, require_separate_samples
+from dspreg.sensitivity.samples import Network, Samples, batches_of
+from dspreg.sensitivity.statistics import Moments, debiased, dispersion, rank_correlation, root_mean_square
+from dspreg.sensitivity.variance import Variance, variance_of
+from dspreg.vectors import ParamVector, Patterns
+
+
+def measure(
+    model: nn.Module,
+    domains: Mapping[str, Iterable[Any]],
+    *,
+    loss: Loss | None = None,
+    of: str = "loss",
+    estimator: str = "persample",
+    variance: Variance = 1.0,
+    eps: float = 0.0,
+    only: Patterns = None,
+    exclude: Patterns = None,
+    max_batches: int | None = None,
+    draws: int | None = None,
+    progress: bool = False,
+    null: bool = True,
+    key: Key = 0,
+) -> Profile:
+    """Measure every parameter of `model` on every domain.
+
+        s_k^(d) = Var(θ_k) · E_{x ~ d} [(∂_k ℓ)²]        c_k = √(Var_d s_k^(d)) / (mean_d s_k^(d) + ε)
+
+    Runs in evaluation mode and leaves no trace: weights, buffers, gradients, flags and random state stay as they are.
+
+    Args:
+        model: Any network that treats samples separately in evaluation mode. Frozen parameters are left out.
+        domains: At least two, by name. A loader is any iterable of (x, y), of x alone, or of dictionaries; it is
+            iterated once.
+        loss: Maps (output, y) to one value per sample; cross-entropy unless given.
+        of: `"loss"` (the paper's practice), `"output"` (its definition: the Jacobian of the outputs) or `"fisher"`
+            (labels drawn from the network). The last two need no labels.
+        estimator: `"persample"`, its slow reference `"loop"`, `"signed"` (one backward pass a draw, unbiased for s)
+            or `"minibatch"` (squares the mean gradient: another quantity).
+        variance: Var(θ_k): a number, a vector by parameter name, or a `RunningVariance`. Scales s; cancels in c.
+        eps: ε above. With 0, the default, c does not depend on the scale of the loss.
+        only, exclude: Shell patterns on parameter names, such as `"layer4.*"`.
+        max_batches: Of each domain; all unless given.
+        draws: Sign draws per batch, for `"signed"`.
+        progress: Show a progress bar.
+        null: Also measure the floor of c. Holds all batches in memory, and `"signed"` and `"minibatch"` take twice
+            as long.
+        key: Of the drawn labels, signs and pseudo-domains: the same key gives the same numbers.
+
+    Returns:
+        A `Profile` with s by domain, their mean and variance, c, its floor `null`, `c_debiased` and `reliability`.
+    """
+    if not isinstance(domains, Mapping) or len(domains) < 2:
+        got = f"{len(domains)} domain(s)" if isinstance(domains, Mapping) else f"a {type(domains).__name__}"
+        raise DataError(f"{got}; wanted a mapping from name to loader with at least two, since c compares domains")
+    if eps < 0 or not math.isfinite(eps):
+        raise ConfigError(f"eps={eps}; wanted a finite number ≥ 0")
+    meter = Meter(
+        model, of=of, estimator=estimator, draws=draws, loss=loss, only=only, exclude=exclude, key=("measure", key)
+    )
+    scale = variance_of(variance, meter.params)
+    first = next(iter(meter.params.values()))
+    dtype = torch.promote_types(first.dtype, torch.float32)
+
+    with evaluating(model), _bar(progress) as started:
+        loaded: dict[str, Iterable[Samples]] = {
+            name: _labelled(meter, model, name, d, batches_of(name, loader, max_batches, first.device))
+            for d, (name, loader) in enumerate(domains.items())
+        }
+        floor = None
+        if null:
+            kept = {name: list(batches) for name, batches in loaded.items()}
+            loaded = dict(kept)
+            floor = _Floor(meter, model, list(kept.values()), started)
+
+        across, halves = Moments(), (Moments(), Moments())
+        s: dict[str, ParamVector] = {}
+        errors: list[ParamVector] = []
+        counts: dict[str, dict[str, int]] = {}
+        for d, (name, batches) in enumerate(loaded.items()):
+            within, parts = Moments(), (Moments(), Moments())
+            for b, samples in enumerate(started(batches, f"measuring {name}")):
+                mean = floor.shared(d, b, samples) if floor else meter.mean(model, samples, d, b)
+                within.add(mean, len(samples))
+                parts[b % 2].add(mean, len(samples))
+            across.add(within.mean)
+            counts[name] = {"batches": within.count, "samples": int(within.weight)}
+            s[name] = (within.mean * scale).to(dtype)
+            if within.count > 1:
+                errors.append(within.standard_error)
+                for half, part in zip(halves, parts, strict=True):
+                    half.add(part.mean)
+        null_c = floor.c(eps, scale) if floor else None
+
+    enough = len(errors) == len(domains)
+    if not enough:
+        few = ", ".join(name for name, n in counts.items() if n["batches"] < 2)
+        warnings.warn(f"one batch only of {few}: c_debiased and reliability need two per domain", Notice, stacklevel=2)
+    scaled = across.scaled(scale)
+    return Profile(
+        s=s,
+        mean=scaled.mean.to(dtype),
+        variance=scaled.deviation.square().to(dtype),
+        c=coefficient(across, scale, eps).to(dtype),
+        c_debiased=debiased(scaled, root_mean_square(errors) * scale, eps).to(dtype) if enough else None,
+        null=None if null_c is None else null_c.to(dtype),
+        reliability=_agreement([coefficient(half, scale, eps) for half in halves]) if enough else None,
+        kinds=kinds_of(model, meter.params),
+        settings={"of": of, "estimator": estimator, "draws": meter.draws if estimator == "signed" else None, "eps": eps}
+        | {"variance": variance if isinstance(variance, (int, float)) else type(variance).__name__}
+        | {"domains": counts, "loss": "cross_entropy" if loss is None else getattr(loss, "__name__", "custom")},
+    )
+
+
+def refreshed(
+    meter: Meter, domains: Mapping[str, Iterable[tuple[Network, Samples]]], eps: float = 0.0, scale: float = 1.0
+) -> ParamVector:
+    """c alone, domain by domain: three vectors, however many domains. The network must be in evaluation mode.
+
+    Args:
+        meter: The estimator.
+        domains: Per domain, batches with the function to measure on each.
+    """
+    across = Moments()
+    for d, batches in enumerate(domains.values()):
+        mean, n = ParamVector(), 0
+        for b, (f, samples) in enumerate(batches):
+            samples = meter.labelled(f, samples, d, b)
+            n += len(samples)
+            mean = mean + (meter.mean(f, samples, d, b) - mean) * (len(samples) / n)
+        across.add(mean)
+    return coefficient(across, scale, eps)
+
+
+def coefficient(across: Moments, scale: ParamVector | float, eps: float) -> ParamVector:
+    """c of s·scale. With eps = 0 the scale cancels, except that a parameter that does not vary has s = c = 0."""
+    if eps > 0:
+        return dispersion(across.scaled(scale), eps)
+    c = dispersion(across)
+    return c.map(lambda c, v: torch.where(v > 0, c, 0.0), scale) if isinstance(scale, ParamVector) else c
+
+
+class _Floor:
+    """The null of one measurement: in the same pass where per-sample squares are at hand, in a second one otherwise."""
+
+    def __init__(self, meter: Meter, model: Network, domains: Sequence[Sequence[Samples]], started: Started):
+        self.meter, self.model, self.started = meter, model, started
+        self.domains = domains
+        self.sizes = [sum(map(len, batches)) for batches in domains]
+        ends = torch.cumsum(torch.tensor([0, *self.sizes]), 0)
+        pseudo = dealt(self.sizes, *meter.key)
+        self.pseudo = [
+            pseudo[ends[d] : ends[d + 1]].split([len(b) for b in batches]) for d, batches in enumerate(domains)
+        ]
+        self.sums = ParamVector()
+
+    def shared(self, d: int, b: int, samples: Samples) -> ParamVector:
+        """s on batch b of domain d, while summing its samples by pseudo-domain."""
+        if not self.meter.takes_groups:
+            return self.meter.mean(self.model, samples, d, b)
+        n = len(samples)
+        members = torch.arange(len(self.sizes))[:, None] == self.pseudo[d][b]
+        rows = self.meter.grouped(self.model, samples, torch.cat([torch.full((1, n), 1 / n), members]).double())
+        self.sums = self.sums + rows.map(lambda t: t[1:])
+        return rows.map(lambda t: t[0])
+
+    def c(self, eps: float, scale: ParamVector | float) -> ParamVector | None:
+        if self.meter.takes_groups:
+            pseudo = [self.sums.map(lambda t, g=g, n=n: t[g] / n) for g, n in enumerate(self.sizes)]
+            return coefficient(Moments(pseudo), scale, eps)
+        try:
+            again = regrouped(self.domains, *self.meter.key)
+        except RuntimeError as error:
+            warnings.warn(f"no null: samples of different shapes cannot be dealt anew ({error})", Notice, stacklevel=3)
+            return None
+        across = Moments()
+        for d, batches in enumerate(again):
+            within = Moments()
+            for b, samples in enumerate(self.started(batches, f"measuring null {d + 1}")):
+                within.add(self.meter.mean(self.model, samples, d, b, "null"), len(samples))
+            across.add(within.mean)
+        return coefficient(across, scale, eps)
+
+
+def _labelled(meter: Meter, model: nn.Module, name: str, d: int, batches: Iterator[Samples]) -> Iterator[Samples]:
+    for b, samples in enumerate(batches):
+        if b == 0:
+            require_separate_samples(model, samples)
+        try:
+            yield meter.labelled(model, samples, d, b)
+        except DataError as error:
+            raise DataError(f"domain {name!r}, batch {b}: {error}") from error
+
+
+def _agreement(halves: list[ParamVector]) -> float:
+    odd, even = halves
+    return rank_correlation(odd.flat(), even.flat())
+
+
+Started = Callable[[Iterable[Samples], str], Iterable[Samples]]
+
+
+@contextmanager
+def _bar(show: bool) -> Iterator[Started]:
+    """A function that walks through batches, with a progress bar if wanted."""
+    if not show:
+        yield lambda batches, _: batches
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns) as bar:
+
+        def started(batches: Iterable[Samples], what: str) -> Iterable[Samples]:
+            return bar.track(batches, total=len(batches) if isinstance(batches, list) else None, description=what)
+
+        yield started

@@ -1,0 +1,184 @@
+"""A measured network: look at it by layer, take the most domain-sensitive parameters, save and load it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dspreg.errors import ConfigError, IntegrityError
+from dspreg.vectors import ParamVector
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+FORMAT = "dspreg.profile/1"
+VECTORS = ("mean", "variance", "c", "c_debiased", "null")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Sensitivities of one network on several domains, and how much they differ. Made by `dspreg.measure`.
+
+    Compare c with `null`, its floor: what c is on the same samples dealt to domains that do not differ.
+    """
+
+    s: Mapping[str, ParamVector]  # by domain
+    mean: ParamVector  # s̄ over domains
+    variance: ParamVector  # v over domains, the population's
+    c: ParamVector  # √v / (s̄ + ε), between 0 and √(D−1)
+    c_debiased: ParamVector | None  # c less the share of sampling noise; needs two batches per domain
+    null: ParamVector | None
+    reliability: float | None  # rank correlation of c from odd and from even batches
+    kinds: Mapping[str, str]  # layer → class of its module
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        return tuple(self.s)
+
+    @property
+    def bound(self) -> float:
+        """√(D−1), the largest possible c: one domain has all the sensitivity."""
+        return math.sqrt(len(self.s) - 1)
+
+    def __repr__(self) -> str:
+        c, n = self.c.flat(), sum(d["samples"] for d in self.settings.get("domains", {}).values())
+        floor = "unknown" if self.null is None else f"{float(self.null.flat().mean()):.3f}"
+        sure = "unknown" if self.reliability is None else f"{self.reliability:.2f}"
+        return (
+            f"Profile({len(self.c)} tensors, {c.numel():,} parameters, {len(self.s)} domains ({', '.join(self.s)}), "
+            f"{n} samples, mean c {float(c.mean()):.3f} (null {floor}), reliability {sure})"
+        )
+
+    def by_layer(self) -> pd.DataFrame:
+        """One row per layer in the order of the network: kind, size, mean s per domain, c beside its floor."""
+        import pandas as pd
+
+        rows = []
+        for layer, names in self.layers().items():
+            c = torch.cat([self.c[n].reshape(-1) for n in names]).double()
+            row: dict[str, Any] = {"layer": layer, "kind": self.kinds.get(layer, "?"), "parameters": c.numel()}
+            for domain, s in self.s.items():
+                row[f"s {domain}"] = float(torch.cat([s[n].reshape(-1) for n in names]).double().mean())
+            row |= {"c mean": float(c.mean()), "c median": float(c.median()), "c max": float(c.max())}
+            if self.null is not None:
+                null = torch.cat([self.null[n].reshape(-1) for n in names]).double()
+                row |= {"null mean": float(null.mean()), "null median": float(null.median())}
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def top(self, k: int = 50) -> pd.DataFrame:
+        """The k parameters with the largest c: name, position in the tensor, c, null, s per domain."""
+        import pandas as pd
+
+        flat = self.c.flat()
+        values, places = flat.topk(min(k, flat.numel()))
+        starts = np.cumsum([0, *(t.numel() for t in self.c.values())])
+        names = list(self.c)
+        rows = []
+        for value, place in zip(values.tolist(), places.tolist(), strict=True):
+            which = int(np.searchsorted(starts, place, side="right")) - 1
+            name, at = names[which], place - int(starts[which])
+            position = tuple(int(i) for i in np.unravel_index(at, self.c[name].shape))
+            row: dict[str, Any] = {"parameter": name, "position": position, "c": value}
+            if self.null is not None:
+                row["null"] = float(self.null[name].reshape(-1)[at])
+            rows.append(row | {f"s {d}": float(s[name].reshape(-1)[at]) for d, s in self.s.items()})
+        return pd.DataFrame(rows)
+
+    def mask(self, quantile: float = 0.9) -> dict[str, Tensor]:
+        """True where c is at least its `quantile` over all parameters: the domain-sensitive ones."""
+        threshold = upper_quantile(self.c, quantile)
+        return {name: c >= threshold for name, c in self.c.items()}
+
+    def layers(self) -> dict[str, list[str]]:
+        """Parameter names by the layer that owns them."""
+        owners: dict[str, list[str]] = {}
+        for name in self.c:
+            owners.setdefault(layer_of(name), []).append(name)
+        return owners
+
+    def figure(self, kind: str = "layers", layer: str | None = None) -> Figure:
+        """A picture: `"layers"`, `"histogram"`, or `"map"` of one `layer`. c beside null on one scale, 0 … √(D−1)."""
+        from dspreg.sensitivity import figures
+
+        return figures.draw(self, kind, layer)
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, numbers and description together. An existing file is replaced whole."""
+        tensors = {f"s/{i}/{n}": t for i, s in enumerate(self.s.values()) for n, t in s.items()}
+        for part in VECTORS:
+            if (vector := getattr(self, part)) is not None:
+                tensors |= {f"{part}/{n}": t for n, t in vector.items()}
+        described = {"domains": list(self.s), "reliability": self.reliability, "kinds": dict(self.kinds)}
+        described |= {"names": list(self.c), "settings": dict(self.settings)}
+        path = Path(path)
+        unfinished = path.with_name(path.name + ".part")
+        save_file(
+            {k: t.contiguous() for k, t in tensors.items()},
+            unfinished,
+            metadata={"format": FORMAT, "profile": json.dumps(described, allow_nan=False, sort_keys=True)},
+        )
+        unfinished.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Read what `save` wrote."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                metadata = file.metadata() or {}
+                if metadata.get("format") != FORMAT:
+                    raise IntegrityError(
+                        f"{path} is not a profile: format {metadata.get('format')!r}, wanted {FORMAT!r}"
+                    )
+                described = json.loads(metadata["profile"])
+                stored = set(file.keys())
+
+                def vector(part: str) -> ParamVector:
+                    return ParamVector((n, file.get_tensor(f"{part}/{n}")) for n in described["names"])
+
+                def optional(part: str) -> ParamVector | None:
+                    return vector(part) if any(key.startswith(f"{part}/") for key in stored) else None
+
+                return cls(
+                    s={domain: vector(f"s/{i}") for i, domain in enumerate(described["domains"])},
+                    mean=vector("mean"),
+                    variance=vector("variance"),
+                    c=vector("c"),
+                    c_debiased=optional("c_debiased"),
+                    null=optional("null"),
+                    reliability=described["reliability"],
+                    kinds=described["kinds"],
+                    settings=described["settings"],
+                )
+        except (SafetensorError, KeyError, ValueError) as error:
+            raise IntegrityError(f"{path} is damaged or not a profile: {error}") from error
+
+
+def upper_quantile(c: ParamVector, quantile: float) -> float:
+    """The quantile of c over all parameters together."""
+    if not 0 <= quantile <= 1:
+        raise ConfigError(f"quantile={quantile}; wanted a number from 0 to 1")
+    # numpy: torch.quantile refuses more than 16 million numbers. "higher": a value that occurs, so nothing near it
+    # changes sides by rounding.
+    return float(np.quantile(c.flat().cpu().numpy(), quantile, method="higher"))
+
+
+def layer_of(name: str) -> str:
+    """The layer a parameter belongs to: its name without the last part."""
+    return name.rpartition(".")[0]
+
+
+def kinds_of(model: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    return {layer: type(model.get_submodule(layer)).__name__ for layer in map(layer_of, names)}

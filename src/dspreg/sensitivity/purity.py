@@ -1,0 +1,67 @@
+"""Measuring leaves no trace, and is refused where it would have no meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from dspreg.errors import DataError
+from dspreg.randomness import untouched
+from dspreg.sensitivity.samples import Network, Samples
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """Inside, every module is in evaluation mode; afterwards flags, buffers and all random state are as before."""
+    flags = {module: module.training for module in net.modules()}
+    buffers = {buffer: buffer.clone() for buffer in net.buffers()}
+    try:
+        with untouched(), torch.enable_grad():
+            net.eval()
+            yield
+    finally:
+        for module, training in flags.items():
+            module.training = training
+        with torch.no_grad():
+            for buffer, before in buffers.items():
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+
+
+@torch.no_grad()
+def require_separate_samples(f: Network, samples: Samples) -> None:
+    """Refuse a network whose output for one sample depends on the others: it has no per-sample gradient."""
+    few = samples.take(slice(0, 4))
+    if len(few) == 1:  # set it beside another one: mirrored along its last dimension
+        few = few.map(lambda t: torch.cat([t, t.flip(-1)]))
+    together = few.outputs(f)
+    if together.ndim == 0 or len(together) != len(few):
+        raise DataError(
+            f"the network returned shape {tuple(together.shape)} for {len(few)} samples; "
+            "wanted a leading batch dimension: one row of outputs per sample"
+        )
+    scale = together.abs().amax().clamp(min=torch.finfo(together.dtype).tiny)
+    if not torch.isfinite(scale):
+        raise DataError("the network's output is NaN or infinite on these samples; look at its weights and inputs")
+    tolerance = 1e-3 if together.dtype != torch.float64 else 1e-9
+    if (few.outputs(f) - together).abs().amax() > tolerance * scale:
+        raise DataError(
+            "the network is random in evaluation mode: the same samples gave two different outputs. "
+            "Use nn.Dropout, which eval() switches off, instead of F.dropout(x) or torch.rand in forward"
+        )
+    alone = torch.cat([few.take(slice(i, i + 1)).outputs(f) for i in range(len(few))])
+    if (alone - together).abs().amax() > tolerance * scale:
+        mixing = [n for n, m in f.named_modules() if _mixes(m)] if isinstance(f, nn.Module) else []
+        raise DataError(
+            "the network mixes samples: its output for one sample changes with the others in the batch, so "
+            "per-sample sensitivities have no meaning. "
+            + (f"Batch norm without running statistics: {', '.join(mixing[:4])}. " if mixing else "")
+            + "Keep running statistics (track_running_stats=True), or use group norm or layer norm"
+        )
+
+
+def _mixes(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None

@@ -1,0 +1,113 @@
+"""What a loader yields, in one shape: inputs and, where there are any, labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dspreg.errors import DataError
+
+LABELS = ("labels", "label", "y", "target", "targets")
+
+Inputs = Tensor | dict[str, Tensor]
+Network = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Some samples of one domain."""
+
+    inputs: Inputs  # (B, …), or several such tensors by name
+    y: Tensor | None = None  # (B,) labels, (B, C) soft labels, or whatever `loss` takes
+
+    def __len__(self) -> int:
+        first = self.inputs if isinstance(self.inputs, Tensor) else next(iter(self.inputs.values()))
+        return len(first)
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Samples:
+        inputs = fn(self.inputs) if isinstance(self.inputs, Tensor) else {k: fn(v) for k, v in self.inputs.items()}
+        return Samples(inputs, None if self.y is None else fn(self.y))
+
+    def take(self, index: slice | Tensor) -> Samples:
+        return self.map(lambda t: t[index])
+
+    def to(self, device: torch.device) -> Samples:
+        return self.map(lambda t: t.to(device))
+
+    def labelled(self, y: Tensor) -> Samples:
+        return replace(self, y=y)
+
+    def outputs(self, f: Network) -> Tensor:
+        """What `f` makes of the inputs: a tensor, or the `logits` of what it returns."""
+        out = f(self.inputs) if isinstance(self.inputs, Tensor) else f(**self.inputs)
+        out = getattr(out, "logits", out)
+        if not isinstance(out, Tensor):
+            raise DataError(
+                f"the network returned a {type(out).__name__}; wanted a tensor (B, …) or an object with `.logits`. "
+                "Wrap it in a module that returns the logits."
+            )
+        return out
+
+
+def read(batch: Any) -> Samples:
+    """One item of a loader: `(x, y)`, `x`, or a dictionary.
+
+    In a dictionary the labels are under one of "labels", "label", "y", "target", "targets". What remains goes to the
+    network: a single entry as its one argument, several by name.
+    """
+    if isinstance(batch, Tensor):
+        return Samples(batch)
+    if isinstance(batch, Mapping):
+        tensors = {k: v for k, v in batch.items() if isinstance(v, Tensor)}
+        label = next((k for k in LABELS if k in tensors), None)
+        inputs = {k: v for k, v in tensors.items() if k != label}
+        y = None if label is None else tensors[label]
+        if inputs:
+            return Samples(next(iter(inputs.values())) if len(inputs) == 1 else inputs, y)
+    if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], Tensor):
+        y = batch[1] if len(batch) > 1 else None
+        if y is None or isinstance(y, Tensor):
+            return Samples(batch[0], y)
+    if (x := getattr(batch, "x", None)) is not None and isinstance(x, Tensor):
+        return Samples(x, getattr(batch, "y", None))
+    raise DataError(
+        f"a loader yielded {_describe(batch)}; wanted (x, y), x, or a dictionary of tensors. "
+        "Collate the samples into tensors with a leading batch dimension."
+    )
+
+
+def batches_of(domain: str, loader: Iterable[Any], max_batches: int | None, device: torch.device) -> Iterator[Samples]:
+    """The batches of one domain, each checked; the loader is iterated once."""
+    seen = 0
+    for i, batch in enumerate(islice(loader, max_batches)):
+        samples = read(batch).to(device)
+        sizes = {len(t) if t.ndim else 0 for t in _tensors(samples)}
+        if len(sizes) > 1 or 0 in sizes:
+            raise DataError(f"batch {i} of {domain!r} has tensors with {sorted(sizes)} samples; wanted one number > 0")
+        for t in _tensors(samples):
+            if t.is_floating_point() and not torch.isfinite(t).all():
+                raise DataError(
+                    f"batch {i} of {domain!r} holds NaN or infinite numbers; look at its images or at their transform"
+                )
+        seen += 1
+        yield samples
+    if not seen:
+        raise DataError(f"the domain {domain!r} yielded no batch; is its folder empty, or its iterator used up?")
+
+
+def _tensors(samples: Samples) -> list[Tensor]:
+    inputs = [samples.inputs] if isinstance(samples.inputs, Tensor) else list(samples.inputs.values())
+    return inputs + ([] if samples.y is None else [samples.y])
+
+
+def _describe(batch: Any) -> str:
+    if isinstance(batch, (tuple, list)):
+        return f"a {type(batch).__name__} of " + ", ".join(type(item).__name__ for item in batch[:4])
+    if isinstance(batch, Mapping):
+        return "a dictionary with " + ", ".join(f"{k}: {type(v).__name__}" for k, v in list(batch.items())[:4])
+    return f"a {type(batch).__name__}"

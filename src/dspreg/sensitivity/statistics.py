@@ -1,0 +1,120 @@
+"""How sensitivities differ between domains: mean s̄, variance v and coefficient of variation c.
+
+    s̄_k = 1/D Σ_d s_k^(d)        v_k = 1/D Σ_d (s_k^(d) − s̄_k)²        c_k = √v_k / (s̄_k + ε)
+
+See "Domain-Invariance Quantification" in the paper. Everything is computed in float64. Roots are kept instead of
+squares: s is a squared gradient already, and the square of s would leave even float64's range for small ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from dspreg.vectors import ParamVector
+
+
+class Moments:
+    """A running weighted mean and the root of the weighted sum of squared deviations, √Σ w (x − mean)².
+
+    Two vectors, however many are added.
+    """
+
+    def __init__(self, vectors: Iterable[ParamVector] = ()):
+        self.mean = ParamVector()
+        self.root = ParamVector()
+        self.weight = 0.0
+        self.count = 0
+        for vector in vectors:
+            self.add(vector)
+
+    def add(self, vector: ParamVector, weight: float = 1.0) -> None:
+        vector = vector.to(torch.float64)
+        before, self.weight = self.weight, self.weight + weight
+        self.count += 1
+        if self.count == 1:
+            self.mean, self.root = vector, vector.map(torch.zeros_like)
+            return
+        step, spread = weight / self.weight, math.sqrt(weight * before / self.weight)
+        change = vector.map(torch.sub, self.mean)
+        self.root = self.root.map(lambda r, d: torch.hypot(r, d * spread), change)
+        self.mean = self.mean + change * step
+
+    def scaled(self, factor: ParamVector | float) -> Moments:
+        """The moments of vector·factor."""
+        other = Moments()
+        other.mean, other.root = self.mean * factor, self.root * factor
+        other.weight, other.count = self.weight, self.count
+        return other
+
+    @property
+    def deviation(self) -> ParamVector:
+        """√v: the population standard deviation."""
+        return self.root / math.sqrt(self.weight)
+
+    @property
+    def standard_error(self) -> ParamVector:
+        """Of the mean, when the vectors are means of `weight` independent samples each. Needs two vectors."""
+        return self.root / math.sqrt(self.weight * (self.count - 1))
+
+
+def coefficient_of_variation(per_domain: Sequence[ParamVector], eps: float = 0.0) -> ParamVector:
+    """c of sensitivities, one vector per domain: 0 where all domains agree, at most √(D−1).
+
+    The variance is the population's. A parameter that no domain is sensitive to has c = 0 (0/0 := 0).
+    """
+    return dispersion(Moments(per_domain), eps)
+
+
+def dispersion(across: Moments, eps: float = 0.0) -> ParamVector:
+    """c from the moments across domains."""
+    bound = math.sqrt(max(across.count - 1, 0))
+    return across.deviation.map(lambda d, m: ratio(d, m, eps).clamp(max=bound), across.mean)
+
+
+def debiased(across: Moments, noise: ParamVector, eps: float = 0.0) -> ParamVector:
+    """c without the share that sampling noise alone would give.
+
+        √max(0, v − (1 − 1/D) · mean_d SE_d²) / (s̄ + ε)
+
+    Args:
+        across: Moments across the D domains.
+        noise: √mean_d SE_d², the typical standard error of a domain's sensitivity.
+    """
+    factor = 1 - 1 / across.count
+
+    def one(deviation: Tensor, mean: Tensor, error: Tensor) -> Tensor:
+        return (ratio(deviation, mean, eps).square() - factor * ratio(error, mean, eps).square()).clamp(min=0).sqrt()
+
+    return across.deviation.map(one, across.mean, noise)
+
+
+def ratio(a: Tensor, b: Tensor, eps: float) -> Tensor:
+    """a / (b + eps), and 0 where that is 0/0."""
+    below = b + eps
+    return torch.where(below > 0, a / torch.where(below > 0, below, 1.0), 0.0)
+
+
+def root_mean_square(vectors: Sequence[ParamVector]) -> ParamVector:
+    """√(1/D Σ_d v_d²), without leaving the range on the way."""
+    total = vectors[0]
+    for vector in vectors[1:]:
+        total = total.map(torch.hypot, vector)
+    return total.map(torch.abs) / math.sqrt(len(vectors))
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> float:
+    """Spearman's: Pearson's correlation of the ranks, ties sharing their mean rank. NaN if one side is constant."""
+    x, y = _ranks(a), _ranks(b)
+    x, y = x - x.mean(), y - y.mean()
+    return float(x @ y / (x.norm() * y.norm()))
+
+
+def _ranks(values: Tensor) -> Tensor:
+    _, inverse, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    last = torch.cumsum(counts, 0).double()
+    ranks: Tensor = last - (counts - 1) / 2
+    return ranks[inverse]

@@ -1,0 +1,61 @@
+"""Var(θ_k), which scales sensitivities: a number, a vector, or what training itself has shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from dspreg.errors import ConfigError
+from dspreg.sensitivity.statistics import Moments
+from dspreg.vectors import ParamVector, theta
+
+
+class RunningVariance:
+    """The variance of each parameter along training, for `measure(variance=…)`.
+
+    ```python
+    seen = dspreg.RunningVariance(model)
+    for batch in loader:
+        ...
+        optimizer.step()
+        seen.update()
+    dspreg.measure(model, domains, variance=seen)
+    ```
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self._moments = Moments()
+
+    def update(self) -> None:
+        """Take in the parameters as they are now."""
+        self._moments.add(theta(self.model))
+
+    def vector(self) -> ParamVector:
+        """1/n Σ_t (θ_t − θ̄)², float64."""
+        if self._moments.count < 2:
+            raise ConfigError(f"a variance of {self._moments.count} points; call update() after each optimizer.step()")
+        return self._moments.deviation.square()
+
+
+Variance = float | Mapping[str, Tensor] | RunningVariance
+
+
+def variance_of(given: Variance, names: Iterable[str]) -> ParamVector | float:
+    """`given` as something a `ParamVector` can be multiplied by."""
+    if isinstance(given, RunningVariance):
+        given = given.vector()
+    if not isinstance(given, Mapping):
+        if not 0 < given < float("inf"):
+            raise ConfigError(f"variance={given}; wanted a positive number, a vector by name, or a RunningVariance")
+        return float(given)
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise ConfigError(f"variance has no entry for {missing[0]!r} (and {len(missing) - 1} more)")
+    vector = ParamVector((n, given[n].to(torch.float64)) for n in names)
+    for name, value in vector.items():
+        if not (torch.isfinite(value) & (value >= 0)).all():
+            raise ConfigError(f"variance of {name!r} has negative or non-finite entries")
+    return vector
