@@ -164,6 +164,11 @@ def engine_named(text: str) -> Engine:
         ) from None
 
 
+def kind_of(engine: Engine) -> Callable[..., Penalised]:
+    """The function of this module behind an engine."""
+    return engine.func if isinstance(engine, partial) else engine
+
+
 def inner_of(engine: Engine) -> Engine:
     """The engine whose penalty part counts: the inner one of a lazy engine, else itself."""
     if isinstance(engine, partial) and engine.func is lazy:

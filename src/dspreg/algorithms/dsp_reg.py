@@ -14,7 +14,7 @@ from torch import Tensor
 from dspreg.algorithms.base import Algorithm, Direction, Log, Objective
 from dspreg.batches import Batch
 from dspreg.errors import ConfigError, Notice
-from dspreg.penalty import Memory, Penalised, Step, engine_named, inner_of, momentum
+from dspreg.penalty import Memory, Penalised, Step, engine_named, inner_of, kind_of, momentum
 from dspreg.priors import Choice, LogUniform
 from dspreg.randomness import generator
 from dspreg.sensitivity import Meter
@@ -203,7 +203,7 @@ class DSPReg(Algorithm):
             )
         elif ratio > 1:
             self._notice("the penalty's gradient is larger than the loss's; a smaller weight may be meant")
-        elif ratio < 1e-3 and (mean or inner is not momentum):
+        elif ratio < 1e-3 and (mean or kind_of(inner) is not momentum):
             self._notice("the penalty's gradient is less than a thousandth of the loss's; it changes next to nothing")
 
     def _notice(self, text: str) -> None:

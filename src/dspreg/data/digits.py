@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = NDArray[np.float64]  # between 0 and 1
+Range = tuple[float, float]
 
 SIDE = 28
 CANVAS = 4 * SIDE  # glyphs are drawn and turned at four times the size, then shrunk: smooth edges
@@ -49,10 +50,9 @@ class Digits(DomainDataset):
         - print: serif digits, dark on light paper, slightly turned and blurred
         - sign: bold sans-serif digits, one strong colour on another, turned, of many sizes
 
-    The last three have 1,000 images each, 100 per class. All is computed from what scikit-learn
-    (the UCI test set "Optical Recognition of Handwritten Digits") and matplotlib (fonts) bring along.
-    The same installation always makes the same bytes; another version of FreeType or Pillow may
-    round some pixels differently.
+    The last three have 1,000 images each, 100 per class. Nothing is downloaded: handwriting is the UCI test set
+    "Optical Recognition of Handwritten Digits" within scikit-learn, fonts are matplotlib's. One installation always
+    makes the same bytes; another version of Pillow (with FreeType) or NumPy may make slightly different ones.
     """
 
     name = "digits"
@@ -128,13 +128,7 @@ def _colour(rng: np.random.Generator) -> Pixels:
 
 
 def _ink(
-    glyph: Image,
-    rng: np.random.Generator,
-    *,
-    height: tuple[float, float],
-    angle: float,
-    shift: float,
-    blur: tuple[float, float] = (0, 0),
+    glyph: Image, rng: np.random.Generator, *, height: Range, angle: float, shift: float, blur: Range = (0, 0)
 ) -> Pixels:
     """How much of each pixel (28, 28) the glyph covers, after a random size, turn, shift and blur.
 
@@ -150,10 +144,10 @@ def _ink(
 
     scale = TALL / (CANVAS / SIDE) / rng.uniform(*height)
     turn = np.deg2rad(rng.uniform(-angle, angle))
-    back = scale * np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+    inverse = scale * np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
     # Pillow asks where in the glyph each point of the result comes from.
-    origin = CANVAS / 2 - back @ (CANVAS / 2 + rng.uniform(-shift, shift, 2) * (CANVAS / SIDE))
-    affine = (*back[0], origin[0], *back[1], origin[1])
+    origin = CANVAS / 2 - inverse @ (CANVAS / 2 + rng.uniform(-shift, shift, 2) * (CANVAS / SIDE))
+    affine = (*inverse[0], origin[0], *inverse[1], origin[1])
     moved = glyph.transform(glyph.size, Image.Transform.AFFINE, affine, Image.Resampling.BILINEAR)
     soft = moved.filter(ImageFilter.GaussianBlur(rng.uniform(*blur)))
     return np.asarray(soft.resize((SIDE, SIDE), Image.Resampling.BOX)) / 255
@@ -170,8 +164,8 @@ def _glyph(digit: int, font: str, stroke: int = 0) -> Image:
     face = ImageFont.truetype(file, 100 * TALL / (bottom - top))
     left, top, right, bottom = face.getbbox(str(digit))
     image = Image.new("L", (CANVAS, CANVAS))
-    corner = ((CANVAS - left - right) / 2, (CANVAS - top - bottom) / 2)
-    ImageDraw.Draw(image).text(corner, str(digit), fill=255, font=face, stroke_width=stroke)
+    middle = (CANVAS - left - right) / 2, (CANVAS - top - bottom) / 2
+    ImageDraw.Draw(image).text(middle, str(digit), fill=255, font=face, stroke_width=stroke)
     return image
 
 

@@ -12,12 +12,13 @@ from dspreg.networks.network import Featurizer
 class SmallCNN(Featurizer):
     """Three convolutions with group norm for images of about 28 pixels.
 
-    Group norm, because batch norm mixes the samples of a batch while it trains, and with them the domains.
+    Group norm, because batch norm mixes the samples of a batch while it trains, and with them the domains. Pooled to
+    3 × 3 places and not to one: where a stroke lies tells a 6 from a 9.
     """
 
     def __init__(self, channels: int = 3, width: int = 64, dropout: float = 0.0):
         super().__init__()
-        self.width = width
+        self.width = 9 * width
         self.layers = nn.Sequential(
             nn.Conv2d(channels, width // 4, 3, padding=1),
             nn.GroupNorm(4, width // 4),
@@ -28,7 +29,7 @@ class SmallCNN(Featurizer):
             nn.Conv2d(width // 2, width, 3, stride=2, padding=1),
             nn.GroupNorm(8, width),
             nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
+            nn.AdaptiveAvgPool2d(3),
             nn.Flatten(),
             nn.Dropout(dropout),
         )

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dspreg.errors import DataError
 from dspreg.sensitivity.samples import Inputs, Network, Samples
@@ -111,7 +112,10 @@ def persample(
         part = slice(start, start + size)
         inputs = samples.take(part).inputs
         for a in range(num_readings):
-            for name, g in gradients(point, inputs, y[part], a).items():
+            # no_grad: parameters that are not measured would keep a graph alive. Fused attention cannot be vectorised.
+            with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+                each = gradients(point, inputs, y[part], a)
+            for name, g in each.items():
                 total[name] += torch.tensordot(groups[:, part], g.double().square(), 1)
     return ParamVector(total)
 

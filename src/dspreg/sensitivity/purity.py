@@ -52,9 +52,15 @@ def require_separate_samples(f: Network, samples: Samples) -> None:
             "the network is random in evaluation mode: the same samples gave two different outputs. "
             "Use nn.Dropout, which eval() switches off, instead of F.dropout(x) or torch.rand in forward"
         )
-    alone = torch.cat([few.take(slice(i, i + 1)).outputs(f) for i in range(len(few))])
-    if (alone - together).abs().amax() > tolerance * scale:
-        mixing = [n for n, m in f.named_modules() if _mixes(m)] if isinstance(f, nn.Module) else []
+    mixing = [n for n, m in f.named_modules() if _mixes(m)] if isinstance(f, nn.Module) else []
+    try:
+        alone = torch.cat([few.take(slice(i, i + 1)).outputs(f) for i in range(len(few))])
+        mixed = bool((alone - together).abs().amax() > tolerance * scale)
+    except ValueError:  # batch norm refuses a single sample where it would have to normalise by it
+        mixed = bool(mixing)
+        if not mixed:
+            raise
+    if mixed:
         raise DataError(
             "the network mixes samples: its output for one sample changes with the others in the batch, so "
             "per-sample sensitivities have no meaning. "

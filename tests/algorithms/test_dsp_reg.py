@@ -1,0 +1,399 @@
+"""DSP-Reg: when c is measured and on what, its variants, the penalty over gradient layers, the records."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from reference.penalty import Flat
+
+import dspreg
+from dspreg import ConfigError, Notice, ParamVector
+from dspreg.algorithms import ERM, SAM, Algorithm, DSPReg, Task, parse
+from dspreg.data import Digits
+from dspreg.data.splits import split, steps_per_epoch
+from dspreg.networks import TinyMLP
+from dspreg.testing import ready, toy_batches, toy_task
+from dspreg.training import train_step
+from dspreg.vectors import theta
+
+
+def steps(stack, n, start=0, **options):
+    return [train_step(stack, toy_batches(t), **options) for t in range(start, start + n)]
+
+
+def weights(stack):
+    return torch.cat([p.detach().reshape(-1) for p in stack.net.parameters()])
+
+
+# When.
+
+
+def refreshes(sizes, images, until, **options):
+    """The steps before which c is measured, asked of the layer step by step."""
+    task = Task(7, ("a", "b", "c"), steps_per_epoch(sizes, images), lambda: TinyMLP(5))
+    layer = DSPReg(**options)
+    layer.setup(task, lambda p: torch.optim.SGD(p, 0.1))
+    return [t for t in range(until) if layer.due(t)]
+
+
+PACS_SOURCES = [len(split(n, 0, i)[0]) for i, n in enumerate((2048, 2344, 1670))]  # art, cartoon, photo
+
+
+@pytest.mark.parametrize(
+    ("epochs", "expected"),
+    [
+        (1, [0, 50, 100, 150, 200, 250, 300, 350]),
+        (2, [50, 150, 250, 350]),
+        (3, [100, 250]),
+        (4, [150, 350]),
+    ],
+)
+def test_pacs_to_sketch_refreshes_before_these_steps(epochs, expected):
+    assert PACS_SOURCES == [1639, 1876, 1336]
+    assert refreshes(PACS_SOURCES, 96, 400, refresh_epochs=epochs) == expected
+
+
+def test_digits_refreshes_before_these_steps():
+    sizes = [len(split(len(Digits().arrays(d)[1]), 0, i)[0]) for i, d in enumerate(("handwritten", "outline", "print"))]
+    assert sizes == [1438, 800, 800]
+    assert steps_per_epoch(sizes, 96) == 31
+    assert refreshes(sizes, 96, 200) == [31, 93, 155]
+
+
+def test_refresh_steps_and_the_other_schedules():
+    assert refreshes(PACS_SOURCES, 96, 100, refresh_steps=30) == [30, 60, 90]
+    assert refreshes(PACS_SOURCES, 96, 400, coefficients="static") == [0]
+    assert refreshes(PACS_SOURCES, 96, 400, coefficients="ones") == []
+    for kind in ("mean", "shuffled", "hard"):
+        assert refreshes(PACS_SOURCES, 96, 400, coefficients=kind) == [50, 150, 250, 350]
+
+
+def test_an_epoch_has_at_least_one_step():
+    assert refreshes([10, 10], 96, 5) == [1, 3]
+
+
+def test_under_fish_c_is_measured_once_a_step():
+    asked = []
+    task = toy_task()
+    counting = Task(3, task.domains, 2, task.backbone, task.key, lambda t, n: (asked.append(t), task.samples(t, n))[1])
+    steps(ready(parse("DSPReg+Fish"), counting), 7)
+    assert asked == [2, 6]
+
+
+# What c is.
+
+
+def at_refresh(coefficients="dynamic", **options):
+    """A stack just after its refresh at step 2, before anything else has moved."""
+    stack = ready(DSPReg(coefficients=coefficients, weight=1e-3, **options))
+    steps(stack, 2)
+    before = {n: t.clone() for n, t in stack.net.state_dict().items()}
+    stack.c = stack.arranged(stack.measured_c())
+    assert all(torch.equal(t, before[n]) for n, t in stack.net.state_dict().items())
+    return stack
+
+
+def test_c_is_that_of_measure_on_the_same_samples():
+    stack = at_refresh()
+    samples = {d: [(b.x, b.y) for b in batches] for d, batches in toy_task().samples(2, 4).items()}
+    expected = dspreg.measure(stack.net, samples).c
+    for n in expected:
+        assert torch.allclose(stack.c[n], expected[n], rtol=1e-10)
+        assert not stack.c[n].requires_grad
+    assert float(stack.c.flat().std()) > 0.05
+
+
+def test_measuring_sees_the_whole_stack():
+    """A layer above DSPReg that changes `predict` is measured too."""
+
+    class Doubled(Algorithm):
+        def predict(self, x):
+            return 2 * self.base.predict(x)
+
+    plain, doubled = (ready(stack, toy_task(dropout=0.0)) for stack in (DSPReg(), Doubled(DSPReg())))
+    s = []
+    for stack in (plain, doubled.base):
+        batch = toy_task().samples(0, 1)["domain 0"][0]
+        x = batch.x.clone().requires_grad_()
+        s.append(torch.autograd.grad(stack.stack.top.measured(batch)(x).sum(), x)[0])
+    assert torch.allclose(s[1], 2 * s[0])
+
+
+def test_c_starts_at_one_except_static():
+    dynamic, static = ready(DSPReg()), ready(DSPReg(coefficients="static"))
+    steps(dynamic, 1)
+    steps(static, 1)
+    assert set(dynamic.c.flat().tolist()) == {1.0}
+    assert float(static.c.flat().std()) > 0.05
+    measured = static.c
+    steps(static, 5, start=1)
+    assert all(torch.equal(static.c[n], t) for n, t in measured.items())
+
+
+def test_mean_is_one_number_the_mean_over_all_parameters():
+    expected = float(at_refresh().c.flat().mean())
+    values = at_refresh("mean").c.flat()
+    assert torch.allclose(values, torch.full_like(values, expected), rtol=1e-12)
+
+
+def test_shuffled_permutes_within_each_tensor_and_anew_at_each_refresh():
+    c, shuffled = at_refresh().c, at_refresh("shuffled").c
+    for n in c:
+        assert torch.equal(c[n].reshape(-1).sort()[0], shuffled[n].reshape(-1).sort()[0])
+    assert not torch.equal(c["featurizer.layers.0.weight"], shuffled["featurizer.layers.0.weight"])
+    assert torch.equal(shuffled.flat(), at_refresh("shuffled").c.flat())  # keyed
+    stack = at_refresh("shuffled")
+    fixed = ParamVector((n, torch.arange(t.numel(), dtype=t.dtype).view_as(t)) for n, t in c.items())
+    one = stack.arranged(fixed)
+    stack.stack.steps += 1
+    assert not torch.equal(one.flat(), stack.arranged(fixed).flat())
+
+
+def test_hard_is_one_at_and_above_the_global_quantile():
+    c, hard = at_refresh().c.flat(), at_refresh("hard", quantile=0.75).c.flat()
+    threshold = c.sort()[0][int(0.75 * (len(c) - 1)) :].min()
+    assert set(hard.tolist()) == {0.0, 1.0}
+    assert hard.mean() == pytest.approx(0.25, abs=0.02)
+    assert c[hard == 1].min() > c[hard == 0].max()
+    assert threshold <= c[hard == 1].min()
+
+
+def test_excluded_parameters_have_no_coefficient():
+    stack = ready(DSPReg(exclude=["classifier.*"]))
+    steps(stack, 4)
+    assert not any(c.requires_grad for c in stack.c.values())
+    assert list(stack.c) == ["featurizer.layers.0.weight", "featurizer.layers.0.bias"]
+
+
+def test_no_grad_no_noise_parameters_that_do_not_reach_the_logits_have_c_zero():
+    stack = ready(DSPReg(refresh_epochs=1))
+    stack.net.register_parameter("idle", torch.nn.Parameter(torch.ones(3, dtype=torch.float64)))
+    steps(stack, 1)
+    assert stack.c["idle"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("options", [{"estimator": "signed", "draws": 2}, {"of": "fisher"}, {"of": "output"}])
+def test_other_estimators_and_quantities(options):
+    stack = ready(DSPReg(refresh_epochs=1, **options))
+    steps(stack, 1)
+    assert 0 < float(stack.c.flat().mean()) < 2**0.5
+
+
+# The penalty.
+
+
+def test_weight_zero_is_erm_to_the_bit_and_measures_nothing():
+    task = toy_task()
+    silent = Task(3, task.domains, 2, task.backbone, task.key)  # its `samples` raises
+    zero, erm = ready(DSPReg(weight=0.0), silent), ready(ERM(), silent)
+    assert steps(zero, 8, record=True) == steps(erm, 8, record=True)
+    assert torch.equal(weights(zero), weights(erm))
+    assert not torch.equal(weights(erm), weights(_after(DSPReg(weight=0.1), 8)))
+
+
+def _after(layer, n):
+    stack = ready(layer)
+    steps(stack, n)
+    return stack
+
+
+def test_warmup_is_erm_until_it_ends():
+    late, erm, full = ready(DSPReg(weight=0.1, warmup=3)), ready(ERM()), ready(DSPReg(weight=0.1))
+    for stack in (late, erm, full):
+        steps(stack, 3)
+    assert torch.equal(weights(late), weights(erm))
+    assert not torch.equal(weights(full), weights(erm))
+    for stack in (late, erm):
+        steps(stack, 1, start=3)
+    assert not torch.equal(weights(late), weights(erm))
+
+
+def flat_problem(stack, batches):
+    """The toy objective, without dropout, as a function of one flat vector."""
+
+    def loss(params):
+        x, y = torch.cat([b.x for b in batches]), torch.cat([b.y for b in batches])
+        return F.cross_entropy(torch.func.functional_call(stack.net, params, x), y)
+
+    return Flat(stack.net, loss)
+
+
+def sam(gradient, theta, rho):
+    g = gradient(theta)
+    return gradient(theta + rho * g / g.norm())
+
+
+@pytest.mark.parametrize(
+    "engine", ["exact", "lookahead", "lookahead(radius=1e-3)", "central", "lazy(1, exact)", "lazy(1)"]
+)
+def test_over_sam_each_engine_is_its_documented_formula(engine):
+    """G is SAM's gradient arrow. exact: SAM of L + λR. The others: their formula with G in place of g."""
+    weight, rho = 0.05, 0.1
+    stack = ready(parse(f"SAM(rho={rho})+DSPReg(weight={weight}, engine={engine!r})"), toy_task(dropout=0.0))
+    batches = toy_batches(0)
+    flat = flat_problem(stack, batches)
+    torch.manual_seed(3)
+    c = torch.rand_like(flat.theta)
+    stack.c = ParamVector(flat.split(c))
+
+    def plain(theta):
+        return sam(flat.gradient, theta, rho)
+
+    def penalised(theta):
+        return sam(lambda t: flat.penalised(t, c, weight), theta, rho)
+
+    g = plain(flat.theta)
+    h = 1e-2 / (c * g).norm()
+    expected = {
+        "exact": penalised(flat.theta),
+        "lookahead": plain(flat.theta + 2 * weight * c * g),
+        "lookahead(radius=1e-3)": g + 2 * weight / 1e-3 * (plain(flat.theta + 1e-3 * c * g) - g),
+        "central": g + weight / h * (plain(flat.theta + h * c * g) - plain(flat.theta - h * c * g)),
+        "lazy(1, exact)": penalised(flat.theta),
+        "lazy(1)": plain(flat.theta + 2 * weight * c * g),
+    }[engine]
+
+    with stack.stepping(record=False):
+        _, got = stack.gradient(lambda b: stack.loss(stack(b)), batches)
+    got = ParamVector((n, got[n]) for n in flat.names).flat()
+    part = expected - g
+    assert float((got - g - part).norm() / part.norm()) < 1e-9
+    assert float(part.norm() / g.norm()) > 1e-3
+
+
+def test_over_sam_momentum_displaces_along_its_mean():
+    stack = ready(parse("SAM(rho=0.1)+DSPReg(weight=0.05, engine='momentum')"), toy_task(dropout=0.0))
+    flat = flat_problem(stack, toy_batches(0))
+    c = torch.rand_like(flat.theta)
+    stack.c = ParamVector(flat.split(c))
+    objective, seen = lambda b: stack.loss(stack(b)), []
+    for _ in range(3):
+        with stack.stepping(record=False):
+            seen.append(ParamVector((n, stack.gradient(objective, toy_batches(0))[1][n]) for n in flat.names).flat())
+    m = (0.9 * 0.1 * seen[0] + 0.1 * seen[1]) / (1 - 0.9**2)
+    expected = sam(flat.gradient, flat.theta + 0.1 * c * m, 0.1)
+    assert float((seen[2] - expected).norm() / (expected - seen[0]).norm()) < 1e-10
+
+
+@pytest.mark.parametrize(("engine", "same"), [("exact", True), ("lookahead", False)])
+def test_sam_around_dsp_reg_is_another_method_but_for_exact(engine, same):
+    """Both orders of exact are SAM of the penalised objective. A displaced SAM is not SAM of a displaced gradient."""
+    inside, outside = (f"DSPReg(weight=0.1, engine={engine!r})+SAM", f"SAM+DSPReg(weight=0.1, engine={engine!r})")
+    assert isinstance(parse(outside).base, SAM)
+    assert isinstance(parse(inside).base, DSPReg)
+    one, two = (weights(_after(parse(spec), 3)) for spec in (inside, outside))
+    assert torch.allclose(one, two, rtol=1e-9) is same
+
+
+def test_it_does_what_it_is_for():
+    """With the penalty, R = Σ c g² at the end of training is clearly smaller than without, at a loss still learned."""
+
+    def end(weight):
+        stack = ready(DSPReg(weight=weight, refresh_steps=20), toy_task(dropout=0.0))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Notice)
+            steps(stack, 119)
+            return steps(stack, 1, start=119, record=True)[0]
+
+    strong, weak = end(1.0), end(1e-8)
+    assert float(strong["DSPReg.R"]) < 0.5 * float(weak["DSPReg.R"])
+    assert float(strong["loss"]) < 1.0  # log 3 = 1.10 is chance
+
+
+# Records and notices.
+
+
+def test_a_record_holds_loss_penalty_share_and_c():
+    stack = ready(DSPReg(weight=0.05), toy_task(dropout=0.0))
+    steps(stack, 3)
+    flat = flat_problem(stack, toy_batches(3))
+    c = ParamVector((n, stack.c[n]) for n in flat.names).flat()
+    g = flat.gradient(flat.theta)
+    (log,) = steps(stack, 1, start=3, record=True)
+    part = flat.penalised(flat.theta, c, 0.05) - g
+    assert float(log["DSPReg.L"]) == pytest.approx(flat.loss(flat.theta).item(), rel=1e-12)
+    assert float(log["DSPReg.R"]) == pytest.approx(float(c @ g.square()), rel=1e-12)
+    assert float(log["DSPReg.ratio"]) == pytest.approx(float(part.norm() / g.norm()), rel=1e-9)
+    assert float(log["DSPReg.c_50"]) == pytest.approx(float(c.double().quantile(0.5)))
+    assert int(log["DSPReg.age"]) == 1
+    assert float(log["DSPReg.refresh_seconds"]) > 0
+    assert "DSPReg.R" not in steps(stack, 1, start=4)[0]
+
+
+@pytest.mark.parametrize("engine", ["exact", "lookahead", "momentum", "lazy(3)", "lazy(3, exact)"])
+def test_recording_does_not_move_training(engine):
+    watched, quiet = (ready(DSPReg(weight=0.05, engine=engine)) for _ in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        logs = steps(watched, 7, record=True)
+    steps(quiet, 7)
+    assert torch.equal(weights(watched), weights(quiet))
+    assert all(float(log["DSPReg.ratio"]) > 0 for log in logs[1:])
+
+
+def test_the_share_of_a_lazy_engine_is_that_of_its_inner_one():
+    shares = [
+        float(steps(_after(DSPReg(weight=1e-2, engine=e), 0), 1, record=True)[0]["DSPReg.ratio"])
+        for e in ("lookahead", "lazy(30)", "lazy(1)")
+    ]
+    assert shares[0] == shares[1] == shares[2] > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"), [(1e-6, "less than a thousandth"), (30.0, "larger than the loss's; a smaller weight")]
+)
+def test_odd_magnitudes_are_noticed_once(weight, message):
+    stack = ready(DSPReg(weight=weight))
+    with pytest.warns(Notice, match=message) as caught:
+        steps(stack, 3, record=True)
+    assert len(caught) == 1
+
+
+def test_momentum_without_a_fixed_point_is_noticed():
+    stack = ready(DSPReg(weight=10.0, engine="momentum"))
+    with pytest.warns(Notice, match="momentum' has no fixed point here"):
+        steps(stack, 12, record=True)
+
+
+def test_a_failed_step_leaves_the_running_mean_alone():
+    stack = ready(DSPReg(weight=0.01, engine="momentum"))
+    steps(stack, 2)
+    mean, t = stack._memory.mean.flat().clone(), stack.t
+
+    def interrupted():
+        with stack.stepping(record=False):
+            stack.gradient(lambda b: stack.loss(stack(b)), toy_batches(2))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert torch.equal(stack._memory.mean.flat(), mean)
+    assert stack._memory.seen == []
+    assert stack.t == t
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weight": -1.0}, "weight=-1.0; wanted a finite number"),
+        ({"coefficients": "random"}, "coefficients='random'; wanted one of 'dynamic'"),
+        ({"engine": "magic"}, "engine 'magic'"),
+        ({"estimator": "signed", "draws": 0}, "draws=0"),
+        ({"draws": 3}, "draws=3 are sign draws"),
+        ({"of": "loses"}, "of='loses'"),
+        ({"refresh_epochs": 0}, "refresh_epochs=0; wanted at least 1"),
+        ({"refresh_steps": 0}, "refresh_steps=0; wanted at least 1"),
+        ({"measure_batches": 0}, "measure_batches=0; wanted at least 1"),
+    ],
+)
+def test_wrong_options_are_refused_before_training(options, message):
+    with pytest.raises(ConfigError, match=message):
+        DSPReg(**options)
+
+
+def test_one_source_domain_is_refused():
+    stack = ready(DSPReg(refresh_epochs=1), toy_task(domains=1))
+    with pytest.raises(ConfigError, match="compares source domains and has 1; give it at least two"):
+        train_step(stack, toy_batches(0, domains=1))
+    assert theta(stack.net).numel() > 0

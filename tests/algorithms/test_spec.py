@@ -1,0 +1,167 @@
+"""Spec strings: what they stand for, and what is said when they stand for nothing."""
+
+import pytest
+
+from dspreg.algorithms import CORAL, ERM, SAM, Algorithm, DSPReg, Fish, GroupDRO, Mixup, describe, parse
+from dspreg.errors import ConfigError, DspregError
+
+
+def names(stack):
+    return [type(layer).__name__ for layer in stack.layers()]
+
+
+@pytest.mark.parametrize(
+    ("spec", "outermost_first"),
+    [
+        ("ERM", ["ERM"]),
+        ("CORAL", ["CORAL", "ERM"]),
+        ("ERM+CORAL", ["CORAL", "ERM"]),
+        ("CORAL+SAM", ["SAM", "CORAL", "ERM"]),
+        ("Mixup + CORAL(weight=2) + SAM()", ["SAM", "CORAL", "Mixup", "ERM"]),
+        ("  GroupDRO+DSPReg+Fish\n", ["Fish", "DSPReg", "GroupDRO", "ERM"]),
+        ("Mixup+(CORAL+SAM)", ["SAM", "CORAL", "Mixup", "ERM"]),
+    ],
+)
+def test_what_stands_later_is_around_what_stands_before(spec, outermost_first):
+    assert names(parse(spec)) == outermost_first
+
+
+def test_options_reach_their_layer():
+    stack = parse(
+        "CORAL(weight=-0.5)+DSPReg(weight=1e-2, refresh_epochs=3, only=['a.*', 'b'], engine='lazy(30, exact)')"
+    )
+    assert (stack.weight, stack.refresh_epochs, stack.only) == (0.01, 3, ["a.*", "b"])
+    assert stack.engine == "lazy(30, exact)"
+    assert stack.base.weight == -0.5
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "spec"),
+    [
+        (ERM(), "ERM"),
+        (CORAL(), "CORAL"),
+        (CORAL(ERM()), "CORAL"),
+        (CORAL(weight=1.0), "CORAL"),
+        (CORAL(weight=0.5), "CORAL(weight=0.5)"),
+        (SAM(CORAL(weight=1e-7)), "CORAL(weight=1e-07)+SAM"),
+        (CORAL(SAM(rho=0.1)), "SAM(rho=0.1)+CORAL"),
+        (Fish(GroupDRO(Mixup(alpha=0.3), eta=0.2)), "Mixup(alpha=0.3)+GroupDRO(eta=0.2)+Fish"),
+        (DSPReg(engine="lookahead(radius=2*weight)"), "DSPReg(engine='lookahead(radius=2*weight)')"),
+        (DSPReg(refresh_steps=5, weight=0.1), "DSPReg(weight=0.1, refresh_steps=5)"),
+        (DSPReg(exclude=["*.bias", "head.*"]), "DSPReg(exclude=['*.bias', 'head.*'])"),
+        (SAM(SAM()), "SAM+SAM"),
+    ],
+)
+def test_the_shortest_spec_and_back(algorithm, spec):
+    assert describe(algorithm) == spec
+    again = parse(spec)
+    assert names(again) == names(algorithm)
+    for one, other in zip(again.layers(), algorithm.layers(), strict=True):
+        for option in ("weight", "rho", "eta", "alpha", "engine", "refresh_steps", "exclude"):
+            assert getattr(one, option, None) == getattr(other, option, None)
+
+
+@pytest.mark.parametrize("spec", ["CORAL(weight=1)", 'DSPReg(engine="exact")', "ERM + SAM(rho=0.05)", "SAM()"])
+def test_longer_specs_get_shorter_and_stay_so(spec):
+    short = describe(parse(spec))
+    assert len(short) < len(spec)
+    assert describe(parse(short)) == short
+
+
+@pytest.fixture
+def my_methods(tmp_path, monkeypatch):
+    code = '''
+from dspreg import Algorithm
+from dspreg.errors import DspregError
+
+class LogitNorm(Algorithm):
+    """Keep logits small."""
+
+    def __init__(self, base=None, *, weight: float = 0.1, kind: str = "square", once: bool = False):
+        super().__init__(base)
+        self.weight, self.kind, self.once = weight, kind, once
+
+CONSTANT = 3
+'''
+    package = tmp_path / "spec_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for path in (tmp_path / "spec_methods.py", package / "deeper.py"):
+        path.write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("my_methods")
+@pytest.mark.parametrize("module", ["spec_methods", "spec_package.deeper"])
+def test_a_dotted_name_is_an_import_path(module):
+    spec = f"SAM+{module}.LogitNorm(weight=0.05, once=True)+DSPReg"
+    stack = parse(spec)
+    assert names(stack) == ["DSPReg", "LogitNorm", "SAM", "ERM"]
+    assert isinstance(stack.base, Algorithm)
+    assert stack.base.weight == 0.05
+    assert stack.base.once is True
+    assert describe(stack) == spec
+
+
+def test_our_own_import_paths_become_bare_names():
+    assert describe(parse("dspreg.algorithms.CORAL(weight=2)+dspreg.algorithms.sam.SAM")) == "CORAL(weight=2)+SAM"
+
+
+@pytest.mark.usefixtures("my_methods")
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("CORL", r"^unknown algorithm 'CORL'\. Did you mean 'CORAL'\? Known: CORAL, DSPReg, ERM, .*SAM\. "),
+        ("coral", r"Did you mean 'CORAL'\?"),
+        ("sam+CORAL", r"Did you mean 'SAM'\?"),
+        ("Xyz", r"^unknown algorithm 'Xyz'\. Known: .* use its import path, e\.g\. 'my_methods\.Xyz'$"),
+        ("Algorithm", r"^unknown algorithm 'Algorithm'"),
+        ("Task", r"^unknown algorithm 'Task'"),
+        ("CORAL(wieght=2)", r"^CORAL has no option 'wieght'\. Did you mean 'weight'\? It has: weight$"),
+        ("DSPReg(refresh=2)", r"Did you mean 'refresh_\w+'\? It has: weight, refresh_epochs, refresh_steps, "),
+        ("ERM(weight=1)", r"^ERM has no option 'weight'\. It has: none$"),
+        ("CORAL(base=1)", r"^CORAL has no option 'base'"),
+        ("CORAL(2)", r"^CORAL\(2\): options are given by name, and stacks as 'inner\+CORAL'$"),
+        ("SAM(CORAL())", r"options are given by name, and stacks as 'inner\+SAM'"),
+        ("CORAL(weight='2')", r"^CORAL: weight='2'; wanted a number, such as 1\.0$"),
+        ("CORAL(weight=True)", r"weight=True; wanted a number"),
+        ("CORAL(weight=None)", r"weight=None; wanted a number"),
+        ("CORAL(weight=[1])", r"weight=\[1\]; wanted a number"),
+        ("DSPReg(warmup=2.5)", r"^DSPReg: warmup=2\.5; wanted a whole number, such as 0$"),
+        ("DSPReg(engine=3)", r"^DSPReg: engine=3; wanted a quoted string, such as 'exact'$"),
+        ("DSPReg(engine=lookahead)", r"engine=lookahead is not a number, a quoted string or a list of those$"),
+        ("CORAL(weight=1/0)", r"^CORAL: weight=1 / 0 is not a number, a quoted string"),
+        ("CORAL(weight=open('x'))", r"is not a number, a quoted string"),
+        ("CORAL+ERM", r"^ERM is the bottom of every stack and goes first, or is left out$"),
+        ("ERM+ERM", r"^ERM is the bottom"),
+        ("CORAL(weight=", r"^the spec 'CORAL\(weight=' is not of the form 'A\(option=value\)\+B': "),
+        ("", r"^the spec '' is not of the form"),
+        ("CORAL+", r"^the spec 'CORAL\+' is not of the form"),
+        ("CORAL SAM", r"^the spec 'CORAL SAM' is not of the form"),
+        ("a = 1", r"is not of the form"),
+        ("CORAL-SAM", r"^'CORAL - SAM' is not the name of an algorithm$"),
+        ("CORAL+3", r"^'3' is not the name of an algorithm$"),
+        ("SAM()()", r"^'SAM\(\)\(\)' is not the name of an algorithm$"),
+        ("[CORAL][0]", r"is not the name of an algorithm$"),
+        ("spec_methods.LogitNrm", r"^'spec_methods\.LogitNrm': the module 'spec_methods' has no 'LogitNrm'$"),
+        ("spec_nothing.LogitNorm", r"no module 'spec_nothing'; is its folder on PYTHONPATH\?$"),
+        ("spec_methods.CONSTANT", r"^'spec_methods\.CONSTANT' is not a subclass of dspreg\.Algorithm$"),
+        ("spec_methods.DspregError", r"is not a subclass of dspreg\.Algorithm$"),
+        ("spec_methods.LogitNorm(kind=2)", r"kind=2; wanted a quoted string, such as 'square'$"),
+    ],
+)
+def test_errors_say_what_to_do(spec, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(spec)
+
+
+def test_a_wrong_spec_is_a_wrong_value_with_exit_code_2():
+    with pytest.raises(ValueError) as caught:
+        parse("CORL")
+    assert isinstance(caught.value, DspregError)
+    assert caught.value.exit_code == 2
+
+
+def test_constructors_have_the_last_word():
+    with pytest.raises(ConfigError, match="weight=-1; wanted a finite number"):
+        parse("DSPReg(weight=-1)")

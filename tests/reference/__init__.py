@@ -1,0 +1,1 @@
+"""Naive versions: loops and closed forms that share no code with what they test."""

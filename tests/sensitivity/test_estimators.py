@@ -1,0 +1,157 @@
+"""Estimators against the definition, on every kind of network `measure` promises to work on."""
+
+import warnings
+
+import problems
+import pytest
+import torch
+from reference.sensitivity import largest_difference, mean_squares, squared_means
+from torch import nn
+
+import dspreg
+from dspreg.sensitivity import estimators
+from dspreg.sensitivity.meter import Meter
+from dspreg.sensitivity.samples import Samples
+
+
+def measured(name, **options):
+    with warnings.catch_warnings():
+        if name == "lstm":  # torch.func cannot vectorise recurrent layers: the fallback is tested below
+            warnings.simplefilter("ignore", dspreg.Notice)
+        return dspreg.measure(problems.model(name), problems.domains(name), **options)
+
+
+@pytest.mark.parametrize("name", problems.MODELS)
+def test_persample_is_the_mean_of_squared_gradients(name):
+    profile = measured(name, null=False)
+    for domain, items in problems.domains(name).items():
+        expected = mean_squares(problems.model(name), items)
+        assert largest_difference(profile.s[domain], expected) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["mlp", "vit", "lstm", "tied", "partly frozen", "keywords"])
+def test_loop_is_the_mean_of_squared_gradients(name):
+    profile = measured(name, null=False, estimator="loop")
+    for domain, items in problems.domains(name).items():
+        assert largest_difference(profile.s[domain], mean_squares(problems.model(name), items)) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["mlp", "lite0", "vit", "lstm", "tied"])
+@pytest.mark.parametrize("estimator", ["loop", "persample"])
+def test_of_output_sums_the_squares_of_every_output(name, estimator):
+    profile = measured(name, null=False, estimator=estimator, of="output")
+    for domain, items in problems.domains(name).items():
+        assert largest_difference(profile.s[domain], mean_squares(problems.model(name), items, "output")) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet18", "vit", "lstm", "tied", "keywords"])
+def test_minibatch_is_the_square_of_the_mean_gradient(name):
+    profile = measured(name, null=False, estimator="minibatch")
+    for domain, items in problems.domains(name).items():
+        assert largest_difference(profile.s[domain], squared_means(problems.model(name), items)) < 1e-10
+
+
+def test_minibatch_is_another_and_smaller_quantity():
+    ours, other = (measured("mlp", null=False, estimator=e) for e in ("persample", "minibatch"))
+    assert float(other.mean.sum()) < 0.7 * float(ours.mean.sum())
+
+
+def test_recurrent_layers_fall_back_to_the_loop_with_a_notice():
+    with pytest.warns(dspreg.Notice, match="sample by sample: the same numbers"):
+        profile = dspreg.measure(problems.model("lstm"), problems.domains("lstm"), null=False)
+    assert profile.s["photo"]["lstm.weight_ih_l0"].abs().sum() > 0
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 1500, 10**9])
+def test_chunks_do_not_change_the_result(chunk_bytes):
+    net = problems.model("mlp").eval()
+    samples, groups = Samples(*problems.batch("mlp", 0, 7)), torch.full((1, 7), 1 / 7, dtype=torch.float64)
+    reading = estimators.readings(net, "loss")
+    params = dict(net.named_parameters())
+    expected = estimators.loop(reading, params, samples, groups)
+    got = estimators.persample(reading, params, samples, groups, net=net, chunk_bytes=chunk_bytes)
+    assert largest_difference(got, expected) < 1e-12
+
+
+@pytest.mark.parametrize("of", ["loss", "output"])
+def test_signed_converges_to_the_loop(of):
+    """The error of the mean over n draws falls as 1/√n: χ² has variance 2, so √(2/n) of s where samples are many."""
+    domains = problems.domains("mlp", batches=1, size=24)
+    model = problems.model("mlp")
+    exact = mean_squares(model, domains["photo"], of)
+    errors = []
+    for draws in (16, 256, 4096):
+        with pytest.warns(dspreg.Notice, match="one batch"):
+            signed = dspreg.measure(model, domains, estimator="signed", of=of, draws=draws, null=False).s["photo"]
+        relative = torch.cat([(signed[n] / exact[n] - 1).reshape(-1) for n in exact])
+        errors.append(float(relative.square().mean().sqrt()))
+        assert abs(float(relative.mean())) < 4 * (2 / draws) ** 0.5  # unbiased
+    assert errors[2] < (2 / 4096) ** 0.5 * 1.1
+    assert 2.5 < errors[0] / errors[1] < 6.5  # √16 = 4, from a few dozen correlated numbers
+    assert 2.5 < errors[1] / errors[2] < 6.5
+
+
+def test_fisher_draws_labels_from_the_network_and_tends_to_the_exact_fisher():
+    model, (x, _) = problems.model("mlp").eval(), problems.batch("mlp", 0, 4)
+    many = x.repeat_interleave(2000, 0)
+    domains = {"a": [many], "b": [many + 1]}
+    with pytest.warns(dspreg.Notice, match="one batch"):
+        fisher = dspreg.measure(model, domains, of="fisher", null=False).s["a"]
+    expected = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
+    for i in range(4):  # Σ_y p(y) (∂ log p(y))², all labels weighed by their probability
+        for y in range(problems.CLASSES):
+            log_p = model(x[i : i + 1]).log_softmax(1)[0, y]
+            gradients = torch.autograd.grad(log_p, list(model.parameters()))
+            for (n, _), g in zip(model.named_parameters(), gradients, strict=True):
+                expected[n] += log_p.exp().detach() * g**2 / 4
+    for n, e in expected.items():
+        assert (fisher[n] - e).abs().max() < 0.08 * e.max()
+
+
+def test_fisher_labels_are_the_same_for_every_estimator():
+    ours, loop = (measured("mlp", of="fisher", estimator=e, null=False) for e in ("persample", "loop"))
+    assert largest_difference(ours.s["photo"], loop.s["photo"]) < 1e-12
+
+
+def test_shared_weights_are_summed_before_squaring():
+    """f = w·x₁ + w·x₂ has ∂f = x₁ + x₂: squaring the two uses apart would give x₁² + x₂²."""
+
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+        def forward(self, x):
+            return (self.w * x[:, :1]) + (self.w * x[:, 1:])
+
+    x = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.float64)
+    domains = {"a": [x, x], "b": [2 * x, 2 * x]}
+    for estimator in ("loop", "persample"):
+        s = dspreg.measure(Shared(), domains, of="output", estimator=estimator).s
+        assert s["a"]["w"].item() == pytest.approx((9 + 4) / 2, rel=1e-14)
+        assert s["b"]["w"].item() == pytest.approx(4 * (9 + 4) / 2, rel=1e-14)
+
+
+def test_small_gradients_do_not_underflow():
+    """In float32 a gradient of 1e-25 has the square 0; c must not depend on the scale of the loss."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    domains = {d: [(torch.randn(8, 4) * k, torch.randint(2, (8,))) for _ in range(2)] for d, k in (("a", 1), ("b", 2))}
+
+    def scaled(factor):
+        def loss(out, y):
+            return torch.nn.functional.cross_entropy(out, y, reduction="none") * factor
+
+        return dspreg.measure(model, domains, loss=loss).c
+
+    ordinary, tiny, huge = scaled(1.0), scaled(1e-25), scaled(1e15)
+    assert ordinary["weight"].min() > 0.05
+    for other in (tiny, huge):
+        assert torch.allclose(other["weight"], ordinary["weight"], rtol=1e-5)
+
+
+def test_meter_names_the_parameter_whose_gradient_is_not_finite():
+    net = nn.Linear(2, 2).double()
+    x = torch.full((3, 2), 1e200, dtype=torch.float64)
+    with pytest.raises(dspreg.DataError, match=r"gradient of 'weight' is NaN or infinite"):
+        Meter(net, of="output").mean(net, Samples(x * 1e200 * 0 + 1e200))

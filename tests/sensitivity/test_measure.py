@@ -1,0 +1,271 @@
+"""What `measure` promises besides the number: no trace, clear refusals, any loader, a floor."""
+
+import random
+
+import numpy as np
+import problems
+import pytest
+import torch
+import torch.nn.functional as F
+from reference.sensitivity import largest_difference, mean_squares
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import dspreg
+
+
+def mlp_domains(count=3, batches=4, size=16, **changes):
+    return problems.domains("mlp", batches, size, count) | changes
+
+
+# No trace.
+
+
+@pytest.mark.parametrize("name", ["cnn", "vit", "lstm", "tied", "partly frozen"])
+@pytest.mark.parametrize("options", [{}, {"estimator": "signed", "of": "fisher"}, {"estimator": "minibatch"}])
+@pytest.mark.filterwarnings("ignore::dspreg.errors.Notice")
+def test_measuring_leaves_no_trace(name, options):
+    model = problems.model(name).train()
+    list(model.modules())[1].eval()  # a mixture of flags
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    handle = model.register_forward_hook(lambda *_: None)
+
+    def state():
+        tensors = {**model.state_dict(), **{f"grad {n}": p.grad for n, p in model.named_parameters()}}
+        flags = [m.training for m in model.modules()], [p.requires_grad for p in model.parameters()]
+        hooks = [(len(m._forward_hooks), len(m._backward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+        generators = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
+        return {n: t.clone() for n, t in tensors.items()}, flags, hooks, generators
+
+    before = state()
+    loaders = {
+        d: DataLoader(_Pairs(items), batch_size=None, shuffle=True) for d, items in problems.domains(name).items()
+    }
+    dspreg.measure(model, loaders, **options)
+    after = state()
+    assert before[1:] == after[1:]
+    assert all(torch.equal(t, after[0][n]) for n, t in before[0].items())
+    handle.remove()
+
+
+class _Pairs(list):
+    """A data set whose items are whole batches, read through torch's loader, which draws from the global generator."""
+
+
+def test_a_network_that_writes_to_its_buffers_is_put_back():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 3).double()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.linear(x)
+
+    model = Counting()
+    dspreg.measure(model, mlp_domains(2), estimator="loop")
+    assert model.calls.item() == 0
+
+
+def test_the_same_call_gives_the_same_bits_and_another_key_other_signs():
+    model, options = problems.model("mlp"), {"estimator": "signed", "draws": 3}
+    one, two = (dspreg.measure(model, mlp_domains(), **options) for _ in range(2))
+    other = dspreg.measure(model, mlp_domains(), **options, key=1)
+    assert all(torch.equal(one.c[n], two.c[n]) and torch.equal(one.null[n], two.null[n]) for n in one.c)
+    assert not torch.equal(one.c["0.weight"], other.c["0.weight"])
+
+
+# Loaders and options.
+
+
+def test_a_loader_may_yield_x_alone_lists_or_dictionaries():
+    model, pairs = problems.model("mlp"), mlp_domains(2)
+    expected = dspreg.measure(model, pairs, of="output").c["0.weight"]
+    for as_item in (
+        lambda x, y: x,
+        lambda x, y: [x],
+        lambda x, y: {"image": x, "label": y},
+        lambda x, y: {"pixels": x},
+    ):
+        given = {d: (as_item(x, y) for x, y in items) for d, items in pairs.items()}  # generators: iterated once
+        assert torch.equal(dspreg.measure(model, given, of="output").c["0.weight"], expected)
+
+
+def test_max_batches_and_own_loss():
+    model, domains = problems.model("mlp"), mlp_domains(2)
+    first = {d: items[:2] for d, items in domains.items()}
+    assert (
+        largest_difference(
+            dspreg.measure(model, domains, max_batches=2).s["photo"], mean_squares(model, first["photo"])
+        )
+        < 1e-10
+    )
+    doubled = dspreg.measure(model, domains, loss=lambda out, y: 2 * F.cross_entropy(out, y, reduction="none"))
+    plain = dspreg.measure(model, domains)
+    assert torch.allclose(doubled.s["photo"]["0.weight"], 4 * plain.s["photo"]["0.weight"], rtol=1e-12)
+    assert torch.allclose(doubled.c["0.weight"], plain.c["0.weight"], rtol=1e-12)
+
+
+def test_only_and_exclude_leave_the_other_parameters_out():
+    model, domains = problems.model("mlp"), mlp_domains(2)
+    full = dspreg.measure(model, domains)
+    part = dspreg.measure(model, domains, only="*.weight", exclude=["2.*"])
+    assert list(part.c) == ["0.weight"]
+    assert torch.equal(part.c["0.weight"], full.c["0.weight"])
+
+
+def test_variance_scales_s_and_cancels_in_c():
+    model, domains = problems.model("mlp"), mlp_domains(2)
+    variance = {n: torch.rand_like(p) + 0.1 for n, p in model.named_parameters()}
+    variance["2.bias"][0] = 0
+    plain, scaled = dspreg.measure(model, domains), dspreg.measure(model, domains, variance=variance)
+    tripled = dspreg.measure(model, domains, variance=3.0)
+    for n in plain.c:
+        assert torch.allclose(scaled.s["sketch"][n], plain.s["sketch"][n] * variance[n], rtol=1e-12)
+        assert torch.allclose(scaled.variance[n], plain.variance[n] * variance[n] ** 2, rtol=1e-12)
+        assert torch.equal(tripled.c[n], plain.c[n])
+    assert torch.equal(scaled.c["0.weight"], plain.c["0.weight"])
+    assert scaled.c["2.bias"][0] == 0  # a parameter that does not vary has no sensitivity
+    with_eps = dspreg.measure(model, domains, variance=variance, eps=0.1)
+    expected = scaled.variance["0.weight"].sqrt() / (scaled.mean["0.weight"] + 0.1)
+    assert torch.allclose(with_eps.c["0.weight"], expected, rtol=1e-10)
+
+
+def test_running_variance_is_the_variance_along_training():
+    model = problems.model("mlp")
+    seen, history = dspreg.RunningVariance(model), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(dspreg.ConfigError, match="call update"):
+        seen.vector()
+    for x, y in mlp_domains(2)["photo"]:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        seen.update()
+        history.append(model[0].weight.detach().clone().numpy())
+    np.testing.assert_allclose(seen.vector()["0.weight"], np.var(history, axis=0), rtol=1e-9)
+    scaled = dspreg.measure(model, mlp_domains(2), variance=seen)
+    plain = dspreg.measure(model, mlp_domains(2))
+    expected = plain.s["photo"]["0.weight"] * seen.vector()["0.weight"]
+    assert torch.allclose(scaled.s["photo"]["0.weight"], expected)
+
+
+def test_parameters_that_do_not_reach_the_output_have_no_sensitivity():
+    profile = dspreg.measure(problems.model("partly frozen"), problems.domains("partly frozen"))
+    assert sorted(profile.c) == ["head.bias", "head.weight", "unused.bias", "unused.weight"]
+    assert profile.c["unused.weight"].abs().sum() == 0
+    assert profile.s["photo"]["unused.weight"].abs().sum() == 0
+
+
+def test_float32_results_are_float32():
+    model = problems.model("mlp").float()
+    domains = {d: [(x.float(), y) for x, y in items] for d, items in mlp_domains(2).items()}
+    profile = dspreg.measure(model, domains)
+    assert {t.dtype for t in profile.c.values()} == {torch.float32}
+    exact = dspreg.measure(problems.model("mlp"), mlp_domains(2))
+    assert torch.allclose(profile.c["0.weight"].double(), exact.c["0.weight"], rtol=1e-4)
+
+
+# Refusals, each with a remedy.
+
+
+class Random(nn.Linear):
+    def forward(self, x):
+        return F.dropout(super().forward(x), 0.5)
+
+
+def mixing():
+    return nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, track_running_stats=False)).double()
+
+
+@pytest.mark.parametrize(
+    ("model", "domains", "options", "message"),
+    [
+        ("mlp", mlp_domains(1), {}, r"1 domain\(s\); wanted a mapping .* at least two"),
+        ("mlp", [1, 2], {}, "a list; wanted a mapping"),
+        ("mlp", mlp_domains(2, sketch=[]), {}, "'sketch' yielded no batch"),
+        ("mlp", mlp_domains(2, sketch=[(torch.zeros(0, 6), torch.zeros(0))]), {}, "wanted one number > 0"),
+        ("mlp", mlp_domains(2, sketch=["image.png"]), {}, "yielded a str; wanted"),
+        (
+            "mlp",
+            mlp_domains(2, sketch=[(torch.ones(4, 6).double(), torch.tensor([0, 1, 2, 3]))]),
+            {},
+            "labels run from 0 to 3",
+        ),
+        (
+            "mlp",
+            mlp_domains(2, sketch=[(torch.full((2, 6), torch.nan).double(), torch.tensor([0, 1]))]),
+            {},
+            "NaN or infinite",
+        ),
+        (
+            "mlp",
+            mlp_domains(2, sketch=[torch.ones(4, 6).double()]),
+            {},
+            "no labels, which of='loss' needs; use of='output'",
+        ),
+        ("mlp", mlp_domains(2), {"of": "logits"}, "of='logits'; wanted one of 'loss', 'output', 'fisher'"),
+        ("mlp", mlp_domains(2), {"estimator": "fast"}, "estimator='fast'; wanted one of"),
+        ("mlp", mlp_domains(2), {"draws": 4}, "draws=4 are sign draws of estimator='signed'"),
+        ("mlp", mlp_domains(2), {"estimator": "signed", "draws": 0}, "wanted at least 1"),
+        ("mlp", mlp_domains(2), {"eps": -1.0}, "eps=-1.0; wanted"),
+        ("mlp", mlp_domains(2), {"variance": 0.0}, "variance=0.0; wanted a positive number"),
+        ("mlp", mlp_domains(2), {"variance": {"0.weight": torch.ones(5, 6)}}, "variance has no entry for '0.bias'"),
+        ("mlp", mlp_domains(2), {"only": "layer4.*"}, "'layer4.*' matches no parameter; there are 0.weight"),
+        ("mlp", mlp_domains(2), {"exclude": "*"}, "leave no parameter"),
+        ("mlp", mlp_domains(2), {"loss": F.cross_entropy}, r"the loss returned shape \(\) .* reduction='none'"),
+        ("mlp", mlp_domains(2), {"loss": F.cross_entropy, "of": "output"}, "a loss was given, but of='output'"),
+        (mixing(), mlp_domains(2), {}, "mixes samples.*Batch norm without running statistics: 1"),
+        (Random(6, 3).double(), mlp_domains(2), {}, "random in evaluation mode"),
+        (nn.Linear(6, 3).double().requires_grad_(False), mlp_domains(2), {}, "has no trainable parameter"),
+        (
+            nn.Sequential(nn.Linear(6, 3).double(), nn.Flatten(0)),
+            mlp_domains(2),
+            {},
+            "wanted a leading batch dimension",
+        ),
+    ],
+)
+def test_refusals_say_what_to_do(model, domains, options, message):
+    model = problems.model(model) if isinstance(model, str) else model
+    with pytest.raises((dspreg.DataError, dspreg.ConfigError), match=f"(?s){message}"):
+        dspreg.measure(model, domains, **options)
+
+
+def test_batch_norm_with_running_statistics_is_welcome_also_in_training_mode():
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).double().train()
+    assert dspreg.measure(model, mlp_domains(2)).c["1.weight"].numel() == 5
+
+
+def test_single_samples_are_compared_with_a_mirrored_one():
+    singles = {d: [(x[:1], y[:1]) for x, y in items] for d, items in mlp_domains(2).items()}
+    assert dspreg.measure(problems.model("mlp"), singles).reliability is not None
+    with pytest.raises(dspreg.DataError, match="mixes samples"):
+        dspreg.measure(nn.Sequential(nn.Linear(6, 3), nn.LayerNorm(3), _OverBatch()).double(), singles)
+
+
+class _OverBatch(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+def test_one_batch_gives_c_but_neither_reliability_nor_a_debiased_c():
+    with pytest.warns(dspreg.Notice, match="one batch only of photo, sketch"):
+        profile = dspreg.measure(problems.model("mlp"), mlp_domains(2, batches=1))
+    assert profile.c_debiased is None
+    assert profile.reliability is None
+    assert profile.null is not None
+
+
+def test_progress_bar_names_the_domains(capsys):
+    dspreg.measure(problems.model("mlp"), mlp_domains(2), progress=True)
+    assert "measuring sketch" in capsys.readouterr().out
+
+
+def test_data_loaders_with_workers_are_read():
+    data = TensorDataset(*problems.batch("mlp", 0, 24))
+    loaders = {"a": DataLoader(data, 8), "b": DataLoader(data, 8, num_workers=1)}
+    profile = dspreg.measure(problems.model("mlp"), loaders)
+    assert float(profile.c.flat().max()) < 1e-12  # the same samples: no difference at all

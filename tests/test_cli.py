@@ -1,0 +1,115 @@
+"""The command line: what it prints, where, and the exit code it leaves."""
+
+import subprocess
+import sys
+
+import pytest
+
+import dspreg
+import dspreg.algorithms as index
+from dspreg.algorithms import Algorithm
+from dspreg.cli import main
+
+CLASSES = [
+    c for n in index.__all__ if isinstance(c := getattr(index, n), type) and issubclass(c, Algorithm) and c != Algorithm
+]
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
+
+
+def test_algorithms_are_listed_one_per_line(capsys):
+    assert main(["algorithms"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == sorted(c.__name__ for c in CLASSES)
+    assert len(lines) >= 7
+    for line, says in zip(lines, sorted((c.__name__, c.__doc__) for c in CLASSES), strict=True):
+        assert line.endswith(says[1].split("\n")[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "arrows"),
+    [("CORAL", "loss"), ("SAM", "gradient"), ("Fish", "update"), ("Mixup", "forward"), ("GroupDRO", "build, loss")],
+)
+def test_the_list_says_what_each_changes(capsys, name, arrows):
+    main(["algorithms"])
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith(name))
+    assert f"  {arrows}  " in line
+
+
+def test_one_algorithm_in_full(capsys):
+    assert main(["algorithms", "CORAL"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("CORAL: changes loss\n")
+    assert "mean_f (μ_i − μ_j)²" in out  # the formula
+    assert "weight = 1.0   drawn from LogUniform(low=-1, high=1, key='mmd_gamma'" in out
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_algorithm_has_a_page(capsys, cls):
+    assert main(["algorithms", cls.__name__]) == 0
+    assert cls.__doc__.split("\n")[0] in capsys.readouterr().out
+
+
+def test_an_algorithm_of_your_own(capsys, tmp_path, monkeypatch):
+    code = 'from dspreg import Algorithm\n\nclass Own(Algorithm):\n    """Does nothing at all."""\n'
+    (tmp_path / "methods_for_cli.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["algorithms", "methods_for_cli.Own"]) == 0
+    assert "Does nothing at all." in capsys.readouterr().out
+
+
+def test_a_misspelt_name_gets_the_nearest_one(capsys):
+    assert main(["algorithms", "CORL"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("dspreg: unknown algorithm 'CORL'. Did you mean 'CORAL'?")
+    assert "Traceback" not in printed.err
+
+
+def test_a_module_that_is_not_there(capsys):
+    assert main(["algorithms", "no_such_module.Own"]) == 2
+    assert "no module 'no_such_module'; is its folder on PYTHONPATH?" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"dspreg {dspreg.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["algoritms"], ["algorithms", "CORAL", "SAM"], ["--nope"]])
+def test_a_wrong_call_ends_with_usage_on_stderr(capsys, arguments):
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "usage: dspreg" in printed.err
+
+
+def test_help_ends_with_examples_that_keep_their_lines():
+    said = run("-m", "dspreg.cli", "--help")
+    assert said.returncode == 0
+    assert said.stderr == ""
+    examples = said.stdout.partition("examples:\n")[2].splitlines()
+    assert examples
+    assert all(line.startswith("  dspreg algorithms") for line in examples if line.strip())
+
+
+def test_exit_code_of_the_process():
+    said = run("-m", "dspreg.cli", "algorithms", "nothing.like.it")
+    assert said.returncode == 2
+    assert said.stdout == ""
+
+
+def test_help_starts_without_torch():
+    program = (
+        "import sys\nfrom dspreg.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n"
+        "    print([m for m in ('torch', 'pandas', 'matplotlib') if m in sys.modules])"
+    )
+    said = run("-c", program)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,209 @@
+"""Who may import whom: a file imports from its own row and the rows above it, never below."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import dspreg
+
+SOURCE = Path(dspreg.__file__).parent
+
+
+class Place(NamedTuple):
+    row: int
+    packages: frozenset[str] = frozenset()  # from outside, anywhere in the file
+    inside: frozenset[str] = frozenset()  # only inside functions or for type checkers: slow to import, or optional
+
+
+NUMPY = frozenset({"numpy"})
+TORCH = NUMPY | {"torch", "safetensors"}
+VISION = TORCH | {"torchvision"}
+SLOW = frozenset({"pandas", "matplotlib", "rich"})
+
+TABLE = {
+    "errors": Place(1, NUMPY),
+    "priors": Place(1, NUMPY),
+    "protocol": Place(1, NUMPY),
+    "store": Place(1, NUMPY),
+    "report": Place(1, NUMPY, SLOW),
+    "vectors": Place(2, TORCH),
+    "batches": Place(2, TORCH),
+    "randomness": Place(2, TORCH),
+    "penalty": Place(3, VISION),
+    "sensitivity": Place(3, VISION, SLOW),
+    "networks": Place(3, VISION | {"timm"}),
+    "data": Place(3, VISION | {"PIL", "sklearn"}, SLOW),
+    "algorithms": Place(4, TORCH),
+    "training": Place(5, TORCH, SLOW),
+    "testing": Place(5, TORCH),
+    "launch": Place(6, TORCH, SLOW | {"ray"}),
+    "cli": Place(7, frozenset({"jsonargparse", "rich"}), SLOW),
+    "__init__": Place(8),
+}
+DRAWS = {"sensitivity/figures.py", "report/figures.py"}  # may import matplotlib at the top
+INDEXES = {"__init__.py", "spec.py", "catalogue.py"}  # may import other algorithms
+UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}  # run code from files
+
+
+def imports(node, inside=False):
+    """Every import below `node` as a full dotted name, and whether it waits for a call or a type checker."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from ((alias.name, inside) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            start = "." * child.level + (child.module or "")
+            yield from ((f"{start}.{alias.name}", inside) for alias in child.names)
+        elif isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            yield from imports(ast.Module(child.body, []), True)
+            yield from imports(ast.Module(child.orelse, []), inside)
+        else:
+            yield from imports(child, inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+def faults(path, root):
+    """What is wrong with one file, in words."""
+    file = path.relative_to(root)
+    place = TABLE.get(file.parts[0].removesuffix(".py"))
+    if place is None:
+        return ["has no row: give it a place in TABLE"]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    wrong = []
+    for name, inside in imports(tree):
+        package, _, rest = name.partition(".")
+        if package in UNSAFE:
+            wrong.append(f"imports {package}, which runs code from files")
+        elif not package:
+            wrong.append(f"imports {name} relatively")
+        elif package == "dspreg":
+            wrong += _own(file, place, rest)
+        elif package not in sys.stdlib_module_names:
+            allowed = place.packages | (place.inside if inside else frozenset())
+            if package not in allowed and not (package == "matplotlib" and file.as_posix() in DRAWS):
+                wrong.append(f"imports {package}" + ("" if inside else " at the top"))
+    return wrong + [f"calls {call}" for call in _unsafe_calls(tree)]
+
+
+def _own(file, place, rest):
+    module = rest.split(".")[0]
+    if module == "__version__":
+        return []
+    if module not in TABLE:
+        return [f"imports {module or 'dspreg'!r} from the package and not from its home"]
+    if TABLE[module].row > place.row:
+        return [f"imports dspreg.{module} from a row below"]
+    is_an_algorithm = file.parts[0] == module == "algorithms" and file.name not in INDEXES
+    if is_an_algorithm and rest.split(".")[1:2] != ["base"]:
+        return [f"imports dspreg.{rest}; what two algorithms share goes one row up"]
+    return []
+
+
+def _unsafe_calls(tree):
+    called = {"eval", "exec", "__import__", "torch.load", "builtins.eval", "builtins.exec"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if ast.unparse(node.func) in called:
+                yield ast.unparse(node.func)
+            if any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords):
+                yield "with allow_pickle"
+        if isinstance(node, ast.ImportFrom) and node.module == "torch":
+            yield from ("torch.load" for alias in node.names if alias.name == "load")
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.relative_to(SOURCE).as_posix())
+def test_imports_keep_to_the_rows(path):
+    assert faults(path, SOURCE) == []
+
+
+def test_there_is_something_to_check():
+    assert len(FILES) > 30
+    assert sum(1 for path in FILES for _ in imports(ast.parse(path.read_text(encoding="utf-8")))) > 200
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "fault"),
+    [
+        ("priors.py", "import torch", "imports torch at the top"),
+        ("priors.py", "def f():\n    import torch", "imports torch"),
+        ("vectors.py", "from dspreg.networks import Network", "dspreg.networks from a row below"),
+        ("vectors.py", "def f():\n    from dspreg import penalty", "dspreg.penalty from a row below"),
+        ("data/pacs.py", "import dspreg.algorithms as a", "dspreg.algorithms from a row below"),
+        ("sensitivity/measure.py", "import pandas as pd", "imports pandas at the top"),
+        (
+            "sensitivity/measure.py",
+            "try:\n    import rich.progress\nexcept ImportError: ...",
+            "imports rich at the top",
+        ),
+        ("sensitivity/profile.py", "class A:\n    from matplotlib.figure import Figure", "imports matplotlib at"),
+        (
+            "sensitivity/profile.py",
+            "if TYPE_CHECKING:\n    x = 1\nelse:\n    import pandas",
+            "imports pandas at the top",
+        ),
+        ("sensitivity/figures.py", "import pandas", "imports pandas at the top"),
+        ("data/base.py", "def f():\n    import timm", "imports timm"),
+        ("algorithms/sam.py", "from dspreg.algorithms.coral import covariance", "share goes one row up"),
+        ("algorithms/sam.py", "from dspreg.algorithms import Fish", "share goes one row up"),
+        ("algorithms/sam.py", "from .base import Algorithm", "relatively"),
+        ("algorithms/sam.py", "from dspreg.training import train_step", "from a row below"),
+        ("penalty.py", "from dspreg import ERM", "not from its home"),
+        ("penalty.py", "import dspreg", "not from its home"),
+        ("new_idea.py", "", "has no row"),
+        ("new/idea.py", "", "has no row"),
+        ("training/loop.py", "import pickle", "imports pickle"),
+        ("training/loop.py", "import torch\nstate = torch.load('a.pt')", "calls torch.load"),
+        ("training/loop.py", "from torch import load", "calls torch.load"),
+        ("training/loop.py", "def f(text):\n    return eval(text)", "calls eval"),
+        ("training/loop.py", "exec('x = 1')", "calls exec"),
+        ("data/base.py", "import numpy as np\nnp.load('a.npy', allow_pickle=True)", "allow_pickle"),
+    ],
+)
+def test_the_check_finds_what_it_should(tmp_path, file, code, fault):
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(code, encoding="utf-8")
+    found = faults(path, tmp_path)
+    assert len(found) == 1
+    assert fault in found[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ("errors.py", "import json\nfrom collections.abc import Mapping"),
+        ("sensitivity/measure.py", "if TYPE_CHECKING:\n    import pandas as pd"),
+        ("sensitivity/measure.py", "class A:\n    def f(self):\n        from matplotlib.figure import Figure"),
+        ("sensitivity/figures.py", "from matplotlib.figure import Figure"),
+        ("networks/timm.py", "import timm"),
+        ("algorithms/sam.py", "from dspreg.algorithms.base import Algorithm\nfrom dspreg.vectors import displaced"),
+        ("algorithms/spec.py", "import dspreg.algorithms as index"),
+        ("cli.py", "import jsonargparse\nfrom dspreg import __version__\nfrom dspreg.training import train_step"),
+        ("training/loop.py", "net.eval()\nast.parse(text, mode='eval')\njson.load(file)"),
+    ],
+)
+def test_the_check_lets_pass_what_it_should(tmp_path, file, code):
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(code, encoding="utf-8")
+    assert faults(path, tmp_path) == []
+
+
+@pytest.mark.parametrize("module", ["dspreg", "dspreg.errors, dspreg.priors"])
+def test_importing_starts_without_torch(module):
+    program = f"import sys, {module}; print([m for m in ('torch', 'pandas', 'matplotlib') if m in sys.modules])"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
+
+
+def test_public_names_are_those_of_their_homes():
+    for name in dspreg.__all__:
+        assert getattr(dspreg, name) is not None
+        assert name in dir(dspreg)
+    with pytest.raises(AttributeError, match="module 'dspreg' has no attribute 'erm'"):
+        dspreg.erm  # noqa: B018
