@@ -30,6 +30,7 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/mypy
 
 bench: $(READY)  ## the tables behind the figures we quote
+	$(BIN)/python bench/exactness.py
 	$(BIN)/python bench/noise_floor.py
 
 wheel: $(READY)  ## build the wheel and try it in a clean environment outside the repository

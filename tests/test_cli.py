@@ -1,5 +1,6 @@
 """The command line: what it prints, where, and the exit code it leaves."""
 
+import runpy
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 
 import dspreg
 import dspreg.algorithms as index
+from dspreg import cli
 from dspreg.algorithms import Algorithm
 from dspreg.cli import main
 
@@ -99,10 +101,12 @@ def test_help_ends_with_examples_that_keep_their_lines():
     assert all(line.startswith("  dspreg algorithms") for line in examples if line.strip())
 
 
-def test_exit_code_of_the_process():
-    said = run("-m", "dspreg.cli", "algorithms", "nothing.like.it")
-    assert said.returncode == 2
-    assert said.stdout == ""
+def test_exit_code_of_the_process(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["dspreg", "algorithms", "no_such_module.Own"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(cli.__file__, run_name="__main__")
+    assert stop.value.code == 2
+    assert capsys.readouterr().out == ""
 
 
 def test_help_starts_without_torch():

@@ -77,15 +77,19 @@ def states():
 
 
 def draw():
-    torch.rand(2), np.random.rand(2), random.random()
+    return torch.rand(2), np.random.rand(2), random.random()
+
+
+def draw_and_fail():
+    draw()
+    raise ZeroDivisionError
 
 
 @pytest.mark.parametrize("context", [untouched, lambda: seeded("a"), lambda: Noise("a").replayed()])
 def test_torch_is_as_before_also_after_an_exception(context):
     before = torch.get_rng_state()
     with pytest.raises(ZeroDivisionError), context():
-        torch.rand(2)
-        raise ZeroDivisionError
+        draw_and_fail()
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -96,8 +100,7 @@ def test_untouched_covers_numpy_and_python_too():
         assert states() != before
     assert states() == before
     with pytest.raises(ZeroDivisionError), untouched():
-        draw()
-        raise ZeroDivisionError
+        draw_and_fail()
     assert states() == before
 
 
@@ -117,8 +120,7 @@ def test_noise_is_the_same_at_every_evaluation():
         first = dropout(x)
     torch.rand(17)
     with pytest.raises(ZeroDivisionError), noise.replayed():
-        dropout(x)
-        raise ZeroDivisionError
+        draw_and_fail()
     with noise.replayed():
         again = dropout(x)
     with Noise("run", 4, "noise").replayed():

@@ -39,7 +39,7 @@ class Outputs:
     def of(cls, batches: Sequence[Batch], features: Tensor, logits: Tensor) -> Outputs:
         """Every sample counts the same: domain d has weight n_d/N."""
         sizes = tuple(len(b) for b in batches)
-        weights = logits.new_tensor(sizes) / sum(sizes)
+        weights = torch.tensor(sizes, dtype=at_least_float32(logits).dtype, device=logits.device) / sum(sizes)
         labels = join_labels([b.y for b in batches])
         return cls(features, logits, labels, sizes, tuple(b.domain for b in batches), weights)
 
@@ -49,11 +49,16 @@ class Outputs:
 
     def risks(self) -> Tensor:
         """Mean cross-entropy per domain. (D,)"""
-        losses = F.cross_entropy(self.logits, self.labels, reduction="none")
+        losses = F.cross_entropy(at_least_float32(self.logits), self.labels, reduction="none")
         return torch.stack([loss.mean() for loss in self.by_domain(losses)])
 
     def replace(self, **changes: Any) -> Outputs:
         return replace(self, **changes)
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Half precision is for networks, not for sums over a batch."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def join_labels(labels: Sequence[Tensor]) -> Tensor:

@@ -76,5 +76,4 @@ class Choice(Prior):
         object.__setattr__(self, "key", key)
 
     def sample(self, random: np.random.RandomState) -> Any:
-        value = random.choice(list(self.values))
-        return value.item() if isinstance(value, np.generic) else value
+        return self.values[random.choice(len(self.values))]  # by position: numpy would change the values' types

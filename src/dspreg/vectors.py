@@ -22,6 +22,8 @@ class ParamVector(Mapping[str, Tensor]):
     sums keep the names of either side, products those of both, and `optimizer.step` skips what has no gradient.
     """
 
+    __array_ufunc__ = None  # a numpy number times a vector is our product
+
     def __init__(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] = ()):
         self._tensors = dict(tensors)
 
@@ -141,7 +143,7 @@ def theta(net: nn.Module) -> ParamVector:
 def gradient(loss: Tensor, net: nn.Module, create_graph: bool = False) -> ParamVector:
     """∂loss/∂θ. Parameters that `loss` does not depend on are absent."""
     params = trainable(net)
-    if not loss.requires_grad:
+    if not params or not loss.requires_grad:
         return ParamVector()
     grads = torch.autograd.grad(loss, list(params.values()), create_graph=create_graph, allow_unused=True)
     return ParamVector((n, g) for n, g in zip(params, grads, strict=True) if g is not None)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from reference import plain
 
-from dspreg.algorithms import ERM, GroupDRO
+from dspreg.algorithms import ERM, SAM, GroupDRO
 from dspreg.batches import Batch
 from dspreg.testing import toy_batches
 from dspreg.training import train_step
@@ -54,6 +54,14 @@ def test_evaluating_twice_moves_the_weights_once():
         assert stack.log_q.tolist() == [0, 0, 0]
     assert torch.equal(first, again)
     assert stack.log_q.tolist() != [0, 0, 0]
+
+
+def test_the_risks_that_count_are_those_where_the_weights_are():
+    stack = plain.ready(SAM(GroupDRO(eta=1.0), rho=2.0), 3)
+    weights, batches = plain.weights_of(stack), toy_batches(0, 3, plain.SIZES)
+    train_step(stack, batches)  # looks at the risks far uphill as well
+    risks = [plain.cross_entropy(weights, b.x, b.y).item() for b in batches]
+    assert stack.base.log_q.tolist() == pytest.approx(risks, rel=1e-12)
 
 
 def test_a_step_on_some_of_the_domains_leaves_the_others():

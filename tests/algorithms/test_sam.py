@@ -68,7 +68,8 @@ def worst_nearby(weights, batches, radius=0.5, climbs=30):
     """The largest loss that steps uphill on the sphere around the weights come across."""
     at, worst = weights, plain.pooled(weights, batches).item()
     for _ in range(climbs):
-        away = [a - w + 0.1 * g for a, w, g in zip(at, weights, plain.gradient(plain.pooled(at, batches), at))]
+        uphill = plain.gradient(plain.pooled(at, batches), at)
+        away = [a - w + 0.1 * g for a, w, g in zip(at, weights, uphill, strict=True)]
         at = climbed(weights, away, radius)
         worst = max(worst, plain.pooled(at, batches).item())
     return worst

@@ -48,6 +48,7 @@ def test_a_step_of_erm_is_a_plain_step_on_all_samples(optimiser, sizes):
         assert log["loss"].item() == pytest.approx(loss.item(), rel=1e-12)
     for ours, theirs in zip(stack.net.parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+        assert ours.grad is None
     x = toy_batches(9)[0].x
     torch.testing.assert_close(stack.predict(x), net(x), rtol=0, atol=1e-11)
 

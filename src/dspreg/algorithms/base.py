@@ -113,7 +113,8 @@ class Algorithm(nn.Module):
     def setup(self, task: Task, optimizer: Optimizer) -> Algorithm:
         """Build the network and one optimiser over all parameters of the stack."""
         self.bottom.stack = Stack(task, self)
-        self.bottom.network = self.build(task)
+        with seeded(*task.key, "build"):
+            self.bottom.network = self.build(task)
         self.stack.optimizer = optimizer(list(self.parameters()))
         return self
 
@@ -133,7 +134,7 @@ class Algorithm(nn.Module):
     @property
     def net(self) -> Network:
         """What `build` returned at the top of the stack."""
-        return self.bottom.network
+        return self.stack.top.bottom.network
 
     @property
     def task(self) -> Task:

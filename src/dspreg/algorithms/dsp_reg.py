@@ -83,11 +83,14 @@ class DSPReg(Algorithm):
             raise ConfigError(f"coefficients={coefficients!r}; wanted one of {', '.join(map(repr, COEFFICIENTS))}")
         if not 0 <= weight < float("inf"):
             raise ConfigError(f"weight={weight}; wanted a finite number ≥ 0")
-        for name, value in (("refresh_epochs", refresh_epochs), ("measure_batches", measure_batches)):
-            if value < 1:
+        if not 0 <= quantile <= 1:
+            raise ConfigError(f"quantile={quantile}; wanted a number from 0 to 1")
+        counts = {"refresh_epochs": refresh_epochs, "refresh_steps": refresh_steps, "measure_batches": measure_batches}
+        for name, value in counts.items():
+            if value is not None and value < 1:
                 raise ConfigError(f"{name}={value}; wanted at least 1")
-        if refresh_steps is not None and refresh_steps < 1:
-            raise ConfigError(f"refresh_steps={refresh_steps}; wanted at least 1")
+        if warmup < 0:
+            raise ConfigError(f"warmup={warmup}; wanted a number of steps ≥ 0")
         self.weight, self.warmup = weight, warmup
         self.refresh_epochs, self.refresh_steps = refresh_epochs, refresh_steps
         self.measure_batches, self.draws, self.estimator, self.of, self.eps = measure_batches, draws, estimator, of, eps

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Task
 from dspreg.batches import Outputs
+from dspreg.errors import ConfigError
 from dspreg.networks import Network
 from dspreg.priors import LogUniform
 
@@ -26,6 +27,8 @@ class GroupDRO(Algorithm):
 
     def __init__(self, base: Algorithm | None = None, *, eta: float = 0.01):
         super().__init__(base)
+        if not eta > 0:
+            raise ConfigError(f"GroupDRO: eta={eta}; wanted a number > 0")
         self.eta = eta
 
     def build(self, task: Task) -> Network:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.batches import Batch, Outputs, soft_labels
+from dspreg.errors import ConfigError
 from dspreg.priors import LogUniform
 
 
@@ -27,6 +28,8 @@ class Mixup(Algorithm):
 
     def __init__(self, base: Algorithm | None = None, *, alpha: float = 0.2):
         super().__init__(base)
+        if not alpha > 0:
+            raise ConfigError(f"Mixup: alpha={alpha}; wanted a number > 0")
         self.alpha = alpha
 
     def forward(self, batches: Sequence[Batch]) -> Outputs:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Objective
 from dspreg.batches import Batch
+from dspreg.errors import ConfigError
 from dspreg.priors import Choice
 from dspreg.vectors import ParamVector, displaced
 
@@ -25,6 +26,8 @@ class SAM(Algorithm):
 
     def __init__(self, base: Algorithm | None = None, *, rho: float = 0.05):
         super().__init__(base)
+        if not rho > 0:
+            raise ConfigError(f"SAM: rho={rho}; wanted a number > 0")
         self.rho = rho
 
     def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:

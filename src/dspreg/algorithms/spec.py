@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import difflib
-import importlib
 import inspect
+import math
+import pkgutil
 from collections.abc import Iterable
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.errors import ConfigError
@@ -22,7 +24,8 @@ def parse(text: str) -> Algorithm:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"the spec {text!r} is not of the form 'A(option=value)+B': {error}") from None
+        reason = getattr(error, "msg", error)
+        raise ConfigError(f"the spec {text!r} is not of the form 'A(option=value)+B': {reason}") from None
     stack: Algorithm | None = None
     for layer in _layers(tree):
         stack = _made(layer, stack)
@@ -33,7 +36,8 @@ def parse(text: str) -> Algorithm:
 def describe(algorithm: Algorithm) -> str:
     """The shortest spec of a stack: options that differ from their defaults, ERM only where it stands alone."""
     layers = list(algorithm.layers())[::-1]
-    return "+".join(_text(layer) for layer in (layers[1:] or layers))
+    shown = layers[1:] if type(layers[0]) is ERM and len(layers) > 1 else layers
+    return "+".join(_text(layer) for layer in shown)
 
 
 def options_of(cls: type[Algorithm]) -> dict[str, inspect.Parameter]:
@@ -48,8 +52,9 @@ def algorithm_named(name: str) -> type[Algorithm]:
 
     known = {n: c for n in index.__all__ if isinstance(c := getattr(index, n), type) and issubclass(c, Algorithm)}
     known.pop("Algorithm")
-    module, _, attribute = name.rpartition(".")
-    if not module:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"{name!r} is not the name of an algorithm")
+    if "." not in name:
         if name not in known:
             raise ConfigError(
                 f"unknown algorithm {name!r}.{_nearest(name, known)} Known: {', '.join(sorted(known))}. "
@@ -57,11 +62,11 @@ def algorithm_named(name: str) -> type[Algorithm]:
             )
         return known[name]
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found = pkgutil.resolve_name(name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{name!r}: no module {error.name!r}; is its folder on PYTHONPATH?") from error
-    except AttributeError:
-        raise ConfigError(f"{name!r}: the module {module!r} has no {attribute!r}") from None
+    except AttributeError as error:
+        raise ConfigError(f"{name!r}: {error}") from None
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise ConfigError(f"{name!r} is not a subclass of dspreg.Algorithm")
     return found
@@ -76,46 +81,58 @@ def _layers(tree: ast.expr) -> list[ast.expr]:
 def _made(node: ast.expr, base: Algorithm | None) -> Algorithm:
     path, keywords = (node.func, node.keywords) if isinstance(node, ast.Call) else (node, [])
     name = ast.unparse(path)
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ConfigError(f"{ast.unparse(node)!r} is not the name of an algorithm")
+    cls = algorithm_named(name)
     if isinstance(node, ast.Call) and node.args:
         raise ConfigError(f"{ast.unparse(node)}: options are given by name, and stacks as 'inner+{name}'")
-    cls = algorithm_named(name)
-    known = options_of(cls)
-    options: dict[str, Any] = {}
-    for keyword in keywords:
-        if keyword.arg not in known:
-            asked = str(keyword.arg)
-            raise ConfigError(
-                f"{name} has no option {asked!r}.{_nearest(asked, known)} It has: {', '.join(known) or 'none'}"
-            )
-        try:
-            options[keyword.arg] = ast.literal_eval(keyword.value)
-        except ValueError:
-            value = ast.unparse(keyword.value)
-            raise ConfigError(
-                f"{name}: {keyword.arg}={value} is not a number, a quoted string or a list of those"
-            ) from None
-        _check(name, known[keyword.arg], options[keyword.arg])
+    options = _options(cls, name, keywords)
     if issubclass(cls, ERM):
         if base is not None:
-            raise ConfigError("ERM is the bottom of every stack and goes first, or is left out")
-        return cls()
+            raise ConfigError(f"{name} is the bottom of every stack and goes first, or is left out")
+        return cls(**options)
     return cls(base, **options)
 
 
-def _check(name: str, option: inspect.Parameter, value: Any) -> None:
-    """Numbers where numbers are wanted: the default tells which."""
-    wanted = option.default
-    if isinstance(wanted, bool) or wanted is None or wanted is inspect.Parameter.empty:
-        return
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    ok = number if isinstance(wanted, float) else number and isinstance(value, int) if isinstance(wanted, int) else True
-    if isinstance(wanted, str):
-        ok = isinstance(value, str)
-    if not ok:
-        kind = {float: "a number", int: "a whole number", str: "a quoted string"}[type(wanted)]
-        raise ConfigError(f"{name}: {option.name}={value!r}; wanted {kind}, such as {wanted!r}")
+def _options(cls: type[Algorithm], name: str, keywords: list[ast.keyword]) -> dict[str, Any]:
+    known, hints = options_of(cls), get_type_hints(cls.__init__)
+    options: dict[str, Any] = {}
+    for keyword in keywords:
+        option = str(keyword.arg)
+        if option not in known:
+            raise ConfigError(
+                f"{name} has no option {option!r}.{_nearest(option, known)} It has: {', '.join(known) or 'none'}"
+            )
+        if option in options:
+            raise ConfigError(f"{name}: the option {option!r} is given twice")
+        try:
+            value = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError):
+            text = ast.unparse(keyword.value)
+            raise ConfigError(f"{name}: {option}={text} is not a number, a quoted string or a list of those") from None
+        if not _fits(value, hints.get(option, Any)):
+            wanted, default = _words(hints[option]), known[option].default
+            raise ConfigError(f"{name}: {option}={value!r}; wanted {wanted}, such as {default!r}")
+        options[option] = value
+    return options
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a literal is what an annotation asks for; whole numbers are numbers, and all are finite."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, each) for each in get_args(hint))
+    if hint is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    if hint in (int, str, bool, NoneType):
+        return type(value) is hint
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_fits(each, get_args(hint)[0]) for each in value)
+    return True
+
+
+def _words(hint: Any) -> str:
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_words(each) for each in get_args(hint))
+    known = {float: "a number", int: "a whole number", str: "a quoted string", bool: "True or False", NoneType: "None"}
+    return known.get(hint, "a list" if get_origin(hint) is list else str(hint))
 
 
 def _text(layer: Algorithm) -> str:

@@ -53,7 +53,7 @@ def layers(profile: Profile) -> Figure:
     )
     axes.set_ylim(len(owners) - 0.4, -0.6)
     _scale(axes, profile)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1 + 0.5 / len(owners)), ncols=2, frameon=False, fontsize=8)
+    figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
     axes.grid(axis="x", alpha=0.25)
     return figure
 
@@ -96,7 +96,9 @@ def heat_map(profile: Profile, layer: str | None) -> Figure:
     assert image is not None
     shown = min(profile.c[name].numel(), POSITIONS)
     figure.suptitle(f"{name}: {shown:,} of {profile.c[name].numel():,} parameters", fontsize=10)
-    figure.colorbar(image, ax=figure.axes, shrink=0.8, label="0 = all domains alike … √(D−1) = one domain alone")
+    figure.colorbar(
+        image, ax=figure.axes, shrink=0.8, label="0 all domains alike, √(D−1) one alone"
+    ).ax.yaxis.label.set_size(8)
     return figure
 
 

@@ -1,0 +1,262 @@
+"""The laws that make algorithms combine, as a check for ours and for yours.
+
+    from dspreg.testing import check_algorithm
+
+    def test_mine():
+        check_algorithm(LogitNorm)
+
+1. Reach your base: an overridden arrow calls the same arrow of `self.base` and uses what it returns.
+2. The objective is a function: two evaluations in one step agree to the bit, and nothing changes before the step ends.
+3. One domain is a domain too: a step on a single batch is finite.
+4. Across arrows, order does not matter: a layer that changes other arrows may stand above or below.
+5. Everything that lives longer than a step is in `state_dict`: save, load, continue gives the same bits.
+
+And what the rest relies on: equal keys give equal bits; the constructor records its options, so that a spec string
+round-trips; soft labels are accepted.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dspreg.algorithms import CORAL, ERM, SAM, Algorithm, Fish, Task, describe, parse
+from dspreg.algorithms.base import Direction, Log, Objective
+from dspreg.batches import Batch, Outputs
+from dspreg.errors import DspregError
+from dspreg.networks import Network
+from dspreg.testing.toy import ready, toy_batches
+from dspreg.training import train_step
+from dspreg.vectors import ParamVector, move_to, theta
+
+ARROWS = ("build", "forward", "loss", "gradient", "update", "predict")
+Make = Callable[[Algorithm | None], Algorithm]
+
+
+class LawBroken(AssertionError):
+    """An algorithm breaks a law of stacking."""
+
+
+def check_algorithm(algorithm: type[Algorithm] | str, **options: Any) -> None:
+    """Raise `LawBroken` unless the algorithm, alone and in small stacks, keeps the laws.
+
+    Args:
+        algorithm: A class, whose `options` are keyword arguments, or the spec of a whole stack.
+    """
+    if isinstance(algorithm, str) and options:
+        raise TypeError("options of a spec stand in the spec")
+
+    def make(base: Algorithm | None = None) -> Algorithm:
+        if isinstance(algorithm, str):
+            stack = parse(algorithm)
+            above_erm = list(stack.layers())[:-1]
+            if base is None or not above_erm:
+                return base or stack
+            above_erm[-1].base = base
+            return stack
+        return algorithm(base, **options) if not issubclass(algorithm, ERM) else base or algorithm()
+
+    if not isinstance(algorithm, str):
+        records_its_options(algorithm, options)
+    with explained("the spec"):
+        reads_back(make)
+    with explained("equal keys"):
+        repeats(make)
+    with explained("law 1"):
+        reaches_its_base(make)
+    with explained("law 2"):
+        objective_is_a_function(make)
+    with explained("law 3"):
+        takes_one_domain(make)
+    with explained("soft labels"):
+        takes_soft_labels(make)
+    with explained("law 4"):
+        commutes_across_arrows(make)
+    with explained("law 5"):
+        is_saved_whole(make)
+
+
+@contextmanager
+def explained(law: str) -> Iterator[None]:
+    """Any other exception on the way is told with the law that was looked at."""
+    try:
+        yield
+    except (LawBroken, DspregError):
+        raise
+    except Exception as error:
+        raise LawBroken(f"{law}: raised {type(error).__name__}: {error}") from error
+
+
+def records_its_options(cls: type[Algorithm], options: dict[str, Any]) -> None:
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if name == "base":
+            continue
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            raise LawBroken(f"the option {name!r} of {cls.__name__} must be keyword-only: put it behind a *")
+        given = options.get(name, parameter.default)
+        trials = [given] + ([given * 0.5] if isinstance(given, float) else [])
+        for value in trials:
+            made = cls(**{**options, name: value})
+            if getattr(made, name, made) != value:
+                raise LawBroken(f"the constructor must store every option under its own name: self.{name} = {name}")
+
+
+def reads_back(make: Make) -> None:
+    text = describe(make(None))
+    if "<locals>" not in text and (again := describe(parse(text))) != text:  # a class in a function has no import path
+        raise LawBroken(f"the spec does not round-trip: {text!r} became {again!r}")
+
+
+def repeats(make: Make) -> None:
+    one, two = ready(make(None)), ready(make(None))
+    for t in range(2):
+        train_step(one, toy_batches(t))
+        train_step(two, toy_batches(t))
+    _equal(one, two, 0.0, "two equal runs differ; draw random numbers from torch alone")
+
+
+def reaches_its_base(make: Make) -> None:
+    excused = frozenset[str]().union(*(layer.replaces for layer in make(None).layers()))
+
+    def outcome(base: Algorithm) -> tuple[Algorithm, Tensor, Tensor]:
+        # plain SGD: Adam would hide a gradient of another length
+        stack = ready(make(base), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+        train_step(stack, toy_batches(0))
+        return stack, theta(stack.net).flat(), stack.eval().predict(toy_batches(1)[0].x).detach()
+
+    for arrow in ARROWS:
+        if arrow in excused:
+            continue
+        (stack, *plain), (_, *nudged) = outcome(_Nudge()), outcome(_Nudge(arrow))
+        if all(torch.equal(a, b) for a, b in zip(plain, nudged, strict=True)):
+            raise LawBroken(
+                f"law 1: {describe(stack)} does not use its base's {arrow}; call self.base.{arrow}(…) in it and build "
+                "on the result, or say that it replaces it: replaces = frozenset({…})"
+            )
+
+
+def objective_is_a_function(make: Make) -> None:
+    for t in range(3):
+        twice = _Twice(make(None))
+        stack = ready(twice)
+        for earlier in range(t):
+            train_step(stack, toy_batches(earlier))
+        twice.comparing = True
+        train_step(stack, toy_batches(t))
+
+
+def takes_one_domain(make: Make) -> None:
+    stack = ready(make(None))
+    before = theta(stack.net)
+    log = train_step(stack, toy_batches(0)[1:2])
+    if not all(torch.isfinite(value).all() for value in [*log.values(), *theta(stack.net).values()]):
+        raise LawBroken(f"law 3: {describe(stack)} on a single domain is not finite; terms between domains must vanish")
+    if float((theta(stack.net) - before).norm()) == 0:
+        raise LawBroken(f"law 3: {describe(stack)} on a single domain does not move")
+
+
+def takes_soft_labels(make: Make) -> None:
+    hard, soft = ready(make(None)), ready(make(None))
+    train_step(hard, toy_batches(0))
+    train_step(soft, toy_batches(0, soft=True))
+    _equal(hard, soft, 1e-9, "soft labels: one-hot ones give another step than the same hard labels")
+
+
+def commutes_across_arrows(make: Make) -> None:
+    changed = {arrow for layer in make(None).layers() if not isinstance(layer, ERM) for arrow in _changed(layer)}
+    partners: dict[str, Make] = {"loss": CORAL, "gradient": SAM, "update": Fish}
+    for arrow, partner in partners.items():
+        if arrow in changed:  # within one arrow the outer layer acts around the inner one
+            continue
+        above, below = ready(partner(make(None))), ready(make(partner(None)))
+        for t in range(2):
+            train_step(above, toy_batches(t))
+            train_step(below, toy_batches(t))
+        _equal(above, below, 1e-9, f"law 4: {describe(above)} and {describe(below)} take different steps")
+
+
+def is_saved_whole(make: Make) -> None:
+    straight = ready(make(None))
+    for t in range(3):
+        train_step(straight, toy_batches(t))
+    saved = deepcopy((straight.state_dict(), straight.stack.optimizer.state_dict()))
+    resumed = ready(make(None))
+    resumed.load_state_dict(saved[0])
+    resumed.stack.optimizer.load_state_dict(saved[1])
+    for t in range(3, 8):
+        train_step(straight, toy_batches(t))
+        train_step(resumed, toy_batches(t))
+    _equal(straight, resumed, 0.0, "law 5: after save, load and continue weights differ; is some state not saved?")
+
+
+def _equal(a: Algorithm, b: Algorithm, tolerance: float, message: str) -> None:
+    difference = float((theta(a.net) - theta(b.net)).norm() / theta(a.net).norm())
+    if not difference <= tolerance:
+        raise LawBroken(f"{message} (relative difference {difference:.1e})")
+
+
+def _changed(layer: Algorithm) -> set[str]:
+    return {arrow for arrow in ARROWS if getattr(type(layer), arrow) is not getattr(Algorithm, arrow)}
+
+
+class _Nudge(Algorithm):
+    """A layer to put below another: it changes the result of one arrow a little, which must show above."""
+
+    def __init__(self, arrow: str | None = None):
+        super().__init__()
+        self.arrow = arrow
+
+    def build(self, task: Task) -> Network:
+        net = self.base.build(task)
+        if self.arrow == "build":
+            with torch.no_grad():
+                for p in net.parameters():
+                    p.mul_(1.1)
+        return net
+
+    def forward(self, batches: Sequence[Batch]) -> Outputs:
+        out: Outputs = self.base(batches)
+        return out.replace(logits=1.1 * out.logits) if self.arrow == "forward" else out
+
+    def loss(self, out: Outputs) -> Tensor:
+        return self.base.loss(out) + (0.1 * out.logits.square().mean() if self.arrow == "loss" else 0)
+
+    def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
+        loss, g = self.base.gradient(objective, batches)
+        return loss, g * 1.1 if self.arrow == "gradient" else g
+
+    def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
+        log = self.base.update(direction, batches)
+        if self.arrow == "update":
+            move_to(self.net, theta(self.net) * 1.1)
+        return log
+
+    def predict(self, x: Tensor) -> Tensor:
+        return self.base.predict(x) * (1.1 if self.arrow == "predict" else 1.0)
+
+
+class _Twice(Algorithm):
+    """Evaluates the objective and the gradient twice at the same point and compares bits."""
+
+    comparing = False
+
+    def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
+        if not self.comparing:
+            return self.base.gradient(objective, batches)
+        before = deepcopy(self.base.state_dict())
+        values = [objective(batches).detach() for _ in range(2)]
+        (_, g), (_, again) = self.base.gradient(objective, batches), self.base.gradient(objective, batches)
+        same = torch.equal(*values) and set(g) == set(again) and all(torch.equal(g[n], again[n]) for n in g)
+        after = self.base.state_dict()
+        if not same or any(isinstance(t, Tensor) and not torch.equal(t, after[n]) for n, t in before.items()):
+            raise LawBroken(
+                f"law 2: {describe(self.base)} is not the same function twice in one step; draw random numbers from "
+                "torch alone and change state only through self.stage"
+            )
+        return self.base.gradient(objective, batches)
