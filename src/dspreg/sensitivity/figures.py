@@ -96,9 +96,8 @@ def heat_map(profile: Profile, layer: str | None) -> Figure:
     assert image is not None
     shown = min(profile.c[name].numel(), POSITIONS)
     figure.suptitle(f"{name}: {shown:,} of {profile.c[name].numel():,} parameters", fontsize=10)
-    figure.colorbar(
-        image, ax=figure.axes, shrink=0.8, label="0 all domains alike, √(D−1) one alone"
-    ).ax.yaxis.label.set_size(8)
+    scale = figure.colorbar(image, ax=figure.axes, shrink=0.8)
+    scale.set_label("0 all domains alike, √(D−1) one alone", fontsize=8)
     return figure
 
 
