@@ -1,0 +1,57 @@
+"""The documents say what is true: snippets run, cited tests and functions exist, links lead somewhere."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_readme_snippets_run_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    assert len(snippets) == 3
+    names: dict[str, object] = {}
+    for snippet in snippets:
+        exec(compile(snippet, "README.md", "exec"), names)
+    assert (tmp_path / "layers.png").stat().st_size > 5_000
+    assert set(names["log"]) >= {"loss", "CORAL.gap"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    assert links or page.name == "theory.md"
+    for link in links:
+        assert (page.parent / link).exists(), link
+
+
+def defined(path: Path) -> set[str]:
+    return {n.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_cited_tests_and_files_exist(page):
+    tests = set().union(*(defined(p) for p in (ROOT / "tests").rglob("test_*.py")))
+    text = page.read_text()
+    for name in re.findall(r"`(test_[a-z0-9_]+…?)", text):
+        start = name.removesuffix("…")
+        assert any(t == start or (name.endswith("…") and t.startswith(start)) for t in tests), name
+    for file in re.findall(r"`((?:tests|src|bench|examples|docs)/[\w/]+\.(?:py|md))`", text):
+        assert (ROOT / file).exists(), file
+
+
+def test_theory_cites_functions_that_exist():
+    text = (ROOT / "docs" / "theory.md").read_text()
+    theory = defined(ROOT / "src/dspreg/sensitivity/theory.py")
+    uncited = {name for name in theory if f"`{name}" not in text}
+    assert all(name.startswith("_") for name in uncited - {"parameter_jacobians", "output"}), uncited
+
+
+def test_the_package_names_no_folder_outside_the_repository():
+    sources = [path for folder in ("src", "examples", "bench") for path in (ROOT / folder).rglob("*.py")]
+    for path in [*PAGES, *sources]:
+        assert "../shared" not in path.read_text(), path
