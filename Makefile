@@ -31,6 +31,7 @@ lint: $(READY)  ## ruff and mypy
 
 bench: $(READY)  ## the tables behind the figures we quote
 	$(BIN)/python bench/exactness.py
+	$(BIN)/python bench/engines.py
 	$(BIN)/python bench/noise_floor.py
 
 wheel: $(READY)  ## build the wheel and try it in a clean environment outside the repository

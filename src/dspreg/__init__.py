@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dspreg.algorithms import Algorithm as Algorithm
     from dspreg.algorithms import DSPReg as DSPReg
     from dspreg.algorithms import Task as Task
+    from dspreg.algorithms import describe as describe
     from dspreg.algorithms import parse as parse
     from dspreg.batches import Batch as Batch
     from dspreg.batches import Outputs as Outputs
@@ -39,6 +40,7 @@ _HOMES = {
     "DSPReg": "algorithms",
     "ERM": "algorithms",
     "parse": "algorithms",
+    "describe": "algorithms",
     "train_step": "training",
     # write your own
     "Algorithm": "algorithms",
