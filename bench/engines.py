@@ -57,9 +57,8 @@ def main() -> None:
         for _ in range(every):
             total = total + p.part(engine_named(f"lazy({every}, {inner})"))
             p.memory.commit()
-        print(
-            f"lazy({every}, {inner}): {every} frozen steps against {every} × {inner}: {relative(total - expected, expected):.1e}"
-        )
+        error = relative(total - expected, expected)
+        print(f"lazy({every}, {inner}): {every} frozen steps against {every} × {inner}: {error:.1e}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def main() -> None:
     torch.manual_seed(0)
     warnings.simplefilter("ignore", dspreg.Notice)  # one batch has no c_debiased
     net = nn.Sequential(nn.Linear(40, 60), nn.Tanh(), nn.Linear(60, 10)).double()
-    x, y = torch.randn(64, 40, dtype=torch.float64), torch.randint(10, (64,))
+    x, y = torch.randn(512, 40, dtype=torch.float64), torch.randint(10, (512,))
     signed = Table("draws", "mean c, identical domains", "predicted", title="signed")
     for draws in (1, 4, 16, 64):
         c = dspreg.measure(net, {d: [(x, y)] for d in "abc"}, estimator="signed", draws=draws, null=False).c

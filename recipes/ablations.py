@@ -12,7 +12,7 @@ import sys
 
 
 def components() -> list[str]:
-    """The full method, without the penalty, without the coefficients; and the control the paper lacks, shuffled ones."""
+    """The full method, without the penalty, without the coefficients; and, not in the paper, with shuffled ones."""
     return ["DSPReg", "DSPReg(weight=0.0)", "DSPReg(coefficients='ones')", "DSPReg(coefficients='shuffled')"]
 
 
