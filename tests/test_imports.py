@@ -96,7 +96,7 @@ def _own(file, place, rest):
     if TABLE[module].row > place.row:
         return [f"imports dspreg.{module} from a row below"]
     is_an_algorithm = file.parts[0] == module == "algorithms" and file.name not in INDEXES
-    if is_an_algorithm and rest.split(".")[1:2] != ["base"]:
+    if is_an_algorithm and rest.split(".")[1:2] not in (["base"], ["task"]):
         return [f"imports dspreg.{rest}; what two algorithms share goes one row up"]
     return []
 

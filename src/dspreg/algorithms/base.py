@@ -21,37 +21,17 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs
-from dspreg.networks import Featurizer, Network
+from dspreg.networks import Network
 from dspreg.priors import Prior
-from dspreg.randomness import Key, seeded
+from dspreg.randomness import seeded
 from dspreg.vectors import ParamVector, gradient, trainable
 
 Objective = Callable[[Sequence[Batch]], Tensor]
 Direction = Callable[[Sequence[Batch]], tuple[Tensor, ParamVector]]
 Log = dict[str, Tensor]
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
-
-def _no_samples(t: int, batches: int) -> Mapping[str, Sequence[Batch]]:
-    raise RuntimeError(f"step {t} wants {batches} batches per domain to measure on; give the Task a `samples` function")
-
-
-@dataclass(frozen=True)
-class Task:
-    """All an algorithm learns about the experiment."""
-
-    num_classes: int
-    domains: tuple[str, ...]  # the source domains, in the order of `Batch.domain`
-    steps_per_epoch: int  # counted over the sources alone
-    backbone: Callable[[], Featurizer]
-    key: tuple[Key, ...] = ()  # of all randomness: data set, targets, trial, draw
-    # samples(t, n): n batches of 32 images per source domain, evaluation transform, keyed by (key, t, "measure")
-    samples: Callable[[int, int], Mapping[str, Sequence[Batch]]] = _no_samples
-
-    @property
-    def num_domains(self) -> int:
-        return len(self.domains)
 
 
 @dataclass

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dspreg.algorithms.base import Algorithm, Task
+from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.task import Task
 from dspreg.batches import Outputs
 from dspreg.errors import ConfigError
 from dspreg.networks import Network

@@ -1,0 +1,31 @@
+"""What an algorithm is told about the experiment: never a data set, a file or the target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dspreg.batches import Batch
+from dspreg.networks import Featurizer
+from dspreg.randomness import Key
+
+
+def _no_samples(t: int, batches: int) -> Mapping[str, Sequence[Batch]]:
+    raise RuntimeError(f"step {t} wants {batches} batches per domain to measure on; give the Task a `samples` function")
+
+
+@dataclass(frozen=True)
+class Task:
+    """All an algorithm learns about the experiment."""
+
+    num_classes: int
+    domains: tuple[str, ...]  # the source domains, in the order of `Batch.domain`
+    steps_per_epoch: int  # counted over the sources alone
+    backbone: Callable[[], Featurizer]
+    key: tuple[Key, ...] = ()  # of all randomness: data set, targets, trial, draw
+    # samples(t, n): n batches of 32 images per source domain, evaluation transform, keyed by (key, t, "measure")
+    samples: Callable[[int, int], Mapping[str, Sequence[Batch]]] = _no_samples
+
+    @property
+    def num_domains(self) -> int:
+        return len(self.domains)
