@@ -298,6 +298,37 @@ def test_exact_on_fused_attention_says_so_once_and_is_right():
     p.part(engine_named("exact"))  # a second notice would fail the test
 
 
+@pytest.mark.filterwarnings("ignore:engine 'momentum' runs in full precision")
+@pytest.mark.parametrize("name", ["exact", "lookahead", "central", "momentum", "lazy(1)"])
+def test_under_autocast_the_penalty_part_is_that_of_full_precision(name):
+    """In bfloat16 a displacement of 1e-5 is rounded away: the difference of gradients would be zero or noise."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    x, y = torch.randn(12, 4), torch.randint(3, (12,))
+
+    def part(autocast):
+        below.net = net
+        c = ParamVector((n, torch.ones_like(p)) for n, p in net.named_parameters())
+        step = Step(below, lambda _: F.cross_entropy(net(x), y), [], net, c, 1e-3, Memory())
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            if name == "momentum":
+                engine_named(name)(step)
+                step.memory.commit()
+            result = engine_named(name)(step)
+            return (result.gradient - step.gradient()[1]).flat()
+
+    full, half = part(False), part(True)
+    assert full.norm() > 0
+    assert float(F.cosine_similarity(full, half, dim=0)) > 0.95
+    assert 0.8 < float(half.norm() / full.norm()) < 1.25
+
+
+def test_momentum_says_that_it_leaves_autocast():
+    p = Problem()
+    with torch.autocast("cpu", torch.bfloat16), pytest.warns(Notice, match="'momentum' runs in full precision"):
+        p.run(engine_named("momentum"))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -305,10 +336,12 @@ def test_exact_on_fused_attention_says_so_once_and_is_right():
         ("lazy", "lazy takes a number of steps"),
         ("lazy(0)", "whole number of steps ≥ 1, not 0"),
         ("lazy(2.5)", "whole number of steps ≥ 1, not 2.5"),
-        ("lazy(30, momentum)", "lazy of momentum has no penalty part"),
+        ("lazy(30, momentum)", "lazy takes exact, lookahead or central inside, not momentum"),
+        ("lazy(3, lazy(2))", "inside, not lazy"),
+        ("lookahead(radius=1e999)", "is not a positive number"),
         ("momentum(beta=1.0)", r"beta=1.0 is not in \[0, 1\)"),
-        ("lookahead(radius=-1)", "radius=-1 is not positive"),
-        ("lookahead(radius=0)", "radius=0 is not positive"),
+        ("lookahead(radius=-1)", "radius=-1 is not a positive number"),
+        ("lookahead(radius=0)", "radius=0 is not a positive number"),
         ("lookahead(1e-4)", r"lookahead takes no \(0.0001\)"),
         ("exact(order=2)", r"exact takes no \(order=2\)"),
         ("exact(", "'exact\\('"),

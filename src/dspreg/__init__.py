@@ -60,7 +60,12 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]  # pyright: ignore
 
 
+_MODULES = ("algorithms", "data", "networks", "penalty", "priors", "sensitivity", "testing", "training", "vectors")
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"dspreg.{name}")
     if name in _HOMES:
         return getattr(import_module(f"dspreg.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'dspreg' has no attribute {name!r}")

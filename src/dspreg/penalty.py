@@ -16,6 +16,7 @@ c is a constant here: differentiating through √v/s̄ gives NaN as soon as one 
 from __future__ import annotations
 
 import ast
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -72,8 +74,16 @@ class Step:
 
     def gradient(self, delta: ParamVector | None = None) -> tuple[Tensor, ParamVector]:
         """L and g at θ + delta."""
-        with displaced(self.net, delta if delta is not None else ParamVector()):
+        with displaced(self.net, delta if delta is not None else ParamVector()), self.full_precision():
             return self.below(self.objective, self.batches)
+
+    def full_precision(self) -> torch.autocast:
+        """Without autocast: displacements of about 1e-6 a weight are far below the spacing of half precision."""
+        return torch.autocast(self.device, enabled=False)
+
+    @property
+    def device(self) -> str:
+        return next(self.net.parameters()).device.type
 
 
 class Penalised(NamedTuple):
@@ -97,7 +107,8 @@ def exact(step: Step) -> Penalised:
         losses.append(loss.detach())
         return loss + step.weight * (step.c * g.square()).sum()
 
-    _, total = twice_differentiable(step.net, lambda: step.below(penalised, step.batches))
+    with step.full_precision():
+        _, total = twice_differentiable(step.net, lambda: step.below(penalised, step.batches))
     return Penalised(losses[0], total, None)
 
 
@@ -132,6 +143,8 @@ def momentum(step: Step, *, beta: float = 0.9) -> Penalised:
     comparable. At a fixed θ and batch m tends to the solution of m = g(θ + 2λ·c⊙m); on a quadratic that is reached
     only while 2λ·λmax(H·diag c) < 1. The first step has no mean yet and is plain.
     """
+    if torch.is_autocast_enabled(step.device) and not step.memory.mass:
+        warnings.warn("engine 'momentum' runs in full precision throughout, without autocast", Notice, stacklevel=2)
     loss, g = step.gradient(step.c * step.memory.corrected() * (2 * step.weight))
     step.memory.seen.append((g, beta))
     return Penalised(loss, g, None)
@@ -143,7 +156,7 @@ def lazy(step: Step, *, every: int, inner: Engine = lookahead) -> Penalised:
     The paper's objective in expectation, though not Adam's trajectory: the spikes enter its second moment.
     """
     if (step.memory.steps + 1) % every:
-        loss, g = step.gradient()
+        loss, g = step.below(step.objective, step.batches)  # no penalty, so autocast may stay
         return Penalised(loss, g, g)
     loss, total, plain = inner(step)
     g = plain if plain is not None else step.gradient()[1]
@@ -198,8 +211,8 @@ def _engine(node: ast.expr) -> Engine:
                 raise ValueError(f"lazy wants a whole number of steps ≥ 1, not {every!r}")
             if len(positional) == 2:
                 given["inner"] = _engine(positional[1])
-                if isinstance(positional[1], ast.expr) and "momentum" in ast.unparse(positional[1]):
-                    raise ValueError("lazy of momentum has no penalty part of its own")
+                if (kind := kind_of(given["inner"])) in (momentum, lazy):
+                    raise ValueError(f"lazy takes exact, lookahead or central inside, not {kind.__name__}")
             positional = []
         case _:
             pass
@@ -215,8 +228,8 @@ def _radius(node: ast.expr) -> Callable[[float], float]:
     value = 1.0
     for number in numbers:
         value *= float(ast.literal_eval(number))
-    if not value > 0:
-        raise ValueError(f"radius={ast.unparse(node)} is not positive")
+    if not 0 < value < math.inf:
+        raise ValueError(f"radius={ast.unparse(node)} is not a positive number")
     times_weight = len(factors) - len(numbers)
     return lambda weight: value * weight**times_weight
 

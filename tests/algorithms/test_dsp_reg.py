@@ -31,7 +31,7 @@ def weights(stack):
 
 def refreshes(sizes, images, until, **options):
     """The steps before which c is measured, asked of the layer step by step."""
-    task = Task(7, ("a", "b", "c"), steps_per_epoch(sizes, images), lambda: TinyMLP(5))
+    task = Task(7, ("a", "b", "c"), steps_per_epoch(sizes, images), lambda: TinyMLP(5), (), lambda t, n: {})
     layer = DSPReg(**options)
     layer.setup(task, lambda p: torch.optim.SGD(p, 0.1))
     return [t for t in range(until) if layer.due(t)]
@@ -383,14 +383,48 @@ def test_a_failed_step_leaves_the_running_mean_alone():
         ({"estimator": "signed", "draws": 0}, "draws=0"),
         ({"draws": 3}, "draws=3 are sign draws"),
         ({"of": "loses"}, "of='loses'"),
-        ({"refresh_epochs": 0}, "refresh_epochs=0; wanted at least 1"),
-        ({"refresh_steps": 0}, "refresh_steps=0; wanted at least 1"),
-        ({"measure_batches": 0}, "measure_batches=0; wanted at least 1"),
+        ({"refresh_epochs": 0}, "refresh_epochs=0; wanted a whole number, at least 1"),
+        ({"refresh_steps": 0}, "refresh_steps=0; wanted a whole number, at least 1"),
+        ({"refresh_epochs": 1.5}, "refresh_epochs=1.5; wanted a whole number"),
+        ({"eps": -1.0}, "eps=-1.0; wanted a finite number"),
+        ({"quantile": 7.0}, "quantile=7.0; wanted a number from 0 to 1"),
+        ({"warmup": -1}, "warmup=-1; wanted a number of steps"),
+        ({"measure_batches": 0}, "measure_batches=0; wanted a whole number, at least 1"),
     ],
 )
 def test_wrong_options_are_refused_before_training(options, message):
     with pytest.raises(ConfigError, match=message):
         DSPReg(**options)
+
+
+def test_a_task_without_samples_is_refused_before_training():
+    task = Task(3, ("a", "b"), 2, lambda: TinyMLP(5))
+    with pytest.raises(ConfigError, match="give the Task a `samples` function, or use coefficients='ones'"):
+        ready(DSPReg(), task)
+    assert ready(DSPReg(coefficients="ones"), task).t == 0
+
+
+def test_networks_that_mix_samples_are_refused_at_the_refresh():
+    class Centred(TinyMLP):
+        def forward(self, x):
+            features = super().forward(x)
+            return features - features.mean(0)
+
+    task = toy_task()
+    mixing = Task(3, task.domains, 2, lambda: Centred(5), task.key, task.samples)
+    with pytest.raises(dspreg.DataError, match="mixes samples"):
+        train_step(ready(DSPReg(refresh_epochs=1), mixing), toy_batches(0))
+
+
+def test_momentum_records_the_loss_at_theta():
+    stack = ready(DSPReg(weight=1.0, engine="momentum"), toy_task(dropout=0.0))
+    steps(stack, 3)
+    flat = flat_problem(stack, toy_batches(3))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        (log,) = steps(stack, 1, start=3, record=True)
+    assert float(log["DSPReg.L"]) == pytest.approx(flat.loss(flat.theta).item(), rel=1e-12)
+    assert float(log["loss"]) != float(log["DSPReg.L"])  # the engine's own was taken at the displaced point
 
 
 def test_one_source_domain_is_refused():

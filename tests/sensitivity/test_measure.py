@@ -69,6 +69,26 @@ def test_a_network_that_writes_to_its_buffers_is_put_back():
     assert model.calls.item() == 0
 
 
+@pytest.mark.parametrize("estimator", ["loop", "persample", "signed"])
+@pytest.mark.filterwarnings("ignore::dspreg.errors.Notice")
+def test_a_buffer_that_is_replaced_is_put_back(estimator):
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 3).double()
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x):
+            self.calls = self.calls + x.detach().sum() * 0 + 1
+            return self.linear(x)
+
+    model = Counting()
+    buffer = model.calls
+    dspreg.measure(model, mlp_domains(2), estimator=estimator)
+    assert model.calls is buffer
+    assert buffer.item() == 0
+
+
 def test_the_same_call_gives_the_same_bits_and_another_key_other_signs():
     model, options = problems.model("mlp"), {"estimator": "signed", "draws": 3}
     one, two = (dspreg.measure(model, mlp_domains(), **options) for _ in range(2))
@@ -176,6 +196,17 @@ class Random(nn.Linear):
         return F.dropout(super().forward(x), 0.5)
 
 
+def with_sketch(x=None, y=None):
+    """Domains whose second one is this single batch."""
+    x = torch.ones(4, 6).double() if x is None else x
+    y = torch.tensor([0, 1, 2, 0]) if y is None else y
+    return mlp_domains(2, sketch=[(x, y)])
+
+
+PAIR = {"a": (torch.ones(4, 6), torch.ones(4)), "b": []}
+DATASET = {"a": TensorDataset(torch.ones(4, 6), torch.ones(4)), "b": []}
+
+
 def mixing():
     return nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, track_running_stats=False)).double()
 
@@ -217,6 +248,35 @@ def mixing():
         ("mlp", mlp_domains(2), {"exclude": "*"}, "leave no parameter"),
         ("mlp", mlp_domains(2), {"loss": F.cross_entropy}, r"the loss returned shape \(\) .* reduction='none'"),
         ("mlp", mlp_domains(2), {"loss": F.cross_entropy, "of": "output"}, "a loss was given, but of='output'"),
+        (
+            "mlp",
+            {"a": (torch.ones(4, 6), torch.ones(4)), "b": []},
+            {},
+            r"'a' is a pair of tensors; wanted batches: \[\(x, y\)\]",
+        ),
+        ("mlp", DATASET, {}, "wrap it in a torch DataLoader"),
+        ("mlp", mlp_domains(2), {"max_batches": 0}, "max_batches=0; wanted at least 1"),
+        ("mlp", mlp_domains(2), {"variance": "auto"}, "variance='auto'; wanted"),
+        (
+            "mlp",
+            mlp_domains(2, sketch=[(torch.ones(4, 6).float(), torch.tensor([0, 1, 2, 0]))]),
+            {},
+            r"cannot take these samples \(float32 \(4, 6\)",
+        ),
+        (
+            "mlp",
+            mlp_domains(2, sketch=[(torch.ones(4, 6).double(), torch.ones(4))]),
+            {},
+            r"neither class numbers \(B,\) nor probabilities \(B, 3\); use y.long\(\)",
+        ),
+        (
+            "mlp",
+            mlp_domains(2, sketch=[(torch.ones(4, 6).double(), torch.ones(4, 1).long())]),
+            {},
+            r"labels of shape \(4, 1\)",
+        ),
+        (nn.Linear(6, 1).double(), mlp_domains(2), {}, "at least two classes. Give loss="),
+        (lambda x: x, mlp_domains(2), {}, "the model is a function; wanted an nn.Module"),
         (mixing(), mlp_domains(2), {}, "mixes samples.*Batch norm without running statistics: 1"),
         (Random(6, 3).double(), mlp_domains(2), {}, "random in evaluation mode"),
         (nn.Linear(6, 3).double().requires_grad_(False), mlp_domains(2), {}, "has no trainable parameter"),
@@ -249,6 +309,60 @@ def test_single_samples_are_compared_with_a_mirrored_one():
 class _OverBatch(nn.Module):
     def forward(self, x):
         return x - x.mean(0)
+
+
+def test_labels_of_other_integer_types_are_class_numbers():
+    domains = mlp_domains(2)
+    small = {d: [(x, y.to(torch.int32)) for x, y in items] for d, items in domains.items()}
+    model = problems.model("mlp")
+    assert torch.equal(dspreg.measure(model, small).c["0.weight"], dspreg.measure(model, domains).c["0.weight"])
+
+
+def test_soft_labels_are_probabilities():
+    domains = mlp_domains(2)
+    soft = {d: [(x, F.one_hot(y, 3).double()) for x, y in items] for d, items in domains.items()}
+    model = problems.model("mlp")
+    one, two = dspreg.measure(model, soft).c["0.weight"], dspreg.measure(model, domains).c["0.weight"]
+    assert torch.allclose(one, two, rtol=1e-10)
+
+
+def test_padded_text_is_vectorised():
+    """The fused encoder layer, which cannot be, is switched off while measuring, and on again afterwards."""
+
+    class Padded(problems.TransformerClassifier):
+        def forward(self, x):
+            return self.head(self.layers(self.embed(x), src_key_padding_mask=x < 3).mean(1))
+
+    torch.manual_seed(0)
+    model = Padded().double()
+    domains = problems.domains("transformer", 2, 4)
+    profile = dspreg.measure(model, domains)  # a fallback to the loop would be a notice, and fail
+    assert profile.settings["estimator"] == "persample"
+    assert largest_difference(profile.s["photo"], mean_squares(model, domains["photo"])) < 1e-10
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_reliability_is_taken_over_parameters_that_some_domain_is_sensitive_to():
+    """Parameters without any sensitivity agree on c = 0 in both halves. Counted, they would vouch for pure noise."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 3)).double()
+    with torch.no_grad():
+        net[0].bias[4:] = -100.0  # most units never fire
+    alike = {d: [(torch.randn(8, 6).double(), torch.randint(3, (8,))) for _ in range(4)] for d in "abc"}
+    profile = dspreg.measure(net, alike)
+    dead = profile.mean["0.weight"] == 0
+    assert dead.double().mean() > 0.8
+    assert abs(profile.reliability) < 0.4
+    assert "of them no domain is sensitive to" in repr(profile)
+    assert float(profile.over_alive(profile.c).min()) > 0
+
+
+def test_domains_without_any_difference_have_no_reliability_and_can_be_saved(tmp_path):
+    items = problems.domains("mlp", 2)["photo"]
+    profile = dspreg.measure(problems.model("mlp"), {"a": items, "b": items, "c": items})
+    assert profile.c.flat().max() < 1e-12
+    profile.save(tmp_path / "new folder" / "p.safetensors")
+    assert dspreg.Profile.load(tmp_path / "new folder" / "p.safetensors").reliability == profile.reliability
 
 
 def test_one_batch_gives_c_but_neither_reliability_nor_a_debiased_c():

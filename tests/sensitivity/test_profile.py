@@ -52,6 +52,21 @@ def test_mask_is_c_at_least_its_global_quantile(profile, quantile):
     assert share == pytest.approx(1 - quantile, abs=2 / profile.c.numel())
 
 
+def test_a_quantile_that_everything_reaches_is_noticed():
+    with pytest.warns(dspreg.Notice, match="the 0.2 quantile of c is 0, so that every parameter is at or above it"):
+        mask = dspreg.measure(problems.model("partly frozen"), problems.domains("partly frozen")).mask(quantile=0.2)
+    assert all(m.all() for m in mask.values())
+
+
+def test_insensitive_parameters_are_counted_and_drawn_in_grey():
+    profile = dspreg.measure(problems.model("partly frozen"), problems.domains("partly frozen"))
+    assert profile.by_layer().set_index("layer")["insensitive"].to_dict() == {"head": 0.0, "unused": 1.0}
+    image = profile.figure("map", layer="unused").axes[0].images[0].get_array()
+    assert np.ma.masked_invalid(image).count() == 0
+    drawn = sum(bar.get_height() for bar in profile.figure("histogram").axes[0].containers[0])
+    assert drawn == profile.c["head.weight"].numel() + profile.c["head.bias"].numel()
+
+
 def test_mask_refuses_a_quantile_out_of_range(profile):
     with pytest.raises(dspreg.ConfigError, match="quantile=90; wanted a number from 0 to 1"):
         profile.mask(quantile=90)

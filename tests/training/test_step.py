@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dspreg.algorithms import CORAL, ERM, SAM, Algorithm, DSPReg, GroupDRO, parse
+from dspreg.algorithms import CORAL, ERM, SAM, Algorithm, DSPReg, GroupDRO, Task, parse
 from dspreg.batches import Batch
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train_step
@@ -171,16 +171,19 @@ def test_a_step_before_setup_says_what_to_do(algorithm):
         train_step(algorithm, toy_batches(0))
 
 
-def test_measuring_without_samples_says_what_to_do():
-    task = toy_task()
-    bare = type(task)(task.num_classes, task.domains, task.steps_per_epoch, task.backbone)
-    stack = ready(DSPReg(coefficients="static"), bare)
-    with pytest.raises(RuntimeError, match=r"step 0 wants 4 batches per domain.*give the Task a `samples` function"):
-        train_step(stack, toy_batches(0))
-
-
 def test_hard_and_soft_labels_in_one_step_are_refused():
     first, second = toy_batches(0, 2)
     soft = Batch(second.x, F.one_hot(second.y, 3).double(), 1)
     with pytest.raises(ValueError, match="hard and soft labels in one step"):
         train_step(ready(ERM(), toy_task(2)), [first, soft])
+
+
+def test_wrong_calls_say_what_was_wanted():
+    with pytest.raises(TypeError, match=r"setup wants a function that makes the optimiser: lambda params"):
+        ERM().setup(toy_task(), torch.optim.Adam([torch.nn.Parameter(torch.ones(1))]))
+    with pytest.raises(TypeError, match=r"wants a list of dspreg.Batch\(x, y, domain\)"):
+        train_step(ready(ERM()), [(torch.ones(2, 5), torch.zeros(2))])
+    with pytest.raises(TypeError, match=r"SAM\(base\) was given 'CORAL'; the base is a layer"):
+        SAM("CORAL")
+    with pytest.raises(TypeError, match="the backbone Linear has no `width`"):
+        ready(ERM(), Task(3, ("a", "b"), 2, lambda: torch.nn.Linear(5, 4)))

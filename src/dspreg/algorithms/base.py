@@ -60,6 +60,7 @@ class Algorithm(nn.Module):
 
     def __init__(self, base: Algorithm | None = None):
         super().__init__()
+        require_layer(base, f"{type(self).__name__}(base)")
         self.base: Algorithm = base if base is not None else ERM()
         self._staged: dict[tuple[str, int | None], Any] = {}
 
@@ -91,7 +92,14 @@ class Algorithm(nn.Module):
     # Before training.
 
     def setup(self, task: Task, optimizer: Optimizer) -> Algorithm:
-        """Build the network and one optimiser over all parameters of the stack."""
+        """Build the network and one optimiser over all parameters of the stack.
+
+        Args:
+            task: The experiment.
+            optimizer: Makes the optimiser from the parameters: `lambda params: torch.optim.Adam(params, lr=1e-3)`.
+        """
+        if not callable(optimizer):
+            raise TypeError("setup wants a function that makes the optimiser: lambda params: Adam(params, lr=1e-3)")
         self.bottom.stack = Stack(task, self)
         with seeded(*task.key, "build"):
             self.bottom.network = self.build(task)
@@ -159,6 +167,11 @@ class Algorithm(nn.Module):
             layer.commit()
         stack.steps += 1
 
+    def extra_repr(self) -> str:
+        from dspreg.algorithms.spec import describe_options
+
+        return describe_options(self)
+
     def commit(self) -> None:
         """Write what was staged in this step."""
         for (name, row), value in self._staged.items():
@@ -193,6 +206,12 @@ class Algorithm(nn.Module):
         return ParamVector((name, tensor.to(params[name].device)) for name, tensor in tensors.items())
 
 
+def require_layer(base: object, what: str) -> None:
+    if base is not None and not isinstance(base, Algorithm):
+        given = base.__name__ if isinstance(base, type) else repr(base)
+        raise TypeError(f"{what} was given {given}; the base is a layer such as CORAL(), and text is for dspreg.parse")
+
+
 class ERM(Algorithm):
     """Empirical risk minimisation: the mean cross-entropy over all samples of all domains. The bottom of every stack.
 
@@ -209,6 +228,8 @@ class ERM(Algorithm):
         # separate keys: whatever else a stack builds, all arms of a trial start from the same weights
         with seeded(*task.key, "backbone"):
             features = task.backbone()
+        if not hasattr(features, "width"):
+            raise TypeError(f"the backbone {type(features).__name__} has no `width`, the number of its features")
         with seeded(*task.key, "classifier"):
             return Network(features, nn.Linear(features.width, task.num_classes))
 

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Direction, Log, Objective
+from dspreg.algorithms.task import Task
 from dspreg.batches import Batch
 from dspreg.errors import ConfigError, Notice
+from dspreg.networks import Network
 from dspreg.penalty import Memory, Penalised, Step, engine_named, inner_of, kind_of, momentum
 from dspreg.priors import Choice, LogUniform
 from dspreg.randomness import generator
@@ -87,8 +89,10 @@ class DSPReg(Algorithm):
             raise ConfigError(f"quantile={quantile}; wanted a number from 0 to 1")
         counts = {"refresh_epochs": refresh_epochs, "refresh_steps": refresh_steps, "measure_batches": measure_batches}
         for name, value in counts.items():
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value}; wanted at least 1")
+            if value is not None and not (value >= 1 and value == int(value)):
+                raise ConfigError(f"{name}={value}; wanted a whole number, at least 1")
+        if not 0 <= eps < float("inf"):
+            raise ConfigError(f"eps={eps}; wanted a finite number ≥ 0")
         if warmup < 0:
             raise ConfigError(f"warmup={warmup}; wanted a number of steps ≥ 0")
         self.weight, self.warmup = weight, warmup
@@ -103,6 +107,13 @@ class DSPReg(Algorithm):
         self._noticed: set[str] = set()
         self.c = ParamVector()  # ones until it is measured
         self.refreshed_at: int | None = None
+
+    def build(self, task: Task) -> Network:
+        if self.weight and self.coefficients != "ones" and not task.can_measure:
+            raise ConfigError(
+                "DSPReg measures c during training: give the Task a `samples` function, or use coefficients='ones'"
+            )
+        return self.base.build(task)
 
     # The coefficients.
 
@@ -188,11 +199,11 @@ class DSPReg(Algorithm):
         inner = inner_of(self._engine)
         if inner is not self._engine:  # a lazy engine: its share is the inner one's, whether or not it acts now
             result = inner(step)
-        g = result.plain if result.plain is not None else step.gradient()[1]
+        loss, g = (result.loss, result.plain) if result.plain is not None else step.gradient()
         part = (result.gradient - g).norm()
         ratio = part / g.norm()
         low, middle, high = np.quantile(self.c.flat().cpu().numpy(), (0.1, 0.5, 0.9)).tolist()
-        self.note(L=result.loss, R=(self.c * g.square()).sum(), ratio=ratio, c_10=low, c_50=middle, c_90=high)
+        self.note(L=loss, R=(self.c * g.square()).sum(), ratio=ratio, c_10=low, c_50=middle, c_90=high)
         if self.refreshed_at is not None:
             self.note(age=self.t - self.refreshed_at)
         self.note(refresh_seconds=self._seconds)

@@ -135,13 +135,18 @@ def _words(hint: Any) -> str:
     return known.get(hint, "a list" if get_origin(hint) is list else str(hint))
 
 
+def describe_options(layer: Algorithm) -> str:
+    """The options of one layer that differ from their defaults: `weight=0.5, rho=0.1`."""
+    options = {n: getattr(layer, n) for n, p in options_of(type(layer)).items() if getattr(layer, n) != p.default}
+    return ", ".join(f"{n}={v!r}" for n, v in options.items())
+
+
 def _text(layer: Algorithm) -> str:
-    cls = type(layer)
     import dspreg.algorithms as index
 
+    cls, options = type(layer), describe_options(layer)
     name = cls.__name__ if getattr(index, cls.__name__, None) is cls else f"{cls.__module__}.{cls.__qualname__}"
-    options = {n: getattr(layer, n) for n, p in options_of(cls).items() if getattr(layer, n) != p.default}
-    return name + (f"({', '.join(f'{n}={v!r}' for n, v in options.items())})" if options else "")
+    return f"{name}({options})" if options else name
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

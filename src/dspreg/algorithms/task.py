@@ -27,5 +27,9 @@ class Task:
     samples: Callable[[int, int], Mapping[str, Sequence[Batch]]] = _no_samples
 
     @property
+    def can_measure(self) -> bool:
+        return self.samples is not _no_samples
+
+    @property
     def num_domains(self) -> int:
         return len(self.domains)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dspreg.errors import DataError
-from dspreg.sensitivity.samples import Inputs, Network, Samples
+from dspreg.sensitivity.samples import Function, Inputs, Samples
 from dspreg.vectors import ParamVector
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -35,7 +35,7 @@ Params = Mapping[str, Tensor]
 CHUNK_BYTES = 2**28  # of per-sample gradients held at a time
 
 
-def readings(f: Network, of: str, loss: Loss | None = None) -> Readings:
+def readings(f: Function, of: str, loss: Loss | None = None) -> Readings:
     """The scalars per sample (B, A) whose gradients are squared."""
 
     def outputs(samples: Samples) -> Tensor:
@@ -56,7 +56,7 @@ def readings(f: Network, of: str, loss: Loss | None = None) -> Readings:
 
 
 @torch.no_grad()
-def drawn_labels(f: Network, samples: Samples, random: torch.Generator) -> Tensor:
+def drawn_labels(f: Function, samples: Samples, random: torch.Generator) -> Tensor:
     """One label per sample from the network's softmax, y ~ p(· | x). (B,)"""
     p = samples.outputs(f).double().softmax(1)
     return torch.multinomial(p.cpu(), 1, generator=random)[:, 0].to(p.device)
@@ -95,11 +95,12 @@ def persample(
     """Like `loop`, many samples at a time by `torch.func`, at most `chunk_bytes` of gradients at once."""
     y = samples.y if samples.y is not None else torch.zeros(len(samples), device=groups.device)  # not looked at
     closed = _Closed(net, reading)
+    buffers = dict(closed.named_buffers())  # handed over, so that what a forward pass puts in their place is dropped
 
     def one(params: Params, inputs: Inputs, y: Tensor, a: int) -> Tensor:
         single = Samples(inputs, y).map(lambda t: t[None])
         named = {f"net.{name}": p for name, p in params.items()}
-        values: Tensor = torch.func.functional_call(closed, named, (single,))
+        values: Tensor = torch.func.functional_call(closed, (named, buffers), (single,))
         return values[0, a]
 
     gradients = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0, None))

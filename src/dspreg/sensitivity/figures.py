@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -59,23 +60,26 @@ def layers(profile: Profile) -> Figure:
 
 
 def histogram(profile: Profile) -> Figure:
-    """How c is spread over all parameters, and how its floor is."""
+    """How c is spread over all parameters that some domain is sensitive to, and how its floor is."""
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
     bins = np.linspace(0, profile.bound, 61).tolist()
     if profile.null is not None:
-        null = profile.null.flat().numpy()
+        null = profile.over_alive(profile.null).numpy()
         axes.hist(null, bins=bins, color=NULL_COLOUR, alpha=0.55, label=f"null, mean {null.mean():.2f}")
-    c = profile.c.flat().numpy()
+    c = profile.over_alive(profile.c).numpy()
     axes.hist(c, bins=bins, histtype="step", lw=1.8, color=C_COLOUR, label=f"c, mean {c.mean():.2f}")
-    axes.set_ylabel("parameters")
+    axes.set_ylabel(f"{len(c):,} of {profile.c.numel():,} parameters", fontsize=8)
     _scale(axes, profile)
     axes.legend(frameon=False)
     return figure
 
 
 def heat_map(profile: Profile, layer: str | None) -> Figure:
-    """c of one layer's largest tensor, every parameter a cell, beside the floor of the same cells."""
+    """c of one layer's largest tensor, every parameter a cell, beside the floor of the same cells.
+
+    Grey cells are parameters that no domain is sensitive to.
+    """
     owners = profile.layers()
     if layer not in owners:
         known = ", ".join(name for name in list(owners)[:12] if name)
@@ -88,14 +92,19 @@ def heat_map(profile: Profile, layer: str | None) -> Figure:
         panels.append(("null", profile.null[name]))
     figure = Figure(figsize=(1.2 + 3.6 * len(panels), 4.0), layout="constrained")
     image = None
+    alive = profile.alive()[name]
+    colours = colormaps[COLOURS].with_extremes(bad="#9ca3af")
     for axes, (label, values) in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
-        image = axes.imshow(cells(values, name), cmap=COLOURS, vmin=0, vmax=profile.bound, interpolation="nearest")
-        axes.set_title(f"{label}, mean {float(values.double().mean()):.2f}", fontsize=10)
+        shown = cells(torch.where(alive, values.double(), torch.nan), name)
+        image = axes.imshow(shown, cmap=colours, vmin=0, vmax=profile.bound, interpolation="nearest")
+        mean = float(values[alive].double().mean()) if alive.any() else 0.0
+        axes.set_title(f"{label}, mean {mean:.2f}", fontsize=10)
         axes.set_xticks([])
         axes.set_yticks([])
     assert image is not None
-    shown = min(profile.c[name].numel(), POSITIONS)
-    figure.suptitle(f"{name}: {shown:,} of {profile.c[name].numel():,} parameters", fontsize=10)
+    count = profile.c[name].numel()
+    missing = "" if profile.null is not None else " (no null measured)"
+    figure.suptitle(f"{name}: {min(count, POSITIONS):,} of {count:,} parameters{missing}", fontsize=10)
     scale = figure.colorbar(image, ax=figure.axes, shrink=0.8)
     scale.set_label("0 all domains alike, √(D−1) one alone", fontsize=8)
     return figure
@@ -113,6 +122,8 @@ def cells(values: Tensor, name: str) -> np.ndarray:
 
 
 def _scale(axes: Axes, profile: Profile) -> None:
+    if profile.null is None:
+        axes.set_title("no null measured: how much of c is noise is unknown", fontsize=8)
     axes.set_xlim(0, profile.bound)
     axes.set_xlabel(
         f"c, from 0 (all {len(profile.s)} domains alike) to √{len(profile.s) - 1} (one domain alone)", fontsize=8

@@ -18,7 +18,7 @@ from dspreg.sensitivity.meter import Meter
 from dspreg.sensitivity.null import dealt, regrouped
 from dspreg.sensitivity.profile import Profile, kinds_of
 from dspreg.sensitivity.purity import evaluating, require_separate_samples
-from dspreg.sensitivity.samples import Network, Samples, batches_of
+from dspreg.sensitivity.samples import Function, Samples, batches_of
 from dspreg.sensitivity.statistics import Moments, debiased, dispersion, rank_correlation, root_mean_square
 from dspreg.sensitivity.variance import Variance, variance_of
 from dspreg.vectors import ParamVector, Patterns
@@ -74,6 +74,8 @@ def measure(
         raise DataError(f"{got}; wanted a mapping from name to loader with at least two, since c compares domains")
     if eps < 0 or not math.isfinite(eps):
         raise ConfigError(f"eps={eps}; wanted a finite number ≥ 0")
+    if max_batches is not None and max_batches < 1:
+        raise ConfigError(f"max_batches={max_batches}; wanted at least 1, or None for all")
     meter = Meter(
         model, of=of, estimator=estimator, draws=draws, loss=loss, only=only, exclude=exclude, key=("measure", key)
     )
@@ -123,17 +125,21 @@ def measure(
         c=coefficient(across, scale, eps).to(dtype),
         c_debiased=debiased(scaled, root_mean_square(errors) * scale, eps).to(dtype) if enough else None,
         null=None if null_c is None else null_c.to(dtype),
-        reliability=_agreement([coefficient(half, scale, eps) for half in halves]) if enough else None,
+        reliability=_agreement(across, [coefficient(half, scale, eps) for half in halves]) if enough else None,
         kinds=kinds_of(model, meter.params),
-        settings={"of": of, "estimator": estimator, "draws": meter.draws if estimator == "signed" else None, "eps": eps}
-        | {"variance": variance if isinstance(variance, (int, float)) else type(variance).__name__}
-        | {"domains": counts, "loss": "cross_entropy" if loss is None else getattr(loss, "__name__", "custom")},
+        settings={
+            "of": of,
+            "estimator": meter.estimator,  # `loop` where `persample` fell back to it
+            "draws": meter.draws if estimator == "signed" else None,
+            "eps": eps,
+            "variance": variance if isinstance(variance, (int, float)) else type(variance).__name__,
+            "loss": "cross_entropy" if loss is None else getattr(loss, "__name__", "custom"),
+            "domains": counts,
+        },
     )
 
 
-def refreshed(
-    meter: Meter, domains: Mapping[str, Iterable[tuple[Network, Samples]]], eps: float = 0.0, scale: float = 1.0
-) -> ParamVector:
+def refreshed(meter: Meter, domains: Mapping[str, Iterable[tuple[Function, Samples]]], eps: float = 0.0) -> ParamVector:
     """c alone, domain by domain: three vectors, however many domains. The network must be in evaluation mode.
 
     Args:
@@ -144,11 +150,13 @@ def refreshed(
     for d, batches in enumerate(domains.values()):
         mean, n = ParamVector(), 0
         for b, (f, samples) in enumerate(batches):
+            if b == 0:
+                require_separate_samples(f, samples)
             samples = meter.labelled(f, samples, d, b)
             n += len(samples)
             mean = mean + (meter.mean(f, samples, d, b) - mean) * (len(samples) / n)
         across.add(mean)
-    return coefficient(across, scale, eps)
+    return dispersion(across, eps)
 
 
 def coefficient(across: Moments, scale: ParamVector | float, eps: float) -> ParamVector:
@@ -162,7 +170,7 @@ def coefficient(across: Moments, scale: ParamVector | float, eps: float) -> Para
 class _Floor:
     """The null of one measurement: in the same pass where per-sample squares are at hand, in a second one otherwise."""
 
-    def __init__(self, meter: Meter, model: Network, domains: Sequence[Sequence[Samples]], started: Started):
+    def __init__(self, meter: Meter, model: Function, domains: Sequence[Sequence[Samples]], started: Started):
         self.meter, self.model, self.started = meter, model, started
         self.domains = domains
         self.sizes = [sum(map(len, batches)) for batches in domains]
@@ -211,9 +219,12 @@ def _labelled(meter: Meter, model: nn.Module, name: str, d: int, batches: Iterat
             raise DataError(f"domain {name!r}, batch {b}: {error}") from error
 
 
-def _agreement(halves: list[ParamVector]) -> float:
-    odd, even = halves
-    return rank_correlation(odd.flat(), even.flat())
+def _agreement(across: Moments, halves: list[ParamVector]) -> float | None:
+    """Rank correlation over the parameters some domain is sensitive to: the others agree on c = 0 for no merit."""
+    alive = across.mean.flat() > 0
+    odd, even = (half.flat()[alive] for half in halves)
+    agreement = rank_correlation(odd, even)
+    return agreement if math.isfinite(agreement) else None  # NaN where c is the same everywhere
 
 
 Started = Callable[[Iterable[Samples], str], Iterable[Samples]]

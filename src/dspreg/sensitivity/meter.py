@@ -12,7 +12,7 @@ from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.randomness import Key, generator
 from dspreg.sensitivity import estimators
 from dspreg.sensitivity.estimators import Loss
-from dspreg.sensitivity.samples import Network, Samples
+from dspreg.sensitivity.samples import Function, Samples
 from dspreg.vectors import ParamVector, Patterns, selected, trainable
 
 OF = ("loss", "output", "fisher")
@@ -44,6 +44,10 @@ class Meter:
         exclude: Patterns = None,
         key: Iterable[Key] = (),
     ):
+        if not isinstance(net, nn.Module):
+            raise ConfigError(
+                f"the model is a {type(net).__name__}; wanted an nn.Module, whose parameters are measured"
+            )
         check_settings(of, estimator, draws)
         if loss is not None and of != "loss":
             raise ConfigError(f"a loss was given, but of={of!r} does not use one; leave it out or use of='loss'")
@@ -59,7 +63,7 @@ class Meter:
         """Whether per-sample squares are at hand, to be summed by any grouping in the same pass."""
         return self.estimator in ("loop", "persample")
 
-    def labelled(self, f: Network, samples: Samples, *place: Key) -> Samples:
+    def labelled(self, f: Function, samples: Samples, *place: Key) -> Samples:
         """`samples` with the labels that count, checked."""
         if self.of == "output":
             return Samples(samples.inputs)
@@ -67,11 +71,9 @@ class Meter:
             return samples.labelled(estimators.drawn_labels(f, samples, generator(*self.key, *place, "labels")))
         if samples.y is None:
             raise DataError("the loader yields no labels, which of='loss' needs; use of='output' or of='fisher'")
-        if self.loss is None:
-            self._check_labels(f, samples)
-        return samples
+        return samples.labelled(self._class_labels(f, samples, samples.y)) if self.loss is None else samples
 
-    def mean(self, f: Network, samples: Samples, *place: Key) -> ParamVector:
+    def mean(self, f: Function, samples: Samples, *place: Key) -> ParamVector:
         """s on these samples, float64. `place` names the batch, so that its signs are its own."""
         if self.takes_groups:
             one = torch.full((1, len(samples)), 1 / len(samples), dtype=torch.float64)
@@ -82,7 +84,7 @@ class Meter:
             return finite(estimators.signed(reading, self.params, samples, draws=self.draws, random=random))
         return finite(estimators.minibatch(reading, self.params, samples))
 
-    def grouped(self, f: Network, samples: Samples, groups: Tensor) -> ParamVector:
+    def grouped(self, f: Function, samples: Samples, groups: Tensor) -> ParamVector:
         """Σ_i groups_gi s(sample i), a row per group."""
         reading = estimators.readings(f, self.of, self.loss)
         groups = groups.to(next(iter(self.params.values())).device)
@@ -102,18 +104,32 @@ class Meter:
                 self.estimator = "loop"
         return finite(estimators.loop(reading, self.params, samples, groups))
 
-    def _check_labels(self, f: Network, samples: Samples) -> None:
-        assert samples.y is not None
-        if samples.y.is_floating_point():
-            return
+    def _class_labels(self, f: Function, samples: Samples, y: Tensor) -> Tensor:
+        """Labels that cross-entropy takes, or a refusal that says what is wrong with them."""
         with torch.no_grad():
-            classes = samples.take(slice(0, 1)).outputs(f).shape[1]
-        low, high = int(samples.y.min()), int(samples.y.max())
+            out = samples.take(slice(0, 1)).outputs(f)
+        if out.ndim != 2 or out.shape[1] < 2:
+            raise DataError(
+                f"the network returns {tuple(out.shape)[1:]} per sample; the default loss, cross-entropy, wants one "
+                "number for each of at least two classes. Give loss=, a function (output, y) → one value per sample"
+            )
+        classes = out.shape[1]
+        if y.is_floating_point():
+            if y.shape != (len(samples), classes):
+                raise DataError(
+                    f"labels of type {y.dtype} and shape {tuple(y.shape)} are neither class numbers (B,) nor "
+                    f"probabilities (B, {classes}); use y.long(), or give loss="
+                )
+            return y
+        if y.ndim != 1:
+            raise DataError(f"labels of shape {tuple(y.shape)}; wanted class numbers (B,): use y.squeeze(1)?")
+        low, high = int(y.min()), int(y.max())
         if low < 0 or high >= classes:
             raise DataError(
                 f"labels run from {low} to {high}, but the network has {classes} outputs, so they must be in "
                 f"0…{classes - 1}; do the labels start at 1, or does the network need another head?"
             )
+        return y.long()
 
 
 def check_settings(of: str, estimator: str, draws: int | None) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dspreg.errors import ConfigError, IntegrityError
+from dspreg.errors import ConfigError, IntegrityError, Notice
 from dspreg.vectors import ParamVector
 
 if TYPE_CHECKING:
@@ -52,36 +52,54 @@ class Profile:
         """√(D−1), the largest possible c: one domain has all the sensitivity."""
         return math.sqrt(len(self.s) - 1)
 
+    def alive(self) -> ParamVector:
+        """True for parameters that some domain is sensitive to. The others have c = 0 for want of any signal."""
+        return self.mean.map(lambda s: s > 0)
+
+    def over_alive(self, vector: ParamVector) -> Tensor:
+        """The entries of `vector` that are alive, in one row."""
+        return vector.flat()[self.alive().flat()]
+
     def __repr__(self) -> str:
-        c, n = self.c.flat(), sum(d["samples"] for d in self.settings.get("domains", {}).values())
-        floor = "unknown" if self.null is None else f"{float(self.null.flat().mean()):.3f}"
+        samples = sum(d["samples"] for d in self.settings.get("domains", {}).values())
+        c = self.over_alive(self.c)
+        floor = "unknown" if self.null is None else f"{float(self.over_alive(self.null).mean()):.3f}"
         sure = "unknown" if self.reliability is None else f"{self.reliability:.2f}"
+        dead = 1 - c.numel() / self.c.numel()
+        aside = f" ({dead:.0%} of them no domain is sensitive to)" if dead >= 0.005 else ""
         return (
-            f"Profile({len(self.c)} tensors, {c.numel():,} parameters, {len(self.s)} domains ({', '.join(self.s)}), "
-            f"{n} samples, mean c {float(c.mean()):.3f} (null {floor}), reliability {sure})"
+            f"Profile({len(self.c)} tensors, {self.c.numel():,} parameters{aside}, {len(self.s)} domains "
+            f"({', '.join(self.s)}), {samples} samples, "
+            f"mean c {float(c.mean()):.3f} (null {floor}), reliability {sure})"
         )
 
     def by_layer(self) -> pd.DataFrame:
-        """One row per layer in the order of the network: kind, size, mean s per domain, c beside its floor."""
+        """One row per layer in the order of the network: kind, size, mean s per domain, c beside its floor.
+
+        "insensitive" is the share of parameters with s = 0 on every domain, whose c is 0.
+        """
         import pandas as pd
 
         rows = []
         for layer, names in self.layers().items():
-            c = torch.cat([self.c[n].reshape(-1) for n in names]).double()
-            row: dict[str, Any] = {"layer": layer, "kind": self.kinds.get(layer, "?"), "parameters": c.numel()}
-            for domain, s in self.s.items():
-                row[f"s {domain}"] = float(torch.cat([s[n].reshape(-1) for n in names]).double().mean())
-            row |= {"c mean": float(c.mean()), "c median": float(c.median()), "c max": float(c.max())}
-            if self.null is not None:
-                null = torch.cat([self.null[n].reshape(-1) for n in names]).double()
-                row |= {"null mean": float(null.mean()), "null median": float(null.median())}
+            size = sum(self.c[n].numel() for n in names)
+            row: dict[str, Any] = {"layer": layer, "kind": self.kinds.get(layer, "?"), "parameters": size}
+            row |= {f"s {domain}": float(_joined(s, names).mean()) for domain, s in self.s.items()}
+            for label, vector in (("c", self.c), ("null", self.null)):
+                if vector is not None:
+                    values = _joined(vector, names)
+                    each = {"mean": values.mean(), "median": values.median(), "max": values.max()}
+                    row |= {f"{label} {which}": float(value) for which, value in each.items()}
+            row["insensitive"] = float((_joined(self.mean, names) == 0).double().mean())
             rows.append(row)
         return pd.DataFrame(rows)
 
     def top(self, k: int = 50) -> pd.DataFrame:
-        """The k parameters with the largest c: name, position in the tensor, c, null, s per domain."""
+        """The k parameters with the largest c: name, position in the tensor, c, null, c debiased, s per domain."""
         import pandas as pd
 
+        if k < 1:
+            raise ConfigError(f"top({k}); wanted at least 1")
         flat = self.c.flat()
         values, places = flat.topk(min(k, flat.numel()))
         starts = np.cumsum([0, *(t.numel() for t in self.c.values())])
@@ -92,8 +110,9 @@ class Profile:
             name, at = names[which], place - int(starts[which])
             position = tuple(int(i) for i in np.unravel_index(at, self.c[name].shape))
             row: dict[str, Any] = {"parameter": name, "position": position, "c": value}
-            if self.null is not None:
-                row["null"] = float(self.null[name].reshape(-1)[at])
+            for label, vector in (("null", self.null), ("c debiased", self.c_debiased)):
+                if vector is not None:
+                    row[label] = float(vector[name].reshape(-1)[at])
             rows.append(row | {f"s {d}": float(s[name].reshape(-1)[at]) for d, s in self.s.items()})
         return pd.DataFrame(rows)
 
@@ -124,6 +143,7 @@ class Profile:
         described = {"domains": list(self.s), "reliability": self.reliability, "kinds": dict(self.kinds)}
         described |= {"names": list(self.c), "settings": dict(self.settings)}
         path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(path.name + ".part")
         save_file(
             {k: t.contiguous() for k, t in tensors.items()},
@@ -166,13 +186,25 @@ class Profile:
             raise IntegrityError(f"{path} is damaged or not a profile: {error}") from error
 
 
+def _joined(vector: ParamVector, names: list[str]) -> Tensor:
+    return ParamVector((n, vector[n]) for n in names).flat().double()
+
+
 def upper_quantile(c: ParamVector, quantile: float) -> float:
     """The quantile of c over all parameters together."""
     if not 0 <= quantile <= 1:
         raise ConfigError(f"quantile={quantile}; wanted a number from 0 to 1")
     # numpy: torch.quantile refuses more than 16 million numbers. "higher": a value that occurs, so nothing near it
     # changes sides by rounding.
-    return float(np.quantile(c.flat().cpu().numpy(), quantile, method="higher"))
+    threshold = float(np.quantile(c.flat().cpu().numpy(), quantile, method="higher"))
+    if threshold == 0 < quantile:
+        warnings.warn(
+            f"the {quantile} quantile of c is 0, so that every parameter is at or above it: many parameters have no "
+            "sensitivity on any domain. Take a larger quantile",
+            Notice,
+            stacklevel=3,
+        )
+    return threshold
 
 
 def layer_of(name: str) -> str:

@@ -10,34 +10,43 @@ from torch import nn
 
 from dspreg.errors import DataError
 from dspreg.randomness import untouched
-from dspreg.sensitivity.samples import Network, Samples
+from dspreg.sensitivity.samples import Function, Samples
 
 
 @contextmanager
 def evaluating(net: nn.Module) -> Iterator[None]:
     """Inside, every module is in evaluation mode; afterwards flags, buffers and all random state are as before."""
     flags = {module: module.training for module in net.modules()}
-    buffers = {buffer: buffer.clone() for buffer in net.buffers()}
+    # the very objects: a forward pass may write into a buffer or put another tensor in its place
+    buffers = [(m, name, b, b.clone()) for m in net.modules() for name, b in m._buffers.items() if b is not None]
+    fast = torch.backends.mha.get_fastpath_enabled()
     try:
+        torch.backends.mha.set_fastpath_enabled(False)  # the fused encoder layer cannot be vectorised over samples
         with untouched(), torch.enable_grad():
             net.eval()
             yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for module, training in flags.items():
             module.training = training
         with torch.no_grad():
-            for buffer, before in buffers.items():
+            for module, name, buffer, before in buffers:
+                module._buffers[name] = buffer
                 if not torch.equal(buffer, before):
                     buffer.copy_(before)
 
 
 @torch.no_grad()
-def require_separate_samples(f: Network, samples: Samples) -> None:
+def require_separate_samples(f: Function, samples: Samples) -> None:
     """Refuse a network whose output for one sample depends on the others: it has no per-sample gradient."""
     few = samples.take(slice(0, 4))
     if len(few) == 1:  # set it beside another one: mirrored along its last dimension
         few = few.map(lambda t: torch.cat([t, t.flip(-1)]))
-    together = few.outputs(f)
+    try:
+        together = few.outputs(f)
+    except (RuntimeError, TypeError, IndexError) as error:
+        kinds = ", ".join(f"{t.dtype} {tuple(t.shape)}".removeprefix("torch.") for t in few.tensors())
+        raise DataError(f"the network cannot take these samples ({kinds}): {error}") from error
     if together.ndim == 0 or len(together) != len(few):
         raise DataError(
             f"the network returned shape {tuple(together.shape)} for {len(few)} samples; "

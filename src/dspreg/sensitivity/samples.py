@@ -15,7 +15,7 @@ from dspreg.errors import DataError
 LABELS = ("labels", "label", "y", "target", "targets")
 
 Inputs = Tensor | dict[str, Tensor]
-Network = Callable[..., Any]
+Function = Callable[..., Any]  # a network, or what a stack predicts with
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ class Samples:
         inputs = fn(self.inputs) if isinstance(self.inputs, Tensor) else {k: fn(v) for k, v in self.inputs.items()}
         return Samples(inputs, None if self.y is None else fn(self.y))
 
+    def tensors(self) -> list[Tensor]:
+        inputs = [self.inputs] if isinstance(self.inputs, Tensor) else list(self.inputs.values())
+        return inputs + ([] if self.y is None else [self.y])
+
     def take(self, index: slice | Tensor) -> Samples:
         return self.map(lambda t: t[index])
 
@@ -42,7 +46,7 @@ class Samples:
     def labelled(self, y: Tensor) -> Samples:
         return replace(self, y=y)
 
-    def outputs(self, f: Network) -> Tensor:
+    def outputs(self, f: Function) -> Tensor:
         """What `f` makes of the inputs: a tensor, or the `logits` of what it returns."""
         out = f(self.inputs) if isinstance(self.inputs, Tensor) else f(**self.inputs)
         out = getattr(out, "logits", out)
@@ -77,19 +81,24 @@ def read(batch: Any) -> Samples:
         return Samples(x, getattr(batch, "y", None))
     raise DataError(
         f"a loader yielded {_describe(batch)}; wanted (x, y), x, or a dictionary of tensors. "
-        "Collate the samples into tensors with a leading batch dimension."
+        "Wrap a data set in a torch DataLoader, which collates samples into tensors with a leading batch dimension."
     )
 
 
 def batches_of(domain: str, loader: Iterable[Any], max_batches: int | None, device: torch.device) -> Iterator[Samples]:
     """The batches of one domain, each checked; the loader is iterated once."""
+    if isinstance(loader, tuple) and len(loader) == 2 and all(isinstance(t, Tensor) for t in loader):
+        raise DataError(f"the domain {domain!r} is a pair of tensors; wanted batches: [(x, y)], or a DataLoader")
     seen = 0
     for i, batch in enumerate(islice(loader, max_batches)):
         samples = read(batch).to(device)
-        sizes = {len(t) if t.ndim else 0 for t in _tensors(samples)}
+        sizes = {len(t) if t.ndim else 0 for t in samples.tensors()}
         if len(sizes) > 1 or 0 in sizes:
-            raise DataError(f"batch {i} of {domain!r} has tensors with {sorted(sizes)} samples; wanted one number > 0")
-        for t in _tensors(samples):
+            raise DataError(
+                f"batch {i} of {domain!r} has tensors with {sorted(sizes)} samples; wanted one number > 0. "
+                "A data set by itself yields single samples: wrap it in a torch DataLoader"
+            )
+        for t in samples.tensors():
             if t.is_floating_point() and not torch.isfinite(t).all():
                 raise DataError(
                     f"batch {i} of {domain!r} holds NaN or infinite numbers; look at its images or at their transform"
@@ -98,11 +107,6 @@ def batches_of(domain: str, loader: Iterable[Any], max_batches: int | None, devi
         yield samples
     if not seen:
         raise DataError(f"the domain {domain!r} yielded no batch; is its folder empty, or its iterator used up?")
-
-
-def _tensors(samples: Samples) -> list[Tensor]:
-    inputs = [samples.inputs] if isinstance(samples.inputs, Tensor) else list(samples.inputs.values())
-    return inputs + ([] if samples.y is None else [samples.y])
 
 
 def _describe(batch: Any) -> str:

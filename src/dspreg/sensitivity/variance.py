@@ -48,8 +48,8 @@ def variance_of(given: Variance, names: Iterable[str]) -> ParamVector | float:
     if isinstance(given, RunningVariance):
         given = given.vector()
     if not isinstance(given, Mapping):
-        if not 0 < given < float("inf"):
-            raise ConfigError(f"variance={given}; wanted a positive number, a vector by name, or a RunningVariance")
+        if not isinstance(given, (int, float)) or not 0 < given < float("inf"):
+            raise ConfigError(f"variance={given!r}; wanted a positive number, a vector by name, or a RunningVariance")
         return float(given)
     missing = [name for name in names if name not in given]
     if missing:

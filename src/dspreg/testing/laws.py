@@ -50,6 +50,8 @@ def check_algorithm(algorithm: type[Algorithm] | str, **options: Any) -> None:
     Args:
         algorithm: A class, whose `options` are keyword arguments, or the spec of a whole stack.
     """
+    if not isinstance(algorithm, (str, type)):
+        raise TypeError(f"check_algorithm wants a class or a spec, not {type(algorithm).__name__}")
     if isinstance(algorithm, str) and options:
         raise TypeError("options of a spec stand in the spec")
 

@@ -24,6 +24,8 @@ def train_step(algorithm: Algorithm, batches: Sequence[Batch], *, record: bool =
     Returns:
         The loss and what the layers noted, as scalars on the device.
     """
+    if not batches or not all(isinstance(b, Batch) for b in batches):
+        raise TypeError("train_step wants a list of dspreg.Batch(x, y, domain), one per source domain")
     noise = Noise(*algorithm.task.key, algorithm.t, "noise")  # the same random numbers at every evaluation
 
     def objective(batches: Sequence[Batch]) -> Tensor:
