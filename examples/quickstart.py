@@ -22,7 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 import dspreg
-from dspreg.algorithms import Task, parse
+from dspreg.algorithms import Task, describe, parse
 from dspreg.data import Digits
 from dspreg.data.splits import split, steps_per_epoch
 from dspreg.data.tensors import TensorDomains
@@ -94,7 +94,7 @@ def main() -> None:
     console.print("Making the digits: real handwriting and printed fonts, four domains.")
     data = digits()
     rows, profiles = [], {}
-    columns = (TextColumn("{task.description:34}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+    columns = (TextColumn("{task.description:29}"), BarColumn(12), TextColumn("{task.percentage:>3.0f} %"))
     more = (TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[loss]}  {task.fields[share]}"))
     with Progress(*columns, *more, console=console) as bar:
         for target in data:
@@ -103,8 +103,8 @@ def main() -> None:
                 if target == SHOWN and name == "ERM":
                     fresh = parse(spec).setup(experiment.task, torch.optim.Adam)
                     profiles["before training"] = experiment.profile(fresh)
-                algorithm, share = train(experiment, spec, options.steps, bar, f"{name}, unseen: {target}")
-                rows.append((target, name, *experiment.accuracies(algorithm), share))
+                algorithm, share = train(experiment, spec, options.steps, bar, f"{name}, without {target}")
+                rows.append((target, describe(algorithm), *experiment.accuracies(algorithm), share))
                 console.print(
                     f"{name}, unseen {target}: {rows[-1][3]:.1f} % there, {rows[-1][2]:.1f} % on held-out sources"
                 )

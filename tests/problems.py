@@ -50,6 +50,35 @@ class Tied(nn.Module):
         return self.head(torch.tanh(self.repeated(torch.tanh(self.repeated(h)))))
 
 
+class Alias(nn.Module):
+    """One layer registered under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second, self.head = self.first, nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+class Hidden(nn.Module):
+    """A parameter that is used from a list and not from its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, CLASSES)
+        self.used = [self.layer.weight]
+
+    def double(self) -> Hidden:
+        super().double()
+        self.used = [self.layer.weight]
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(x @ self.used[0]))
+
+
 class PartlyFrozen(nn.Module):
     """A frozen layer and one that is never used."""
 
@@ -112,6 +141,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "lstm": LSTMClassifier,
     "transformer": TransformerClassifier,
     "tied": Tied,
+    "alias": Alias,
+    "hidden": Hidden,
     "partly frozen": PartlyFrozen,
     "keywords": TwoInputs,
 }

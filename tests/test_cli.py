@@ -45,7 +45,7 @@ def test_one_algorithm_in_full(capsys):
     out = capsys.readouterr().out
     assert out.startswith("CORAL: changes loss\n")
     assert "mean_f (μ_i − μ_j)²" in out  # the formula
-    assert "weight = 1.0   drawn from LogUniform(low=-1, high=1, key='mmd_gamma'" in out
+    assert "weight = 1.0   drawn from 10^U(-1, 1)" in out
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -173,6 +173,15 @@ def test_engine(name, check):
     assert not check(mutant)
 
 
+def test_lazy_acts_on_every_kth_step_and_no_other():
+    p = Problem()
+    acts = []
+    for _ in range(7):
+        acts.append(float(p.part(engine_named("lazy(3)")).norm()) > 0)
+        p.memory.commit()
+    assert acts == [False, False, True, False, False, True, False]
+
+
 def test_a_smaller_radius_is_closer_to_exact():
     errors = [relative(p.part(engine_named(n)) - p.target, p.target) for p in [Problem(0.1)] for n in NAMED_RADII]
     assert errors[0] > 5 * errors[1] > 20 * errors[2]

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"dspreg {__version__}")
     commands = parser.add_subcommands(required=True, metavar="COMMAND")
     algorithms = described(description="List the algorithms, or show one in full.")
-    algorithms.add_argument("name", nargs="?", help="a name from the list, or an import path of your own")
+    algorithms.add_argument("name", nargs="?", help="one of the list, or an import path of your own")
     commands.add_subcommand("algorithms", algorithms, help="list the algorithms, or show one in full")
     given = parser.parse_args(arguments)
     try:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dspreg import vectors
-from dspreg.batches import Batch
+from dspreg.batches import Batch, at_least_float32
 from dspreg.errors import ConfigError, Notice
 from dspreg.vectors import ParamVector, average, displaced
 
@@ -97,6 +97,11 @@ class Penalised(NamedTuple):
 Engine = Callable[[Step], Penalised]
 
 
+def penalty(c: ParamVector, g: ParamVector) -> Tensor:
+    """R = Σ c_k g_k², in at least float32: the square of a small half-precision number is 0."""
+    return (c * g.map(at_least_float32).square()).sum()
+
+
 def exact(step: Step) -> Penalised:
     """∇(L + λ Σ c_k g_k²) by differentiating twice. Over a gradient layer: that layer's gradient of this objective."""
     losses: list[Tensor] = []
@@ -105,7 +110,7 @@ def exact(step: Step) -> Penalised:
         loss = step.objective(batches)
         g = vectors.gradient(loss, step.net, create_graph=True)
         losses.append(loss.detach())
-        return loss + step.weight * (step.c * g.square()).sum()
+        return loss + step.weight * penalty(step.c, g)
 
     with step.full_precision():
         _, total = twice_differentiable(step.net, lambda: step.below(penalised, step.batches))

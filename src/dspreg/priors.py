@@ -32,6 +32,9 @@ class Prior(ABC):
         return self.sample(np.random.RandomState(seed_hash(seed, self.key or name)))
 
     @abstractmethod
+    def __str__(self) -> str: ...
+
+    @abstractmethod
     def sample(self, random: np.random.RandomState) -> Any: ...
 
 
@@ -43,6 +46,9 @@ class Uniform(Prior):
     high: float
     key: str | None = None
     integer: bool = False
+
+    def __str__(self) -> str:
+        return f"U({self.low:g}, {self.high:g})" + (", whole" if self.integer else "")
 
     def sample(self, random: np.random.RandomState) -> float | int:
         value = float(random.uniform(self.low, self.high))
@@ -59,6 +65,9 @@ class LogUniform(Prior):
     integer: bool = False
     base: float = 10.0
 
+    def __str__(self) -> str:
+        return f"{self.base:g}^U({self.low:g}, {self.high:g})" + (", whole" if self.integer else "")
+
     def sample(self, random: np.random.RandomState) -> float | int:
         value = float(self.base ** random.uniform(self.low, self.high))
         return int(value) if self.integer else value
@@ -74,6 +83,9 @@ class Choice(Prior):
     def __init__(self, *values: Any, key: str | None = None):
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "key", key)
+
+    def __str__(self) -> str:
+        return "one of " + ", ".join(map(repr, self.values))
 
     def sample(self, random: np.random.RandomState) -> Any:
         return self.values[random.choice(len(self.values))]  # by position: numpy would change the values' types

@@ -155,6 +155,7 @@ def move_to(net: nn.Module, point: ParamVector) -> None:
     params = trainable(net)
     for name, value in point.items():
         params[name].copy_(value)
+    torch.clear_autocast_cache()  # it holds casts of the parameters as they were
 
 
 @contextmanager
@@ -166,6 +167,7 @@ def displaced(net: nn.Module, delta: ParamVector) -> Iterator[None]:
         with torch.no_grad():
             for name, change in delta.items():
                 params[name].add_(change)
+        torch.clear_autocast_cache()
         yield
     finally:
         move_to(net, saved)

@@ -10,9 +10,13 @@ from reference.penalty import Flat
 import dspreg
 from dspreg import ConfigError, Notice, ParamVector
 from dspreg.algorithms import ERM, SAM, Algorithm, DSPReg, Task, parse
+from dspreg.batches import Batch
 from dspreg.data import Digits
 from dspreg.data.splits import split, steps_per_epoch
 from dspreg.networks import TinyMLP
+from dspreg.sensitivity import Meter
+from dspreg.sensitivity.purity import evaluating
+from dspreg.sensitivity.samples import Samples
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train_step
 from dspreg.vectors import theta
@@ -104,6 +108,82 @@ def test_c_is_that_of_measure_on_the_same_samples():
     assert float(stack.c.flat().std()) > 0.05
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"of": "output"},
+        {"of": "fisher"},
+        {"estimator": "loop"},
+        {"estimator": "signed"},
+        {"estimator": "signed", "draws": 5},
+        {"estimator": "minibatch"},
+        {"eps": 0.3},
+        {"measure_batches": 2},
+    ],
+    ids=str,
+)
+def test_every_option_of_measuring_is_used(options):
+    """c with the option is that of the same Meter or measure with the option, and not that without it."""
+    task = toy_task()
+
+    def ragged(t, n):
+        given = task.samples(t, n)
+        return {
+            d: [Batch(b.x[: 32 - 9 * i], b.y[: 32 - 9 * i], b.domain) for i, b in enumerate(bs)]
+            for d, bs in given.items()
+        }
+
+    stack = ready(DSPReg(**options), Task(3, task.domains, 2, task.backbone, task.key, ragged))
+    steps(stack, 2)
+    got = stack.measured_c().flat()
+    samples = ragged(2, options.get("measure_batches", 4))
+    others = {k: v for k, v in options.items() if k not in ("measure_batches", "eps")}
+    with evaluating(stack.net):
+        meter = Meter(stack.net, **others, key=("toy", 2, "measure"))
+        each = []
+        for d, batches in enumerate(samples.values()):
+            pairs = [(meter.labelled(stack.net, Samples(b.x, b.y), d, i), i) for i, b in enumerate(batches)]
+            sums = [meter.mean(stack.net, s, d, i).flat() * len(s) for s, i in pairs]
+            each.append(sum(sums) / sum(len(s) for s, _ in pairs))
+    s = torch.stack(each)
+    expected = s.std(0, correction=0) / (s.mean(0) + options.get("eps", 0.0))
+    assert torch.allclose(got, expected, rtol=1e-8)
+    plain = ready(DSPReg(), Task(3, task.domains, 2, task.backbone, task.key, ragged))
+    plain.net.load_state_dict(stack.net.state_dict())
+    plain.stack.steps = 2
+    if options != {"estimator": "loop"}:
+        assert not torch.allclose(got, plain.measured_c().flat(), rtol=1e-3)
+
+
+def test_signs_are_drawn_anew_at_each_refresh():
+    stack = ready(DSPReg(estimator="signed"))
+    same = toy_task().samples(0, 4)
+    stack.stack.task = Task(3, toy_task().domains, 2, toy_task().backbone, ("toy",), lambda t, n: same)
+    one = stack.measured_c().flat()
+    stack.stack.steps = 1
+    assert not torch.allclose(one, stack.measured_c().flat(), rtol=1e-3)
+
+
+def test_a_layer_set_up_again_starts_anew():
+    layer = DSPReg(weight=0.1, coefficients="static", engine="momentum")
+    steps(ready(layer), 4)
+    again, fresh = ready(layer), ready(DSPReg(weight=0.1, coefficients="static", engine="momentum"))
+    steps(again, 4)
+    steps(fresh, 4)
+    assert torch.equal(weights(again), weights(fresh))
+
+
+def test_half_precision_networks_keep_c_in_float32():
+    stack = ready(DSPReg(weight=0.05, refresh_epochs=1), toy_task(dropout=0.0)).bfloat16()
+    batches = [Batch(b.x.bfloat16(), b.y, b.domain) for b in toy_batches(0)]
+    samples = stack.task.samples
+    half = lambda t, n: {d: [Batch(b.x.bfloat16(), b.y, b.domain) for b in bs] for d, bs in samples(t, n).items()}  # noqa: E731
+    stack.stack.task = Task(3, stack.task.domains, 2, stack.task.backbone, stack.task.key, half)
+    log = train_step(stack, batches, record=True)
+    assert {t.dtype for t in stack.c.values()} == {torch.float32}
+    assert float(log["DSPReg.ratio"]) > 1e-3
+
+
 def test_measuring_sees_the_whole_stack():
     """A layer above DSPReg that changes `predict` is measured too."""
 
@@ -121,10 +201,12 @@ def test_measuring_sees_the_whole_stack():
 
 
 def test_c_starts_at_one_except_static():
-    dynamic, static = ready(DSPReg()), ready(DSPReg(coefficients="static"))
-    steps(dynamic, 1)
-    steps(static, 1)
-    assert set(dynamic.c.flat().tolist()) == {1.0}
+    dynamic, ones, static = (ready(DSPReg(weight=0.1, coefficients=kind)) for kind in ("dynamic", "ones", "static"))
+    for stack in (dynamic, ones, static):
+        steps(stack, 1)
+    assert torch.equal(weights(dynamic), weights(ones))
+    assert set(dynamic.ones().flat().tolist()) == {1.0}
+    assert not torch.equal(weights(static), weights(ones))
     assert float(static.c.flat().std()) > 0.05
     measured = static.c
     steps(static, 5, start=1)
@@ -355,6 +437,26 @@ def test_momentum_without_a_fixed_point_is_noticed():
     with pytest.warns(Notice) as caught:
         steps(stack, 12, record=True)
     assert any("engine 'momentum' has no fixed point here" in str(w.message) for w in caught)
+
+
+def test_under_fish_the_running_mean_takes_in_the_gradients_of_all_domains():
+    stack = ready(parse("DSPReg(weight=0.01, engine='momentum')+Fish"), toy_task(dropout=0.0))
+    layer, seen = stack.base, []
+    plain = layer.base.gradient
+    layer.base.gradient = lambda objective, batches: (seen.append(plain(objective, batches)), seen[-1])[1]
+    steps(stack, 1)
+    assert len(seen) == 3
+    expected = sum(g.flat() for _, g in seen) / 3 * 0.1
+    assert torch.allclose(layer._memory.mean.flat(), expected, rtol=1e-12)
+
+
+def test_the_age_of_c_survives_a_resume():
+    stack = ready(DSPReg(weight=0.05))
+    steps(stack, 4)  # measured before step 2
+    resumed = ready(DSPReg(weight=0.05))
+    resumed.load_state_dict(stack.state_dict())
+    (log,) = steps(resumed, 1, start=4, record=True)
+    assert int(log["DSPReg.age"]) == 2
 
 
 def test_a_failed_step_leaves_the_running_mean_alone():

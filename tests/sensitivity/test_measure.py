@@ -7,11 +7,14 @@ import problems
 import pytest
 import torch
 import torch.nn.functional as F
-from reference.sensitivity import largest_difference, mean_squares
+from reference.sensitivity import largest_difference, mean_squares, squared_means
+from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dspreg
+from dspreg.sensitivity.null import regrouped
+from dspreg.sensitivity.samples import Samples
 
 
 def mlp_domains(count=3, batches=4, size=16, **changes):
@@ -153,6 +156,70 @@ def test_variance_scales_s_and_cancels_in_c():
     assert torch.allclose(with_eps.c["0.weight"], expected, rtol=1e-10)
 
 
+@pytest.mark.parametrize("estimator", ["loop", "persample", "minibatch"])
+def test_everything_by_hand_with_unequal_sizes_eps_and_variance(estimator):
+    """Batches and domains of different sizes: whatever is averaged without its weight shows here."""
+    model = problems.model("mlp")
+    sizes = {"a": (3, 9, 4), "b": (7, 2), "c": (5, 11, 1, 6)}
+    domains = {d: [problems.batch("mlp", i, n, b) for b, n in enumerate(ns)] for i, (d, ns) in enumerate(sizes.items())}
+    variance = {n: torch.rand_like(p) + 0.1 for n, p in model.named_parameters()}
+    eps = 0.02
+    profile = dspreg.measure(model, domains, estimator=estimator, variance=variance, eps=eps)
+    naive = squared_means if estimator == "minibatch" else mean_squares
+    name = "0.weight"
+    v = variance[name].numpy()
+
+    def s_of(items):
+        return naive(model, items)[name].numpy()
+
+    def c_of(each):
+        each = np.stack(each) * v
+        return each.std(0) / (each.mean(0) + eps)
+
+    s = [s_of(items) for items in domains.values()]
+    np.testing.assert_allclose(profile.c[name], c_of(s), rtol=1e-9)
+    np.testing.assert_allclose(profile.s["b"][name], s[1] * v, rtol=1e-9)
+    errors = []
+    for whole, (d, ns) in zip(s, sizes.items(), strict=True):
+        between = sum(n * (s_of([item]) - whole) ** 2 for n, item in zip(ns, domains[d], strict=True))
+        errors.append(between / (sum(ns) * (len(ns) - 1)))
+    noise = (2 / 3) * np.mean(errors, 0) * v**2
+    mean = np.mean(s, 0) * v
+    expected = np.sqrt(np.maximum(0, (np.stack(s) * v).var(0) - noise)) / (mean + eps)
+    np.testing.assert_allclose(profile.c_debiased[name], expected, rtol=1e-7, atol=1e-12)
+    halves = [
+        np.concatenate([c_of_tensor(model, naive, domains, variance, eps, part, n) for n in variance])
+        for part in (0, 1)
+    ]
+    assert profile.reliability == pytest.approx(stats.spearmanr(*halves).statistic, abs=1e-9)
+    batches = [[Samples(x, y) for x, y in items] for items in domains.values()]
+    pseudo = [[(b.inputs, b.y) for b in again] for again in regrouped(batches, "measure", 0)]
+    np.testing.assert_allclose(profile.null[name], c_of([s_of(items) for items in pseudo]), rtol=1e-9)
+
+
+def c_of_tensor(model, naive, domains, variance, eps, part, name):
+    each = np.stack([naive(model, items[part::2])[name].numpy() for items in domains.values()])
+    each = each * variance[name].numpy()
+    return (each.std(0) / (each.mean(0) + eps)).ravel()
+
+
+def test_the_second_pass_of_null_has_signs_of_its_own():
+    items = problems.domains("mlp", 2, 8)["photo"]
+    domains = dict.fromkeys("ab", items)
+    profile = dspreg.measure(problems.model("mlp"), domains, estimator="signed")
+    assert float((profile.c.flat() - profile.null.flat()).abs().max()) > 0.1
+
+
+def test_a_first_layer_that_works_in_place_does_not_touch_the_samples():
+    model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)).double()
+    domains = mlp_domains(2)
+    before = domains["photo"][0][0].clone()
+    in_place = dspreg.measure(model, domains).c["1.weight"]
+    model[0].inplace = False
+    assert torch.equal(domains["photo"][0][0], before)
+    assert torch.equal(in_place, dspreg.measure(model, domains).c["1.weight"])
+
+
 def test_running_variance_is_the_variance_along_training():
     model = problems.model("mlp")
     seen, history = dspreg.RunningVariance(model), []
@@ -204,6 +271,7 @@ def with_sketch(x=None, y=None):
 
 
 PAIR = {"a": (torch.ones(4, 6), torch.ones(4)), "b": []}
+ODD_VARIANCE = {n: torch.ones(5, 1) for n, _ in problems.model("mlp").named_parameters()}
 DATASET = {"a": TensorDataset(torch.ones(4, 6), torch.ones(4)), "b": []}
 
 
@@ -244,6 +312,7 @@ def mixing():
         ("mlp", mlp_domains(2), {"eps": -1.0}, "eps=-1.0; wanted"),
         ("mlp", mlp_domains(2), {"variance": 0.0}, "variance=0.0; wanted a positive number"),
         ("mlp", mlp_domains(2), {"variance": {"0.weight": torch.ones(5, 6)}}, "variance has no entry for '0.bias'"),
+        ("mlp", mlp_domains(2), {"variance": ODD_VARIANCE}, r"shape \(5, 1\); wanted \(5, 6\)"),
         ("mlp", mlp_domains(2), {"only": "layer4.*"}, "'layer4.*' matches no parameter; there are 0.weight"),
         ("mlp", mlp_domains(2), {"exclude": "*"}, "leave no parameter"),
         ("mlp", mlp_domains(2), {"loss": F.cross_entropy}, r"the loss returned shape \(\) .* reduction='none'"),

@@ -1,5 +1,6 @@
 """One training step: the plain one, what makes it repeatable, and what a failed one leaves behind."""
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,8 @@ from torch import nn
 
 from dspreg.algorithms import CORAL, ERM, SAM, Algorithm, DSPReg, GroupDRO, Task, parse
 from dspreg.batches import Batch
+from dspreg.errors import Notice
+from dspreg.networks import TinyMLP
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train_step
 from dspreg.vectors import theta
@@ -187,3 +190,48 @@ def test_wrong_calls_say_what_was_wanted():
         SAM("CORAL")
     with pytest.raises(TypeError, match="the backbone Linear has no `width`"):
         ready(ERM(), Task(3, ("a", "b"), 2, lambda: torch.nn.Linear(5, 4)))
+
+
+class Normalised(TinyMLP):
+    """With batch norm that trains: every forward pass in training mode moves its statistics."""
+
+    def __init__(self):
+        super().__init__(5)
+        self.norm = nn.BatchNorm1d(self.width)
+
+    def forward(self, x):
+        return self.norm(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "ERM",
+        "SAM",
+        "Fish",
+        "DSPReg(weight=0.05)",
+        "SAM+DSPReg(weight=0.05, engine='central')",
+        "DSPReg(weight=0.05, engine='lazy(2)')",
+    ],
+)
+def test_batch_norm_counts_a_batch_once_however_often_it_is_looked_at(spec):
+    toy = toy_task()
+    task = Task(3, toy.domains, 2, Normalised, toy.key, toy.samples)
+    quiet, watched = (ready(parse(spec), task) for _ in range(2))
+    for t in range(4):
+        train_step(quiet, toy_batches(t))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Notice)
+            train_step(watched, toy_batches(t), record=True)
+    assert int(quiet.net.featurizer.norm.num_batches_tracked) == (12 if spec == "Fish" else 4)
+    for name, tensor in quiet.net.state_dict().items():
+        assert torch.equal(tensor, watched.net.state_dict()[name]), name
+
+
+def test_sam_under_autocast_still_looks_elsewhere():
+    """Autocast keeps casts of the weights; after a displacement they would be those of the old place."""
+    stack, plain = (ready(parse(s), toy_task(dropout=0.0)).float() for s in ("SAM(rho=0.5)", "ERM"))
+    batches = [Batch(b.x.float(), b.y, b.domain) for b in toy_batches(0)]
+    with torch.autocast("cpu", torch.bfloat16):
+        (_, g), (_, e) = (a.gradient(lambda b, a=a: a.loss(a(b)), batches) for a in (stack, plain))
+    assert float((g - e).norm() / e.norm()) > 0.05

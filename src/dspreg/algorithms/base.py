@@ -13,6 +13,7 @@ as functions, so that a layer may evaluate them again elsewhere without knowing 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -168,9 +169,9 @@ class Algorithm(nn.Module):
         stack.steps += 1
 
     def extra_repr(self) -> str:
-        from dspreg.algorithms.spec import describe_options
-
-        return describe_options(self)
+        """The options that differ from their defaults: `weight=0.5, rho=0.1`."""
+        options = {n: getattr(self, n) for n, p in options_of(type(self)).items() if getattr(self, n) != p.default}
+        return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
     def commit(self) -> None:
         """Write what was staged in this step."""
@@ -204,6 +205,11 @@ class Algorithm(nn.Module):
         """A loaded vector, where the parameters are."""
         params = trainable(self.net)
         return ParamVector((name, tensor.to(params[name].device)) for name, tensor in tensors.items())
+
+
+def options_of(cls: type[Algorithm]) -> dict[str, inspect.Parameter]:
+    """The keyword options of an algorithm's constructor."""
+    return {p.name: p for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 
 def require_layer(base: object, what: str) -> None:

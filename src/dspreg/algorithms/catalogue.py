@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 
 import dspreg.algorithms as index
-from dspreg.algorithms.base import Algorithm
-from dspreg.algorithms.spec import algorithm_named, options_of
+from dspreg.algorithms.base import Algorithm, options_of
+from dspreg.algorithms.spec import algorithm_named
 
 ARROWS = ("build", "forward", "loss", "gradient", "update")
 

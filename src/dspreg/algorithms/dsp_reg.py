@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Direction, Log, Objective
 from dspreg.algorithms.task import Task
-from dspreg.batches import Batch
+from dspreg.batches import Batch, at_least_float32
 from dspreg.errors import ConfigError, Notice
 from dspreg.networks import Network
-from dspreg.penalty import Memory, Penalised, Step, engine_named, inner_of, kind_of, momentum
+from dspreg.penalty import Memory, Penalised, Step, engine_named, inner_of, kind_of, momentum, penalty
 from dspreg.priors import Choice, LogUniform
 from dspreg.randomness import generator
 from dspreg.sensitivity import Meter
@@ -45,7 +45,8 @@ class DSPReg(Algorithm):
         refresh_steps: Measure before steps S, 2S, … instead.
         measure_batches: Batches of 32 images per domain to measure on.
         draws: Sign draws per batch, for `estimator="signed"`.
-        engine: How the penalty's gradient is computed; see `dspreg.penalty`.
+        engine: How the penalty's gradient is computed: `"exact"`, `"lookahead"`, `"lookahead(radius=0.2*weight)"`,
+            `"momentum(beta=0.9)"` (another objective), `"lazy(30)"`, `"lazy(30, exact)"`; see `dspreg.penalty`.
         estimator, of, eps: How c is measured; see `dspreg.measure`.
         only, exclude: Which parameters are penalised, by patterns on their names. The others have c = 0.
         warmup: Steps before the penalty counts.
@@ -102,18 +103,23 @@ class DSPReg(Algorithm):
         self.coefficients, self.quantile = coefficients, quantile
         self.engine = engine
         self._engine = engine_named(engine)
-        self._memory = Memory()
-        self._seconds = 0.0  # spent refreshing since the last record
-        self._noticed: set[str] = set()
-        self.c = ParamVector()  # ones until it is measured
-        self.refreshed_at: int | None = None
+        self._start()
 
     def build(self, task: Task) -> Network:
         if self.weight and self.coefficients != "ones" and not task.can_measure:
             raise ConfigError(
                 "DSPReg measures c during training: give the Task a `samples` function, or use coefficients='ones'"
             )
+        self._start()
         return self.base.build(task)
+
+    def _start(self) -> None:
+        self._memory = Memory()
+        self._seconds = 0.0  # spent refreshing since the last record
+        self._recorded_at: int | None = None
+        self._noticed: set[str] = set()
+        self.c = ParamVector()  # ones until it is measured
+        self.refreshed_at: int | None = None
 
     # The coefficients.
 
@@ -162,7 +168,7 @@ class DSPReg(Algorithm):
     def ones(self) -> ParamVector:
         """c = 1 for every penalised parameter."""
         params = ParamVector(trainable(self.net)).select(self.only, self.exclude)
-        return params.map(lambda p: torch.ones_like(p.detach()))
+        return params.map(lambda p: torch.ones_like(at_least_float32(p.detach())))
 
     def arranged(self, c: ParamVector) -> ParamVector:
         """c as the option `coefficients` wants it."""
@@ -178,7 +184,7 @@ class DSPReg(Algorithm):
         return c
 
     def _shuffled(self, name: str, c: Tensor) -> Tensor:
-        order = torch.randperm(c.numel(), generator=generator(*self.task.key, self.t, name, "shuffle"))
+        order = torch.randperm(c.numel(), generator=generator(*self.task.key, self.t, name, "shuffle"), device="cpu")
         return c.reshape(-1)[order.to(c.device)].view_as(c)
 
     # The penalty.
@@ -186,11 +192,11 @@ class DSPReg(Algorithm):
     def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
         if not self.weight or self.t < self.warmup:
             return self.base.gradient(objective, batches)
-        if not self.c:
-            self.c = self.ones()
-        step = Step(self.base.gradient, objective, batches, self.net, self.c, self.weight, self._memory)
+        c = self.c or self.ones()
+        step = Step(self.base.gradient, objective, batches, self.net, c, self.weight, self._memory)
         result = self._engine(step)
-        if self.stack.recording and "DSPReg.ratio" not in self.stack.notes:
+        if self.stack.recording and self._recorded_at != self.t:  # once, also if a layer above asks again
+            self._recorded_at = self.t
             self._record(step, result)
         return result.loss, result.gradient
 
@@ -201,9 +207,9 @@ class DSPReg(Algorithm):
             result = inner(step)
         loss, g = (result.loss, result.plain) if result.plain is not None else step.gradient()
         part = (result.gradient - g).norm()
-        ratio = part / g.norm()
-        low, middle, high = np.quantile(self.c.flat().cpu().numpy(), (0.1, 0.5, 0.9)).tolist()
-        self.note(L=loss, R=(self.c * g.square()).sum(), ratio=ratio, c_10=low, c_50=middle, c_90=high)
+        ratio = part / g.norm().clamp(min=torch.finfo(part.dtype).tiny)
+        low, middle, high = np.quantile(step.c.flat().cpu().numpy(), (0.1, 0.5, 0.9)).tolist()
+        self.note(L=loss, R=penalty(step.c, g), ratio=ratio, c_10=low, c_50=middle, c_90=high)
         if self.refreshed_at is not None:
             self.note(age=self.t - self.refreshed_at)
         self.note(refresh_seconds=self._seconds)
@@ -234,6 +240,12 @@ class DSPReg(Algorithm):
     def discard(self) -> None:
         super().discard()
         self._memory.seen = []
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DSPReg:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.c = self.c.map(lambda c: at_least_float32(fn(c)))
+        self._memory.mean = self._memory.mean.map(fn)
+        return self
 
     def get_extra_state(self) -> dict[str, Any]:
         memory = {"mean": dict(self._memory.mean), "mass": self._memory.mass, "steps": self._memory.steps}

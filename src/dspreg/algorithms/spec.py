@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ast
 import difflib
-import inspect
 import math
 import pkgutil
 from collections.abc import Iterable
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from dspreg.algorithms.base import ERM, Algorithm
+from dspreg.algorithms.base import ERM, Algorithm, options_of
 from dspreg.errors import ConfigError
 
 
@@ -38,12 +37,6 @@ def describe(algorithm: Algorithm) -> str:
     layers = list(algorithm.layers())[::-1]
     shown = layers[1:] if type(layers[0]) is ERM and len(layers) > 1 else layers
     return "+".join(_text(layer) for layer in shown)
-
-
-def options_of(cls: type[Algorithm]) -> dict[str, inspect.Parameter]:
-    """The keyword options of an algorithm's constructor."""
-    parameters = inspect.signature(cls).parameters.values()
-    return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def algorithm_named(name: str) -> type[Algorithm]:
@@ -135,16 +128,10 @@ def _words(hint: Any) -> str:
     return known.get(hint, "a list" if get_origin(hint) is list else str(hint))
 
 
-def describe_options(layer: Algorithm) -> str:
-    """The options of one layer that differ from their defaults: `weight=0.5, rho=0.1`."""
-    options = {n: getattr(layer, n) for n, p in options_of(type(layer)).items() if getattr(layer, n) != p.default}
-    return ", ".join(f"{n}={v!r}" for n, v in options.items())
-
-
 def _text(layer: Algorithm) -> str:
     import dspreg.algorithms as index
 
-    cls, options = type(layer), describe_options(layer)
+    cls, options = type(layer), layer.extra_repr()
     name = cls.__name__ if getattr(index, cls.__name__, None) is cls else f"{cls.__module__}.{cls.__qualname__}"
     return f"{name}({options})" if options else name
 

@@ -38,7 +38,7 @@ class TensorDomains:
         """One training batch per domain for step t, drawn with replacement."""
         result = []
         for d, (name, (x, y)) in enumerate(self.domains.items()):
-            chosen = torch.randint(len(y), (size,), generator=generator(*self.key, t, name, "train"))
+            chosen = torch.randint(len(y), (size,), generator=generator(*self.key, t, name, "train"), device="cpu")
             result.append(Batch(x[chosen], y[chosen], d))
         return result
 
@@ -49,6 +49,7 @@ class TensorDomains:
         """
         result = {}
         for d, (name, (x, y)) in enumerate(self.domains.items()):
-            order = torch.randperm(len(y), generator=generator(*self.key, t, name, "measure"))[: batches * MEASURED]
-            result[name] = [Batch(x[part], y[part], d) for part in torch.split(order, MEASURED)]
+            order = torch.randperm(len(y), generator=generator(*self.key, t, name, "measure"), device="cpu")
+            chosen = torch.split(order[: batches * MEASURED], MEASURED)
+            result[name] = [Batch(x[part], y[part], d) for part in chosen]
         return result

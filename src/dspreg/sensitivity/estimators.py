@@ -39,7 +39,7 @@ def readings(f: Function, of: str, loss: Loss | None = None) -> Readings:
     """The scalars per sample (B, A) whose gradients are squared."""
 
     def outputs(samples: Samples) -> Tensor:
-        return samples.outputs(f).flatten(1)
+        return samples.outputs(f).reshape(len(samples), -1)
 
     def losses(samples: Samples) -> Tensor:
         assert samples.y is not None
@@ -78,7 +78,7 @@ def loop(reading: Readings, params: Params, samples: Samples, groups: Tensor) ->
     for i in range(len(samples)):
         values = reading(samples.take(slice(i, i + 1)))[0]
         for value in values:
-            for name, g in _gradient(value, params, retain_graph=True).items():
+            for name, g in gradient(value, params, retain_graph=True).items():
                 total[name] += torch.multiply(groups[:, i].view(-1, *[1] * g.ndim), g.double().square())
     return ParamVector(total)
 
@@ -95,14 +95,16 @@ def persample(
     """Like `loop`, many samples at a time by `torch.func`, at most `chunk_bytes` of gradients at once."""
     y = samples.y if samples.y is not None else torch.zeros(len(samples), device=groups.device)  # not looked at
     closed = _Closed(net, reading)
-    buffers = dict(closed.named_buffers())  # handed over, so that what a forward pass puts in their place is dropped
+    slots = _slots(net, params)
 
     def one(params: Params, inputs: Inputs, y: Tensor, a: int) -> Tensor:
         single = Samples(inputs, y).map(lambda t: t[None])
-        named = {f"net.{name}": p for name, p in params.items()}
-        values: Tensor = torch.func.functional_call(closed, (named, buffers), (single,))
+        named = {f"net.{slot}": params[name] for slot, name in slots.items()}
+        # torch's own tying would put a parameter twice into a module that is registered twice, and never take it out
+        values: Tensor = torch.func.functional_call(closed, (named, buffers), (single,), tie_weights=False)
         return values[0, a]
 
+    buffers = {f"net.{name}": b for name, b in net.named_buffers()}  # what forward puts in their place is dropped
     gradients = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0, None))
     with torch.no_grad():
         num_readings = reading(samples.take(slice(0, 1))).shape[1]
@@ -130,8 +132,8 @@ def signed(reading: Readings, params: Params, samples: Samples, *, draws: int, r
     values = reading(samples)
     total = _zeros(params)
     for draw in range(draws):
-        signs = torch.randint(2, values.shape, generator=random).to(values) * 2 - 1
-        for name, g in _gradient((signs * values).sum(), params, retain_graph=draw < draws - 1).items():
+        signs = torch.randint(2, values.shape, generator=random, device="cpu").to(values) * 2 - 1
+        for name, g in gradient((signs * values).sum(), params, retain_graph=draw < draws - 1).items():
             total[name] += g.double().square()
     return ParamVector(total) / (draws * len(samples))
 
@@ -143,9 +145,20 @@ def minibatch(reading: Readings, params: Params, samples: Samples) -> ParamVecto
     """
     total = _zeros(params)
     for value in reading(samples).mean(0):
-        for name, g in _gradient(value, params, retain_graph=True).items():
+        for name, g in gradient(value, params, retain_graph=True).items():
             total[name] += g.double().square()
     return ParamVector(total)
+
+
+def _slots(net: nn.Module, params: Params) -> dict[str, str]:
+    """Every place of a measured parameter in the network, and the name it goes by. A tied one has several."""
+    named = {p: name for name, p in params.items()}
+    places = {}
+    for module, owner in net.named_modules():  # each module once, also if it is registered twice
+        for own, p in owner.named_parameters(recurse=False, remove_duplicate=False):
+            if p in named:
+                places[f"{module}.{own}".removeprefix(".")] = named[p]
+    return places
 
 
 class _Closed(nn.Module):
@@ -160,8 +173,10 @@ class _Closed(nn.Module):
         return self.reading(samples)
 
 
-def _gradient(value: Tensor, params: Params, *, retain_graph: bool) -> dict[str, Tensor]:
+def gradient(value: Tensor, params: Params, *, retain_graph: bool) -> dict[str, Tensor]:
     """The gradient, without the parameters that `value` does not depend on."""
+    if not value.requires_grad:
+        return {}
     grads = torch.autograd.grad(value, list(params.values()), retain_graph=retain_graph, allow_unused=True)
     return {name: g for name, g in zip(params, grads, strict=True) if g is not None}
 

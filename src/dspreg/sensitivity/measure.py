@@ -79,6 +79,7 @@ def measure(
     meter = Meter(
         model, of=of, estimator=estimator, draws=draws, loss=loss, only=only, exclude=exclude, key=("measure", key)
     )
+    domains = {str(name): loader for name, loader in domains.items()}
     scale = variance_of(variance, meter.params)
     first = next(iter(meter.params.values()))
     dtype = torch.promote_types(first.dtype, torch.float32)
@@ -147,7 +148,7 @@ def refreshed(meter: Meter, domains: Mapping[str, Iterable[tuple[Function, Sampl
         domains: Per domain, batches with the function to measure on each.
     """
     across = Moments()
-    for d, batches in enumerate(domains.values()):
+    for d, (name, batches) in enumerate(domains.items()):
         mean, n = ParamVector(), 0
         for b, (f, samples) in enumerate(batches):
             if b == 0:
@@ -155,6 +156,8 @@ def refreshed(meter: Meter, domains: Mapping[str, Iterable[tuple[Function, Sampl
             samples = meter.labelled(f, samples, d, b)
             n += len(samples)
             mean = mean + (meter.mean(f, samples, d, b) - mean) * (len(samples) / n)
+        if not n:
+            raise DataError(f"there are no samples of {name!r} to measure on")
         across.add(mean)
     return dispersion(across, eps)
 
@@ -175,7 +178,9 @@ class _Floor:
         self.domains = domains
         self.sizes = [sum(map(len, batches)) for batches in domains]
         ends = torch.cumsum(torch.tensor([0, *self.sizes]), 0)
-        pseudo = dealt(self.sizes, *meter.key)
+        pseudo = torch.empty(sum(self.sizes), dtype=torch.long)
+        for d, members in enumerate(dealt(self.sizes, *meter.key)):
+            pseudo[members] = d
         self.pseudo = [
             pseudo[ends[d] : ends[d + 1]].split([len(b) for b in batches]) for d, batches in enumerate(domains)
         ]
@@ -187,7 +192,8 @@ class _Floor:
             return self.meter.mean(self.model, samples, d, b)
         n = len(samples)
         members = torch.arange(len(self.sizes))[:, None] == self.pseudo[d][b]
-        rows = self.meter.grouped(self.model, samples, torch.cat([torch.full((1, n), 1 / n), members]).double())
+        mean = torch.full((1, n), 1 / n, dtype=torch.float64)
+        rows = self.meter.grouped(self.model, samples, torch.cat([mean, members.double()]))
         self.sums = self.sums + rows.map(lambda t: t[1:])
         return rows.map(lambda t: t[0])
 

@@ -52,10 +52,13 @@ class Meter:
         if loss is not None and of != "loss":
             raise ConfigError(f"a loss was given, but of={of!r} does not use one; leave it out or use of='loss'")
         params = trainable(net)
+        if any(p.is_complex() for p in params.values()):
+            raise ConfigError("complex parameters have no sensitivity here; give real and imaginary parts of their own")
         if not params:
             raise ConfigError(f"{type(net).__name__} has no trainable parameter (requires_grad is False everywhere)")
         self.net, self.of, self.estimator, self.loss, self.key = net, of, estimator, loss, tuple(key)
         self.draws = draws or 1
+        self._compared = False
         self.params: dict[str, Tensor] = {name: params[name] for name in selected(params, only, exclude)}
 
     @property
@@ -68,6 +71,7 @@ class Meter:
         if self.of == "output":
             return Samples(samples.inputs)
         if self.of == "fisher":
+            self._classes(f, samples)
             return samples.labelled(estimators.drawn_labels(f, samples, generator(*self.key, *place, "labels")))
         if samples.y is None:
             raise DataError("the loader yields no labels, which of='loss' needs; use of='output' or of='fisher'")
@@ -90,7 +94,9 @@ class Meter:
         groups = groups.to(next(iter(self.params.values())).device)
         if self.estimator == "persample":
             try:
-                return finite(estimators.persample(reading, self.params, samples, groups, net=self.net))
+                s = finite(estimators.persample(reading, self.params, samples, groups, net=self.net))
+                self._require_all_reached(reading, samples, s)
+                return s
             except (DataError, torch.OutOfMemoryError):
                 raise
             except (RuntimeError, NotImplementedError) as error:
@@ -104,16 +110,30 @@ class Meter:
                 self.estimator = "loop"
         return finite(estimators.loop(reading, self.params, samples, groups))
 
-    def _class_labels(self, f: Function, samples: Samples, y: Tensor) -> Tensor:
-        """Labels that cross-entropy takes, or a refusal that says what is wrong with them."""
+    def _require_all_reached(self, reading: estimators.Readings, samples: Samples, s: ParamVector) -> None:
+        """`torch.func` exchanges parameters in their modules; one used from elsewhere, a list, would seem unused."""
+        silent = [name for name, value in s.items() if not value.any()]
+        if silent and not self._compared:
+            params = {name: self.params[name] for name in silent}
+            total = reading(samples).square().sum()
+            for name, g in estimators.gradient(total, params, retain_graph=False).items():
+                if g.any():
+                    raise RuntimeError(f"{name!r} is used otherwise than as an attribute of its module")
+        self._compared = True
+
+    def _classes(self, f: Function, samples: Samples) -> int:
         with torch.no_grad():
             out = samples.take(slice(0, 1)).outputs(f)
         if out.ndim != 2 or out.shape[1] < 2:
             raise DataError(
-                f"the network returns {tuple(out.shape)[1:]} per sample; the default loss, cross-entropy, wants one "
+                f"the network returns {tuple(out.shape)[1:]} per sample; cross-entropy wants one "
                 "number for each of at least two classes. Give loss=, a function (output, y) → one value per sample"
             )
-        classes = out.shape[1]
+        return out.shape[1]
+
+    def _class_labels(self, f: Function, samples: Samples, y: Tensor) -> Tensor:
+        """Labels that cross-entropy takes, or a refusal that says what is wrong with them."""
+        classes = self._classes(f, samples)
         if y.is_floating_point():
             if y.shape != (len(samples), classes):
                 raise DataError(

@@ -17,12 +17,10 @@ from dspreg.sensitivity.samples import Samples
 Batches = Sequence[Sequence[Samples]]  # per domain, its batches
 
 
-def dealt(sizes: Sequence[int], *key: Key) -> Tensor:
-    """The pseudo-domain of every sample, samples in the order of their domains. One keyed permutation. (N,)"""
-    order = torch.randperm(sum(sizes), generator=generator(*key, "null"))
-    pseudo = torch.empty_like(order)
-    pseudo[order] = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-    return pseudo
+def dealt(sizes: Sequence[int], *key: Key) -> list[Tensor]:
+    """The members of every pseudo-domain, by one keyed permutation of all samples, counted domain after domain."""
+    order = torch.randperm(sum(sizes), generator=generator(*key, "null"), device="cpu")
+    return list(torch.split(order, list(sizes)))
 
 
 def regrouped(domains: Batches, *key: Key) -> list[list[Samples]]:
@@ -33,9 +31,8 @@ def regrouped(domains: Batches, *key: Key) -> list[list[Samples]]:
     labels = [b.y for b in pool if b.y is not None]
     every = Samples(joined.get("", joined), torch.cat(labels) if labels else None)
 
-    pseudo = dealt([sum(map(len, batches)) for batches in domains], *key)
-    result = []
-    for d, batches in enumerate(domains):
-        members = torch.nonzero(pseudo == d)[:, 0].to(next(iter(joined.values())).device)
-        result.append([every.take(part) for part in members.split([len(b) for b in batches])])
-    return result
+    members = dealt([sum(map(len, batches)) for batches in domains], *key)
+    return [
+        [every.take(part.to(every.tensors()[0].device)) for part in torch.split(chosen, [len(b) for b in batches])]
+        for chosen, batches in zip(members, domains, strict=True)
+    ]

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dspreg.errors import DataError
+from dspreg.networks.buffers import scratch_buffers
 from dspreg.randomness import untouched
 from dspreg.sensitivity.samples import Function, Samples
 
@@ -17,23 +18,16 @@ from dspreg.sensitivity.samples import Function, Samples
 def evaluating(net: nn.Module) -> Iterator[None]:
     """Inside, every module is in evaluation mode; afterwards flags, buffers and all random state are as before."""
     flags = {module: module.training for module in net.modules()}
-    # the very objects: a forward pass may write into a buffer or put another tensor in its place
-    buffers = [(m, name, b, b.clone()) for m in net.modules() for name, b in m._buffers.items() if b is not None]
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # the fused encoder layer cannot be vectorised over samples
-        with untouched(), torch.enable_grad():
+        with untouched(), scratch_buffers(net), torch.enable_grad():
             net.eval()
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         for module, training in flags.items():
             module.training = training
-        with torch.no_grad():
-            for module, name, buffer, before in buffers:
-                module._buffers[name] = buffer
-                if not torch.equal(buffer, before):
-                    buffer.copy_(before)
 
 
 @torch.no_grad()

@@ -48,7 +48,9 @@ class Samples:
 
     def outputs(self, f: Function) -> Tensor:
         """What `f` makes of the inputs: a tensor, or the `logits` of what it returns."""
-        out = f(self.inputs) if isinstance(self.inputs, Tensor) else f(**self.inputs)
+        # copies: a first layer that works in place would change the samples for the next pass, and for their owner
+        given = self.map(torch.clone).inputs
+        out = f(given) if isinstance(given, Tensor) else f(**given)
         out = getattr(out, "logits", out)
         if not isinstance(out, Tensor):
             raise DataError(

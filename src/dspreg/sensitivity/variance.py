@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ class RunningVariance:
 Variance = float | Mapping[str, Tensor] | RunningVariance
 
 
-def variance_of(given: Variance, names: Iterable[str]) -> ParamVector | float:
+def variance_of(given: Variance, params: Mapping[str, Tensor]) -> ParamVector | float:
     """`given` as something a `ParamVector` can be multiplied by."""
     if isinstance(given, RunningVariance):
         given = given.vector()
@@ -51,11 +51,14 @@ def variance_of(given: Variance, names: Iterable[str]) -> ParamVector | float:
         if not isinstance(given, (int, float)) or not 0 < given < float("inf"):
             raise ConfigError(f"variance={given!r}; wanted a positive number, a vector by name, or a RunningVariance")
         return float(given)
-    missing = [name for name in names if name not in given]
+    missing = [name for name in params if name not in given]
     if missing:
         raise ConfigError(f"variance has no entry for {missing[0]!r} (and {len(missing) - 1} more)")
-    vector = ParamVector((n, given[n].to(torch.float64)) for n in names)
+    vector = ParamVector((n, given[n].to(p.device, torch.float64)) for n, p in params.items())
     for name, value in vector.items():
+        if value.shape != params[name].shape:
+            got, wanted = tuple(value.shape), tuple(params[name].shape)
+            raise ConfigError(f"variance of {name!r} has shape {got}; wanted {wanted}, that of the parameter")
         if not (torch.isfinite(value) & (value >= 0)).all():
             raise ConfigError(f"variance of {name!r} has negative or non-finite entries")
     return vector

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Log
 from dspreg.batches import Batch
+from dspreg.networks.buffers import scratch_buffers
 from dspreg.randomness import Noise
 from dspreg.vectors import ParamVector
 
@@ -28,8 +30,14 @@ def train_step(algorithm: Algorithm, batches: Sequence[Batch], *, record: bool =
         raise TypeError("train_step wants a list of dspreg.Batch(x, y, domain), one per source domain")
     noise = Noise(*algorithm.task.key, algorithm.t, "noise")  # the same random numbers at every evaluation
 
+    seen: set[tuple[int, ...]] = set()
+
     def objective(batches: Sequence[Batch]) -> Tensor:
-        with noise.replayed():
+        # batch norm takes a batch into its statistics once, however often the batch is looked at
+        domains = tuple(batch.domain for batch in batches)
+        buffers = scratch_buffers(algorithm.net) if domains in seen else nullcontext()
+        seen.add(domains)
+        with noise.replayed(), buffers:
             return algorithm.loss(algorithm(batches))
 
     def direction(batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
