@@ -203,13 +203,6 @@ def c_of_tensor(model, naive, domains, variance, eps, part, name):
     return (each.std(0) / (each.mean(0) + eps)).ravel()
 
 
-def test_the_second_pass_of_null_has_signs_of_its_own():
-    items = problems.domains("mlp", 2, 8)["photo"]
-    domains = dict.fromkeys("ab", items)
-    profile = dspreg.measure(problems.model("mlp"), domains, estimator="signed")
-    assert float((profile.c.flat() - profile.null.flat()).abs().max()) > 0.1
-
-
 def test_a_first_layer_that_works_in_place_does_not_touch_the_samples():
     model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)).double()
     domains = mlp_domains(2)
