@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,11 +15,11 @@ from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.randomness import Key
 from dspreg.sensitivity.estimators import Loss
 from dspreg.sensitivity.meter import Meter
-from dspreg.sensitivity.null import dealt, regrouped
+from dspreg.sensitivity.null import Floor, Walk
 from dspreg.sensitivity.profile import Profile, kinds_of
 from dspreg.sensitivity.purity import evaluating, require_separate_samples
 from dspreg.sensitivity.samples import Function, Samples, batches_of
-from dspreg.sensitivity.statistics import Moments, debiased, dispersion, rank_correlation, root_mean_square
+from dspreg.sensitivity.statistics import Moments, coefficient, debiased, dispersion, rank_correlation, root_mean_square
 from dspreg.sensitivity.variance import Variance, variance_of
 from dspreg.vectors import ParamVector, Patterns
 
@@ -84,7 +84,7 @@ def measure(
     first = next(iter(meter.params.values()))
     dtype = torch.promote_types(first.dtype, torch.float32)
 
-    with evaluating(model), _bar(progress) as started:
+    with evaluating(model), _bar(progress) as walk:
         loaded: dict[str, Iterable[Samples]] = {
             name: _labelled(meter, model, name, d, batches_of(name, loader, max_batches, first.device))
             for d, (name, loader) in enumerate(domains.items())
@@ -93,7 +93,7 @@ def measure(
         if null:
             kept = {name: list(batches) for name, batches in loaded.items()}
             loaded = dict(kept)
-            floor = _Floor(meter, model, list(kept.values()), started)
+            floor = Floor(meter, model, list(kept.values()), walk)
 
         across, halves = Moments(), (Moments(), Moments())
         s: dict[str, ParamVector] = {}
@@ -101,7 +101,7 @@ def measure(
         counts: dict[str, dict[str, int]] = {}
         for d, (name, batches) in enumerate(loaded.items()):
             within, parts = Moments(), (Moments(), Moments())
-            for b, samples in enumerate(started(batches, f"measuring {name}")):
+            for b, samples in enumerate(walk(batches, f"measuring {name}")):
                 mean = floor.shared(d, b, samples) if floor else meter.mean(model, samples, d, b)
                 within.add(mean, len(samples))
                 parts[b % 2].add(mean, len(samples))
@@ -162,59 +162,6 @@ def refreshed(meter: Meter, domains: Mapping[str, Iterable[tuple[Function, Sampl
     return dispersion(across, eps)
 
 
-def coefficient(across: Moments, scale: ParamVector | float, eps: float) -> ParamVector:
-    """c of s·scale. With eps = 0 the scale cancels, except that a parameter that does not vary has s = c = 0."""
-    if eps > 0:
-        return dispersion(across.scaled(scale), eps)
-    c = dispersion(across)
-    return c.map(lambda c, v: torch.where(v > 0, c, 0.0), scale) if isinstance(scale, ParamVector) else c
-
-
-class _Floor:
-    """The null of one measurement: in the same pass where per-sample squares are at hand, in a second one otherwise."""
-
-    def __init__(self, meter: Meter, model: Function, domains: Sequence[Sequence[Samples]], started: Started):
-        self.meter, self.model, self.started = meter, model, started
-        self.domains = domains
-        self.sizes = [sum(map(len, batches)) for batches in domains]
-        ends = torch.cumsum(torch.tensor([0, *self.sizes]), 0)
-        pseudo = torch.empty(sum(self.sizes), dtype=torch.long)
-        for d, members in enumerate(dealt(self.sizes, *meter.key)):
-            pseudo[members] = d
-        self.pseudo = [
-            pseudo[ends[d] : ends[d + 1]].split([len(b) for b in batches]) for d, batches in enumerate(domains)
-        ]
-        self.sums = ParamVector()
-
-    def shared(self, d: int, b: int, samples: Samples) -> ParamVector:
-        """s on batch b of domain d, while summing its samples by pseudo-domain."""
-        if not self.meter.takes_groups:
-            return self.meter.mean(self.model, samples, d, b)
-        n = len(samples)
-        members = torch.arange(len(self.sizes))[:, None] == self.pseudo[d][b]
-        mean = torch.full((1, n), 1 / n, dtype=torch.float64)
-        rows = self.meter.grouped(self.model, samples, torch.cat([mean, members.double()]))
-        self.sums = self.sums + rows.map(lambda t: t[1:])
-        return rows.map(lambda t: t[0])
-
-    def c(self, eps: float, scale: ParamVector | float) -> ParamVector | None:
-        if self.meter.takes_groups:
-            pseudo = [self.sums.map(lambda t, g=g, n=n: t[g] / n) for g, n in enumerate(self.sizes)]
-            return coefficient(Moments(pseudo), scale, eps)
-        try:
-            again = regrouped(self.domains, *self.meter.key)
-        except RuntimeError as error:
-            warnings.warn(f"no null: samples of different shapes cannot be dealt anew ({error})", Notice, stacklevel=3)
-            return None
-        across = Moments()
-        for d, batches in enumerate(again):
-            within = Moments()
-            for b, samples in enumerate(self.started(batches, f"measuring null {d + 1}")):
-                within.add(self.meter.mean(self.model, samples, d, b, "null"), len(samples))
-            across.add(within.mean)
-        return coefficient(across, scale, eps)
-
-
 def _labelled(meter: Meter, model: nn.Module, name: str, d: int, batches: Iterator[Samples]) -> Iterator[Samples]:
     for b, samples in enumerate(batches):
         if b == 0:
@@ -233,11 +180,8 @@ def _agreement(across: Moments, halves: list[ParamVector]) -> float | None:
     return agreement if math.isfinite(agreement) else None  # NaN where c is the same everywhere
 
 
-Started = Callable[[Iterable[Samples], str], Iterable[Samples]]
-
-
 @contextmanager
-def _bar(show: bool) -> Iterator[Started]:
+def _bar(show: bool) -> Iterator[Walk]:
     """A function that walks through batches, with a progress bar if wanted."""
     if not show:
         yield lambda batches, _: batches
@@ -247,7 +191,7 @@ def _bar(show: bool) -> Iterator[Started]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as bar:
 
-        def started(batches: Iterable[Samples], what: str) -> Iterable[Samples]:
+        def walk(batches: Iterable[Samples], what: str) -> Iterable[Samples]:
             return bar.track(batches, total=len(batches) if isinstance(batches, list) else None, description=what)
 
-        yield started
+        yield walk

@@ -6,15 +6,21 @@ how much of a measured c to believe. Pseudo-domains have the sizes of the real o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from dspreg.errors import Notice
 from dspreg.randomness import Key, generator
-from dspreg.sensitivity.samples import Samples
+from dspreg.sensitivity.meter import Meter
+from dspreg.sensitivity.samples import Function, Samples
+from dspreg.sensitivity.statistics import Moments, coefficient
+from dspreg.vectors import ParamVector
 
 Batches = Sequence[Sequence[Samples]]  # per domain, its batches
+Walk = Callable[[Iterable[Samples], str], Iterable[Samples]]  # goes through batches, showing how far it is
 
 
 def dealt(sizes: Sequence[int], *key: Key) -> list[Tensor]:
@@ -36,3 +42,48 @@ def regrouped(domains: Batches, *key: Key) -> list[list[Samples]]:
         [every.take(part.to(every.tensors()[0].device)) for part in torch.split(chosen, [len(b) for b in batches])]
         for chosen, batches in zip(members, domains, strict=True)
     ]
+
+
+class Floor:
+    """The null of one measurement: in the same pass where per-sample squares are at hand, in a second one otherwise."""
+
+    def __init__(self, meter: Meter, model: Function, domains: Batches, walk: Walk):
+        self.meter, self.model, self.walk = meter, model, walk
+        self.domains = domains
+        self.sizes = [sum(map(len, batches)) for batches in domains]
+        ends = torch.cumsum(torch.tensor([0, *self.sizes]), 0)
+        pseudo = torch.empty(sum(self.sizes), dtype=torch.long)
+        for d, members in enumerate(dealt(self.sizes, *meter.key)):
+            pseudo[members] = d
+        self.pseudo = [
+            pseudo[ends[d] : ends[d + 1]].split([len(b) for b in batches]) for d, batches in enumerate(domains)
+        ]
+        self.sums = ParamVector()
+
+    def shared(self, d: int, b: int, samples: Samples) -> ParamVector:
+        """s on batch b of domain d, while summing its samples by pseudo-domain."""
+        if not self.meter.takes_groups:
+            return self.meter.mean(self.model, samples, d, b)
+        n = len(samples)
+        members = torch.arange(len(self.sizes))[:, None] == self.pseudo[d][b]
+        mean = torch.full((1, n), 1 / n, dtype=torch.float64)
+        rows = self.meter.grouped(self.model, samples, torch.cat([mean, members.double()]))
+        self.sums = self.sums + rows.map(lambda t: t[1:])
+        return rows.map(lambda t: t[0])
+
+    def c(self, eps: float, scale: ParamVector | float) -> ParamVector | None:
+        if self.meter.takes_groups:
+            pseudo = [self.sums.map(lambda t, g=g, n=n: t[g] / n) for g, n in enumerate(self.sizes)]
+            return coefficient(Moments(pseudo), scale, eps)
+        try:
+            again = regrouped(self.domains, *self.meter.key)
+        except RuntimeError as error:
+            warnings.warn(f"no null: samples of different shapes cannot be dealt anew ({error})", Notice, stacklevel=3)
+            return None
+        across = Moments()
+        for d, batches in enumerate(again):
+            within = Moments()
+            for b, samples in enumerate(self.walk(batches, f"measuring null {d + 1}")):
+                within.add(self.meter.mean(self.model, samples, d, b, "null"), len(samples))
+            across.add(within.mean)
+        return coefficient(across, scale, eps)

@@ -53,7 +53,7 @@ def require_separate_samples(f: Function, samples: Samples) -> None:
     if (few.outputs(f) - together).abs().amax() > tolerance * scale:
         raise DataError(
             "the network is random in evaluation mode: the same samples gave two different outputs. "
-            "Use nn.Dropout, which eval() switches off, instead of F.dropout(x) or torch.rand in forward"
+            "Use nn.Dropout, which evaluation mode switches off, instead of F.dropout(x) or torch.rand in forward"
         )
     mixing = [n for n, m in f.named_modules() if _mixes(m)] if isinstance(f, nn.Module) else []
     try:

@@ -75,6 +75,14 @@ def dispersion(across: Moments, eps: float = 0.0) -> ParamVector:
     return across.deviation.map(lambda d, m: ratio(d, m, eps).clamp(max=bound), across.mean)
 
 
+def coefficient(across: Moments, scale: ParamVector | float, eps: float) -> ParamVector:
+    """c of s·scale. With eps = 0 the scale cancels, except that a parameter that does not vary has s = c = 0."""
+    if eps > 0:
+        return dispersion(across.scaled(scale), eps)
+    c = dispersion(across)
+    return c.map(lambda c, v: torch.where(v > 0, c, 0.0), scale) if isinstance(scale, ParamVector) else c
+
+
 def debiased(across: Moments, noise: ParamVector, eps: float = 0.0) -> ParamVector:
     """c without the share that sampling noise alone would give.
 

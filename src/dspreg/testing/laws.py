@@ -67,22 +67,9 @@ def check_algorithm(algorithm: type[Algorithm] | str, **options: Any) -> None:
 
     if not isinstance(algorithm, str):
         records_its_options(algorithm, options)
-    with explained("the spec"):
-        reads_back(make)
-    with explained("equal keys"):
-        repeats(make)
-    with explained("law 1"):
-        reaches_its_base(make)
-    with explained("law 2"):
-        objective_is_a_function(make)
-    with explained("law 3"):
-        takes_one_domain(make)
-    with explained("soft labels"):
-        takes_soft_labels(make)
-    with explained("law 4"):
-        commutes_across_arrows(make)
-    with explained("law 5"):
-        is_saved_whole(make)
+    for name, law in LAWS.items():
+        with explained(name):
+            law(make)
 
 
 @contextmanager
@@ -206,6 +193,18 @@ def is_saved_whole(make: Make) -> None:
         train_step(straight, toy_batches(t))
         train_step(resumed, toy_batches(t))
     _equal(straight, resumed, 0.0, "law 5: after save, load and continue weights differ; is some state not saved?")
+
+
+LAWS = {
+    "the spec": reads_back,
+    "equal keys": repeats,
+    "law 1": reaches_its_base,
+    "law 2": objective_is_a_function,
+    "law 3": takes_one_domain,
+    "soft labels": takes_soft_labels,
+    "law 4": commutes_across_arrows,
+    "law 5": is_saved_whole,
+}
 
 
 def _equal(a: Algorithm, b: Algorithm, tolerance: float, message: str) -> None:
