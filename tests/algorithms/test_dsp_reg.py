@@ -184,6 +184,18 @@ def test_half_precision_networks_keep_c_in_float32():
     assert float(log["DSPReg.ratio"]) > 1e-3
 
 
+@pytest.mark.parametrize("options", [{}, {"estimator": "signed", "draws": 3}, {"of": "output"}], ids=str)
+def test_a_profile_shows_c_of_the_refresh_beside_its_floor(options):
+    stack = ready(DSPReg(**options))
+    steps(stack, 3)
+    profile = stack.profile()
+    assert torch.allclose(profile.c.flat(), stack.measured_c().flat(), rtol=1e-10)
+    assert profile.domains == stack.task.domains
+    assert float(profile.null.flat().mean()) > 0
+    assert -1 <= profile.reliability <= 1
+    assert torch.equal(weights(stack), weights(_after(DSPReg(**options), 3)))
+
+
 def test_measuring_sees_the_whole_stack():
     """A layer above DSPReg that changes `predict` is measured too."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from dspreg.networks import Network
 from dspreg.penalty import Memory, Penalised, Step, engine_named, inner_of, kind_of, momentum, penalty
 from dspreg.priors import Choice, LogUniform
 from dspreg.randomness import generator
-from dspreg.sensitivity import Meter
-from dspreg.sensitivity.measure import refreshed
+from dspreg.sensitivity import Meter, Profile
+from dspreg.sensitivity.measure import profiled, refreshed
 from dspreg.sensitivity.meter import check_settings
 from dspreg.sensitivity.profile import upper_quantile
 from dspreg.sensitivity.purity import evaluating
@@ -31,7 +32,7 @@ COEFFICIENTS = ("dynamic", "static", "ones", "mean", "shuffled", "hard")
 
 
 class DSPReg(Algorithm):
-    """Domain-sensitive parameter regularisation.
+    """Penalise the gradient of parameters whose sensitivity differs between domains.
 
         L + λ Σ_k c_k (∂_k L)²        c_k = √(Var_d s_k^(d)) / (mean_d s_k^(d) + ε)
 
@@ -145,7 +146,18 @@ class DSPReg(Algorithm):
         return self.base.update(direction, batches)
 
     def measured_c(self) -> ParamVector:
-        """c on fresh samples of the source domains, keyed by the step, so that measuring moves no other randomness."""
+        """c on fresh samples of the source domains."""
+        with self._measuring() as (meter, domains):
+            return refreshed(meter, self._f, domains, self.eps).map(lambda c, one: c.to(one.dtype), self.ones())
+
+    def profile(self) -> Profile:
+        """All that `dspreg.measure` tells, null and reliability too, on the samples a refresh at this step takes."""
+        with self._measuring() as (meter, domains):
+            return profiled(meter, self._f, domains, eps=self.eps)
+
+    @contextmanager
+    def _measuring(self) -> Iterator[tuple[Meter, dict[str, list[Samples]]]]:
+        """Keyed by the step, so that measuring moves no other randomness."""
         domains = self.task.samples(self.t, self.measure_batches)
         if len(domains) < 2:
             raise ConfigError(
@@ -161,9 +173,13 @@ class DSPReg(Algorithm):
                 exclude=self.exclude,
                 key=(*self.task.key, self.t, "measure"),
             )
-            f = self.stack.top.measured
-            pairs = {name: ((f(b), Samples(b.x, b.y)) for b in batches) for name, batches in domains.items()}
-            return refreshed(meter, pairs, self.eps).map(lambda c, one: c.to(one.dtype), self.ones())
+            yield meter, {name: [Samples(b.x, b.y) for b in batches] for name, batches in domains.items()}
+
+    def _f(self, samples: Samples, domain: int) -> Callable[[Tensor], Tensor]:
+        """What the whole stack predicts with on these samples."""
+        assert isinstance(samples.inputs, Tensor)
+        y = samples.y if samples.y is not None else torch.zeros(len(samples), dtype=torch.long)
+        return self.stack.top.measured(Batch(samples.inputs, y, domain))
 
     def ones(self) -> ParamVector:
         """c = 1 for every penalised parameter."""

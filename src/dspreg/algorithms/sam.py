@@ -14,7 +14,7 @@ from dspreg.vectors import ParamVector, displaced
 
 
 class SAM(Algorithm):
-    """Sharpness-aware minimisation.
+    """Sharpness-aware minimisation: descend along the gradient of the worst point nearby.
 
         g' = ∇L(θ + ρ g/‖g‖),  g = ∇L(θ)
 

@@ -15,10 +15,10 @@ from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.randomness import Key
 from dspreg.sensitivity.estimators import Loss
 from dspreg.sensitivity.meter import Meter
-from dspreg.sensitivity.null import Floor, Walk
+from dspreg.sensitivity.null import Floor, FunctionOf, Walk
 from dspreg.sensitivity.profile import Profile, kinds_of
 from dspreg.sensitivity.purity import evaluating, require_separate_samples
-from dspreg.sensitivity.samples import Function, Samples, batches_of
+from dspreg.sensitivity.samples import Samples, batches_of
 from dspreg.sensitivity.statistics import Moments, coefficient, debiased, dispersion, rank_correlation, root_mean_square
 from dspreg.sensitivity.variance import Variance, variance_of
 from dspreg.vectors import ParamVector, Patterns
@@ -79,45 +79,67 @@ def measure(
     meter = Meter(
         model, of=of, estimator=estimator, draws=draws, loss=loss, only=only, exclude=exclude, key=("measure", key)
     )
-    domains = {str(name): loader for name, loader in domains.items()}
-    scale = variance_of(variance, meter.params)
-    first = next(iter(meter.params.values()))
-    dtype = torch.promote_types(first.dtype, torch.float32)
-
+    device = next(iter(meter.params.values())).device
     with evaluating(model), _bar(progress) as walk:
-        loaded: dict[str, Iterable[Samples]] = {
-            name: _labelled(meter, model, name, d, batches_of(name, loader, max_batches, first.device))
-            for d, (name, loader) in enumerate(domains.items())
-        }
-        floor = None
-        if null:
-            kept = {name: list(batches) for name, batches in loaded.items()}
-            loaded = dict(kept)
-            floor = Floor(meter, model, list(kept.values()), walk)
+        loaded = {str(d): batches_of(str(d), loader, max_batches, device) for d, loader in domains.items()}
+        return profiled(
+            meter, lambda _samples, _domain: model, loaded, variance=variance, eps=eps, null=null, walk=walk
+        )
 
-        across, halves = Moments(), (Moments(), Moments())
-        s: dict[str, ParamVector] = {}
-        errors: list[ParamVector] = []
-        counts: dict[str, dict[str, int]] = {}
-        for d, (name, batches) in enumerate(loaded.items()):
-            within, parts = Moments(), (Moments(), Moments())
-            for b, samples in enumerate(walk(batches, f"measuring {name}")):
-                mean = floor.shared(d, b, samples) if floor else meter.mean(model, samples, d, b)
-                within.add(mean, len(samples))
-                parts[b % 2].add(mean, len(samples))
-            across.add(within.mean)
-            counts[name] = {"batches": within.count, "samples": int(within.weight)}
-            s[name] = (within.mean * scale).to(dtype)
-            if within.count > 1:
-                errors.append(within.standard_error)
-                for half, part in zip(halves, parts, strict=True):
-                    half.add(part.mean)
-        null_c = floor.c(eps, scale) if floor else None
 
-    enough = len(errors) == len(domains)
+def profiled(
+    meter: Meter,
+    f: FunctionOf,
+    domains: Mapping[str, Iterable[Samples]],
+    *,
+    variance: Variance = 1.0,
+    eps: float = 0.0,
+    null: bool = True,
+    walk: Walk = lambda batches, _what: batches,
+) -> Profile:
+    """All that is known of samples that are ready, for a network in evaluation mode. What `measure` stands on.
+
+    Args:
+        meter: The estimator.
+        f: Given a batch and the position of its domain, the function to measure on it.
+        domains: Batches by domain, iterated once.
+        variance, eps, null: As in `measure`.
+        walk: Shows how far it is.
+    """
+    scale = variance_of(variance, meter.params)
+    dtype = torch.promote_types(next(iter(meter.params.values())).dtype, torch.float32)
+    loaded: dict[str, Iterable[Samples]] = {
+        name: _labelled(meter, f, name, d, batches) for d, (name, batches) in enumerate(domains.items())
+    }
+    floor = None
+    if null:
+        kept = {name: list(batches) for name, batches in loaded.items()}
+        loaded = dict(kept)
+        floor = Floor(meter, f, list(kept.values()), walk)
+
+    across, halves = Moments(), (Moments(), Moments())
+    s: dict[str, ParamVector] = {}
+    errors: list[ParamVector] = []
+    counts: dict[str, dict[str, int]] = {}
+    for d, (name, batches) in enumerate(loaded.items()):
+        within, parts = Moments(), (Moments(), Moments())
+        for b, samples in enumerate(walk(batches, f"measuring {name}")):
+            mean = floor.shared(d, b, samples) if floor else meter.mean(f(samples, d), samples, d, b)
+            within.add(mean, len(samples))
+            parts[b % 2].add(mean, len(samples))
+        across.add(within.mean)
+        counts[name] = {"batches": within.count, "samples": int(within.weight)}
+        s[name] = (within.mean * scale).to(dtype)
+        if within.count > 1:
+            errors.append(within.standard_error)
+            for half, part in zip(halves, parts, strict=True):
+                half.add(part.mean)
+    null_c = floor.c(eps, scale) if floor else None
+
+    enough = len(errors) == len(counts)
     if not enough:
         few = ", ".join(name for name, n in counts.items() if n["batches"] < 2)
-        warnings.warn(f"one batch only of {few}: c_debiased and reliability need two per domain", Notice, stacklevel=2)
+        warnings.warn(f"one batch only of {few}: c_debiased and reliability need two per domain", Notice, stacklevel=3)
     scaled = across.scaled(scale)
     return Profile(
         s=s,
@@ -127,47 +149,39 @@ def measure(
         c_debiased=debiased(scaled, root_mean_square(errors) * scale, eps).to(dtype) if enough else None,
         null=None if null_c is None else null_c.to(dtype),
         reliability=_agreement(across, [coefficient(half, scale, eps) for half in halves]) if enough else None,
-        kinds=kinds_of(model, meter.params),
+        kinds=kinds_of(meter.net, meter.params),
         settings={
-            "of": of,
+            "of": meter.of,
             "estimator": meter.estimator,  # `loop` where `persample` fell back to it
-            "draws": meter.draws if estimator == "signed" else None,
+            "draws": meter.draws if meter.estimator == "signed" else None,
             "eps": eps,
             "variance": variance if isinstance(variance, (int, float)) else type(variance).__name__,
-            "loss": "cross_entropy" if loss is None else getattr(loss, "__name__", "custom"),
+            "loss": "cross_entropy" if meter.loss is None else getattr(meter.loss, "__name__", "custom"),
             "domains": counts,
         },
     )
 
 
-def refreshed(meter: Meter, domains: Mapping[str, Iterable[tuple[Function, Samples]]], eps: float = 0.0) -> ParamVector:
-    """c alone, domain by domain: three vectors, however many domains. The network must be in evaluation mode.
-
-    Args:
-        meter: The estimator.
-        domains: Per domain, batches with the function to measure on each.
-    """
+def refreshed(meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]], eps: float = 0.0) -> ParamVector:
+    """c alone, domain by domain: three vectors, however many domains. Arguments as in `profiled`."""
     across = Moments()
     for d, (name, batches) in enumerate(domains.items()):
         mean, n = ParamVector(), 0
-        for b, (f, samples) in enumerate(batches):
-            if b == 0:
-                require_separate_samples(f, samples)
-            samples = meter.labelled(f, samples, d, b)
+        for b, samples in enumerate(_labelled(meter, f, name, d, batches)):
             n += len(samples)
-            mean = mean + (meter.mean(f, samples, d, b) - mean) * (len(samples) / n)
+            mean = mean + (meter.mean(f(samples, d), samples, d, b) - mean) * (len(samples) / n)
         if not n:
             raise DataError(f"there are no samples of {name!r} to measure on")
         across.add(mean)
     return dispersion(across, eps)
 
 
-def _labelled(meter: Meter, model: nn.Module, name: str, d: int, batches: Iterator[Samples]) -> Iterator[Samples]:
+def _labelled(meter: Meter, f: FunctionOf, name: str, d: int, batches: Iterable[Samples]) -> Iterator[Samples]:
     for b, samples in enumerate(batches):
         if b == 0:
-            require_separate_samples(model, samples)
+            require_separate_samples(f(samples, d), samples)
         try:
-            yield meter.labelled(model, samples, d, b)
+            yield meter.labelled(f(samples, d), samples, d, b)
         except DataError as error:
             raise DataError(f"domain {name!r}, batch {b}: {error}") from error
 

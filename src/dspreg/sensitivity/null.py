@@ -20,6 +20,7 @@ from dspreg.sensitivity.statistics import Moments, coefficient
 from dspreg.vectors import ParamVector
 
 Batches = Sequence[Sequence[Samples]]  # per domain, its batches
+FunctionOf = Callable[[Samples, int], Function]  # what is measured on a batch of the domain at this position
 Walk = Callable[[Iterable[Samples], str], Iterable[Samples]]  # goes through batches, showing how far it is
 
 
@@ -47,8 +48,8 @@ def regrouped(domains: Batches, *key: Key) -> list[list[Samples]]:
 class Floor:
     """The null of one measurement: in the same pass where per-sample squares are at hand, in a second one otherwise."""
 
-    def __init__(self, meter: Meter, model: Function, domains: Batches, walk: Walk):
-        self.meter, self.model, self.walk = meter, model, walk
+    def __init__(self, meter: Meter, f: FunctionOf, domains: Batches, walk: Walk):
+        self.meter, self.f, self.walk = meter, f, walk
         self.domains = domains
         self.sizes = [sum(map(len, batches)) for batches in domains]
         ends = torch.cumsum(torch.tensor([0, *self.sizes]), 0)
@@ -63,11 +64,11 @@ class Floor:
     def shared(self, d: int, b: int, samples: Samples) -> ParamVector:
         """s on batch b of domain d, while summing its samples by pseudo-domain."""
         if not self.meter.takes_groups:
-            return self.meter.mean(self.model, samples, d, b)
+            return self.meter.mean(self.f(samples, d), samples, d, b)
         n = len(samples)
         members = torch.arange(len(self.sizes))[:, None] == self.pseudo[d][b]
         mean = torch.full((1, n), 1 / n, dtype=torch.float64)
-        rows = self.meter.grouped(self.model, samples, torch.cat([mean, members.double()]))
+        rows = self.meter.grouped(self.f(samples, d), samples, torch.cat([mean, members.double()]))
         self.sums = self.sums + rows.map(lambda t: t[1:])
         return rows.map(lambda t: t[0])
 
@@ -84,6 +85,6 @@ class Floor:
         for d, batches in enumerate(again):
             within = Moments()
             for b, samples in enumerate(self.walk(batches, f"measuring null {d + 1}")):
-                within.add(self.meter.mean(self.model, samples, d, b, "null"), len(samples))
+                within.add(self.meter.mean(self.f(samples, d), samples, d, b, "null"), len(samples))
             across.add(within.mean)
         return coefficient(across, scale, eps)
