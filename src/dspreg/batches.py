@@ -24,6 +24,9 @@ class Batch:
         return len(self.x)
 
 
+Objective = Callable[[Sequence[Batch]], Tensor]  # what is minimised, as a function that a layer may ask again
+
+
 @dataclass(frozen=True)
 class Outputs:
     """What the network made of one batch per domain, samples of all domains in one tensor."""

@@ -29,11 +29,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dspreg import vectors
-from dspreg.batches import Batch, at_least_float32
+from dspreg.batches import Batch, Objective, at_least_float32
 from dspreg.errors import ConfigError, Notice
 from dspreg.vectors import ParamVector, average, displaced
 
-Objective = Callable[[Sequence[Batch]], Tensor]
 Gradient = Callable[[Objective, Sequence[Batch]], tuple[Tensor, ParamVector]]
 
 

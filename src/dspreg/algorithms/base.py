@@ -23,13 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.algorithms.task import Task
-from dspreg.batches import Batch, Outputs
+from dspreg.batches import Batch, Objective, Outputs
 from dspreg.networks import Network
 from dspreg.priors import Prior
 from dspreg.randomness import seeded
 from dspreg.vectors import ParamVector, gradient, trainable
 
-Objective = Callable[[Sequence[Batch]], Tensor]
 Direction = Callable[[Sequence[Batch]], tuple[Tensor, ParamVector]]
 Log = dict[str, Tensor]
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspreg.algorithms.base import Algorithm, Direction, Log, Objective
+from dspreg.algorithms.base import Algorithm, Direction, Log
 from dspreg.algorithms.task import Task
-from dspreg.batches import Batch, at_least_float32
+from dspreg.batches import Batch, Objective, at_least_float32
 from dspreg.errors import ConfigError, Notice
 from dspreg.networks import Network
 from dspreg.penalty import Memory, Penalised, Step, engine_named, inner_of, kind_of, momentum, penalty

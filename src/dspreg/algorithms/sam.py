@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dspreg.algorithms.base import Algorithm, Objective
-from dspreg.batches import Batch
+from dspreg.algorithms.base import Algorithm
+from dspreg.batches import Batch, Objective
 from dspreg.errors import ConfigError
 from dspreg.priors import Choice
 from dspreg.vectors import ParamVector, displaced

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms import CORAL, ERM, SAM, Algorithm, Fish, Task, describe, parse
-from dspreg.algorithms.base import Direction, Log, Objective
-from dspreg.batches import Batch, Outputs
+from dspreg.algorithms.base import Direction, Log
+from dspreg.batches import Batch, Objective, Outputs
 from dspreg.errors import DspregError
 from dspreg.networks import Network
 from dspreg.testing.toy import ready, toy_batches
