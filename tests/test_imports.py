@@ -26,8 +26,9 @@ SLOW = frozenset({"pandas", "matplotlib", "rich"})
 
 TABLE = {
     "errors": Place(1, NUMPY),
+    "files": Place(1),
     "priors": Place(1, NUMPY),
-    "protocol": Place(1, NUMPY),
+    "protocol": Place(1, NUMPY | {"yaml"}),
     "store": Place(1, NUMPY),
     "report": Place(1, NUMPY, SLOW),
     "vectors": Place(2, TORCH),
@@ -96,7 +97,7 @@ def _own(file, place, rest):
     if TABLE[module].row > place.row:
         return [f"imports dspreg.{module} from a row below"]
     is_an_algorithm = file.parts[0] == module == "algorithms" and file.name not in INDEXES
-    if is_an_algorithm and rest.split(".")[1:2] not in (["base"], ["task"]):
+    if is_an_algorithm and rest.split(".")[1:2] not in (["base"], ["task"], ["measuring"]):
         return [f"imports dspreg.{rest}; what two algorithms share goes one row up"]
     return []
 

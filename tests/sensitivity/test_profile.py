@@ -99,7 +99,7 @@ def test_a_profile_without_null_is_saved_without(tmp_path):
 
 def test_loading_something_else_is_refused(profile, tmp_path):
     save_file({"w": torch.zeros(2)}, tmp_path / "weights.safetensors")
-    with pytest.raises(dspreg.IntegrityError, match="is not a profile: format None"):
+    with pytest.raises(dspreg.IntegrityError, match="is not a profile: it has no description"):
         dspreg.Profile.load(tmp_path / "weights.safetensors")
     profile.save(tmp_path / "p.safetensors")
     whole = (tmp_path / "p.safetensors").read_bytes()
@@ -107,7 +107,7 @@ def test_loading_something_else_is_refused(profile, tmp_path):
     with pytest.raises(dspreg.IntegrityError, match="damaged or not a profile"):
         dspreg.Profile.load(tmp_path / "half.safetensors")
     save_file(
-        {"w": torch.zeros(2)}, tmp_path / "odd.safetensors", {"format": "dspreg.profile/1", "profile": json.dumps({})}
+        {"w": torch.zeros(2)}, tmp_path / "odd.safetensors", {"dspreg.profile/1": json.dumps({})}
     )
     with pytest.raises(dspreg.IntegrityError, match="damaged or not a profile"):
         dspreg.Profile.load(tmp_path / "odd.safetensors")

@@ -22,11 +22,14 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from dspreg.algorithms.measuring import measuring
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective, Outputs
 from dspreg.networks import Network
 from dspreg.priors import Prior
 from dspreg.randomness import seeded
+from dspreg.sensitivity import Profile
+from dspreg.sensitivity.measure import profiled
 from dspreg.vectors import ParamVector, gradient, trainable
 
 Direction = Callable[[Sequence[Batch]], tuple[Tensor, ParamVector]]
@@ -42,6 +45,7 @@ class Stack:
     top: Algorithm  # the outermost layer
     steps: int = 0  # taken so far
     notes: Log = field(default_factory=dict)  # of the current step
+    told: list[dict[str, Any]] = field(default_factory=list)  # events of the current step
     recording: bool = False  # whether the current step's log is kept, so that costly figures are worth taking
     optimizer: torch.optim.Optimizer = field(init=False)
 
@@ -89,24 +93,35 @@ class Algorithm(nn.Module):
         """The function x → logits whose sensitivity is measured on `batch`; samples must not mix in it."""
         return self.base.measured(batch)
 
+    def profile(self) -> Profile:
+        """All that `dspreg.measure` tells of the whole stack at this step, null and reliability too."""
+        return self.base.profile()
+
     # Before training.
 
-    def setup(self, task: Task, optimizer: Optimizer) -> Algorithm:
+    def setup(self, task: Task, optimizer: Optimizer, device: str | torch.device = "cpu") -> Algorithm:
         """Build the network and one optimiser over all parameters of the stack.
 
         Args:
             task: The experiment.
             optimizer: Makes the optimiser from the parameters: `lambda params: torch.optim.Adam(params, lr=1e-3)`.
+            device: Where the network goes after it was made on the CPU, so that all devices start from the same bits.
         """
         if not callable(optimizer):
             raise TypeError("setup wants a function that makes the optimiser: lambda params: Adam(params, lr=1e-3)")
         self.bottom.stack = Stack(task, self)
         with seeded(*task.key, "build"):
             self.bottom.network = self.build(task)
+        self.to(device)
         self.stack.optimizer = optimizer(list(self.parameters()))
         return self
 
     # Offered to every layer.
+
+    @property
+    def uses_c(self) -> bool:
+        """Whether this layer measures c, so that a trainer shows it before and after."""
+        return False
 
     @property
     def bottom(self) -> ERM:
@@ -150,13 +165,17 @@ class Algorithm(nn.Module):
             value = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
             self.stack.notes.setdefault(f"{type(self).__name__}.{name}", value)
 
+    def tell(self, event: str, **values: Any) -> None:
+        """Something that happened at this step and is no scalar; the trainer keeps it beside the records."""
+        self.stack.told.append({"event": event, "step": self.t, **values})
+
     # The life of a step.
 
     @contextmanager
     def stepping(self, *, record: bool) -> Iterator[Log]:
         """One step: what was staged is written if it succeeds and dropped if it does not. Yields the notes."""
         stack = self.stack
-        stack.notes, stack.recording = {}, record
+        stack.notes, stack.told, stack.recording = {}, [], record
         try:
             yield stack.notes
         except BaseException:
@@ -262,6 +281,10 @@ class ERM(Algorithm):
 
     def measured(self, batch: Batch) -> Callable[[Tensor], Tensor]:  # noqa: ARG002
         return self.stack.top.predict
+
+    def profile(self) -> Profile:
+        with measuring(self) as (meter, f, domains):
+            return profiled(meter, f, domains, eps=0.0)
 
     @property
     def bottom(self) -> ERM:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Direction, Log
+from dspreg.algorithms.measuring import BATCHES, Function, measuring
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective, at_least_float32
 from dspreg.errors import ConfigError, Notice
@@ -23,8 +24,7 @@ from dspreg.randomness import generator
 from dspreg.sensitivity import Meter, Profile
 from dspreg.sensitivity.measure import profiled, refreshed
 from dspreg.sensitivity.meter import check_settings
-from dspreg.sensitivity.profile import upper_quantile
-from dspreg.sensitivity.purity import evaluating
+from dspreg.sensitivity.profile import layer_of, upper_quantile
 from dspreg.sensitivity.samples import Samples
 from dspreg.vectors import ParamVector, trainable
 
@@ -69,7 +69,7 @@ class DSPReg(Algorithm):
         weight: float = 1e-3,
         refresh_epochs: int = 2,
         refresh_steps: int | None = None,
-        measure_batches: int = 4,
+        measure_batches: int = BATCHES,
         draws: int | None = None,
         engine: str = "exact",
         estimator: str = "persample",
@@ -124,6 +124,10 @@ class DSPReg(Algorithm):
 
     # The coefficients.
 
+    @property
+    def uses_c(self) -> bool:
+        return bool(self.weight) and self.coefficients != "ones"
+
     def due(self, t: int) -> bool:
         """Whether c is measured before step t."""
         match self.coefficients:
@@ -142,44 +146,23 @@ class DSPReg(Algorithm):
             started = time.perf_counter()
             self.c = self.arranged(self.measured_c())
             self.refreshed_at = self.t
+            self.tell("refresh", layers=by_layer(self.c))
             self._seconds += time.perf_counter() - started
         return self.base.update(direction, batches)
 
     def measured_c(self) -> ParamVector:
         """c on fresh samples of the source domains."""
-        with self._measuring() as (meter, domains):
-            return refreshed(meter, self._f, domains, self.eps).map(lambda c, one: c.to(one.dtype), self.ones())
+        with self._measuring() as (meter, f, domains):
+            return refreshed(meter, f, domains, self.eps).map(lambda c, one: c.to(one.dtype), self.ones())
 
     def profile(self) -> Profile:
-        """All that `dspreg.measure` tells, null and reliability too, on the samples a refresh at this step takes."""
-        with self._measuring() as (meter, domains):
-            return profiled(meter, self._f, domains, eps=self.eps)
+        """On the samples a refresh at this step takes."""
+        with self._measuring() as (meter, f, domains):
+            return profiled(meter, f, domains, eps=self.eps)
 
-    @contextmanager
-    def _measuring(self) -> Iterator[tuple[Meter, dict[str, list[Samples]]]]:
-        """Keyed by the step, so that measuring moves no other randomness."""
-        domains = self.task.samples(self.t, self.measure_batches)
-        if len(domains) < 2:
-            raise ConfigError(
-                f"DSPReg compares source domains and has {len(domains)}; give it at least two, or coefficients='ones'"
-            )
-        with evaluating(self.stack.top):
-            meter = Meter(
-                self.net,
-                of=self.of,
-                estimator=self.estimator,
-                draws=self.draws,
-                only=self.only,
-                exclude=self.exclude,
-                key=(*self.task.key, self.t, "measure"),
-            )
-            yield meter, {name: [Samples(b.x, b.y) for b in batches] for name, batches in domains.items()}
-
-    def _f(self, samples: Samples, domain: int) -> Callable[[Tensor], Tensor]:
-        """What the whole stack predicts with on these samples."""
-        assert isinstance(samples.inputs, Tensor)
-        y = samples.y if samples.y is not None else torch.zeros(len(samples), dtype=torch.long)
-        return self.stack.top.measured(Batch(samples.inputs, y, domain))
+    def _measuring(self) -> AbstractContextManager[tuple[Meter, Function, dict[str, list[Samples]]]]:
+        how = {"of": self.of, "estimator": self.estimator, "draws": self.draws}
+        return measuring(self, self.measure_batches, **how, only=self.only, exclude=self.exclude)
 
     def ones(self) -> ParamVector:
         """c = 1 for every penalised parameter."""
@@ -271,3 +254,15 @@ class DSPReg(Algorithm):
         super().set_extra_state(state)
         memory = state["memory"]
         self._memory = Memory(memory["steps"], self.placed(memory["mean"]), memory["mass"])
+
+
+def by_layer(c: ParamVector) -> dict[str, dict[str, float]]:
+    """Mean, median and largest c of every layer."""
+    layers: dict[str, list[Tensor]] = {}
+    for name, tensor in c.items():
+        layers.setdefault(layer_of(name), []).append(tensor.reshape(-1).double())
+    joined = {layer: torch.cat(parts) for layer, parts in layers.items()}
+    return {
+        layer: {"mean": float(v.mean()), "median": float(v.median()), "max": float(v.max())}
+        for layer, v in joined.items()
+    }

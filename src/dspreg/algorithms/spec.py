@@ -39,6 +39,24 @@ def describe(algorithm: Algorithm) -> str:
     return "+".join(_text(layer) for layer in shown)
 
 
+def drawn(text: str, seed: int) -> str:
+    """The spec with every option it leaves open and search varies drawn at random; given ones stay.
+
+    Args:
+        text: A spec.
+        seed: `seed_hash(draw, trial)`.
+    """
+    parts = []
+    for node in _layers(ast.parse(text.strip(), mode="eval").body):
+        layer = _made(node, None)
+        given = {str(k.arg) for k in node.keywords} if isinstance(node, ast.Call) else set()
+        for option, prior in type(layer).space.items():
+            if option not in given:
+                setattr(layer, option, prior.draw(seed, f"{type(layer).__name__}.{option}"))
+        parts.append(_text(layer))
+    return describe(parse("+".join(parts)))
+
+
 def algorithm_named(name: str) -> type[Algorithm]:
     """The class a name or an import path stands for."""
     import dspreg.algorithms as index

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -32,6 +33,22 @@ def split(num_images: int, trial: int, position: int, holdout: float = 0.2) -> t
     np.random.RandomState(seed_hash(trial, position)).shuffle(keys)
     num_out = int(num_images * holdout)
     return keys[num_out:], keys[:num_out]
+
+
+def stratified(labels: Sequence[int], trial: int, position: int, holdout: float = 0.2) -> tuple[list[int], list[int]]:
+    """The same, with every class split by itself: ⌊holdout · N_class⌋ of each are held out.
+
+    One shuffle, DomainBed's, decides; a class too small for one held-out image is trained on whole.
+    """
+    order = split(len(labels), trial, position, 0.0)[0]
+    quota = {label: int(count * holdout) for label, count in Counter(labels).items()}
+    out: list[int] = []
+    for place in order:
+        if quota[labels[place]]:
+            quota[labels[place]] -= 1
+            out.append(place)
+    held = set(out)
+    return [place for place in order if place not in held], out
 
 
 def steps_per_epoch(in_sizes: Iterable[int], images_per_step: int) -> int:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from dspreg.batches import Batch
+from dspreg.data.sampling import measured, trained
 from dspreg.errors import DataError
-from dspreg.randomness import Key, generator
-
-MEASURED = 32  # images in a batch to measure on, whatever the training batch
+from dspreg.randomness import Key
 
 
 class TensorDomains:
@@ -38,18 +36,14 @@ class TensorDomains:
         """One training batch per domain for step t, drawn with replacement."""
         result = []
         for d, (name, (x, y)) in enumerate(self.domains.items()):
-            chosen = torch.randint(len(y), (size,), generator=generator(*self.key, t, name, "train"), device="cpu")
+            chosen = trained(len(y), size, *self.key, t, name)
             result.append(Batch(x[chosen], y[chosen], d))
         return result
 
     def samples(self, t: int, batches: int) -> dict[str, list[Batch]]:
-        """Batches of 32 per domain to measure on at step t, without replacement, at most the whole domain.
-
-        Keyed apart from training, so that measuring moves no training batch.
-        """
+        """Batches of 32 per domain to measure on at step t."""
         result = {}
         for d, (name, (x, y)) in enumerate(self.domains.items()):
-            order = torch.randperm(len(y), generator=generator(*self.key, t, name, "measure"), device="cpu")
-            chosen = torch.split(order[: batches * MEASURED], MEASURED)
+            chosen = measured(len(y), batches, *self.key, t, name)
             result[name] = [Batch(x[part], y[part], d) for part in chosen]
         return result

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from dspreg.errors import ConfigError, IntegrityError, Notice
+from dspreg.files import write
 from dspreg.vectors import ParamVector
 
 if TYPE_CHECKING:
@@ -142,15 +143,11 @@ class Profile:
                 tensors |= {f"{part}/{n}": t for n, t in vector.items()}
         described = {"domains": list(self.s), "reliability": self.reliability, "kinds": dict(self.kinds)}
         described |= {"names": list(self.c), "settings": dict(self.settings)}
+        # one entry: safetensors writes several in an order that changes from process to process
+        metadata = {FORMAT: json.dumps(described, allow_nan=False, sort_keys=True)}
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(path.name + ".part")
-        save_file(
-            {k: t.contiguous() for k, t in tensors.items()},
-            unfinished,
-            metadata={"format": FORMAT, "profile": json.dumps(described, allow_nan=False, sort_keys=True)},
-        )
-        unfinished.replace(path)
+        write(path, save({k: t.contiguous() for k, t in tensors.items()}, metadata))
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
@@ -158,11 +155,10 @@ class Profile:
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                if metadata.get("format") != FORMAT:
-                    raise IntegrityError(
-                        f"{path} is not a profile: format {metadata.get('format')!r}, wanted {FORMAT!r}"
-                    )
-                described = json.loads(metadata["profile"])
+                if FORMAT not in metadata:
+                    found = ", ".join(map(repr, metadata)) or "no description"
+                    raise IntegrityError(f"{path} is not a profile: it has {found}, wanted {FORMAT!r}")
+                described = json.loads(metadata[FORMAT])
                 stored = set(file.keys())
 
                 def vector(part: str) -> ParamVector:

@@ -1,0 +1,46 @@
+"""Measuring a stack: what its whole prediction is sensitive to, on samples of the source domains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from dspreg.batches import Batch
+from dspreg.errors import ConfigError
+from dspreg.sensitivity import Meter
+from dspreg.sensitivity.purity import evaluating
+from dspreg.sensitivity.samples import Samples
+
+if TYPE_CHECKING:
+    from dspreg.algorithms.base import Algorithm
+
+BATCHES = 4  # of 32 images per domain, unless told otherwise
+
+Function = Callable[[Samples, int], Callable[[Tensor], Tensor]]
+
+
+@contextmanager
+def measuring(
+    algorithm: Algorithm, batches: int = BATCHES, **options: Any
+) -> Iterator[tuple[Meter, Function, dict[str, list[Samples]]]]:
+    """A meter, what it measures and on which samples; keyed by the step, so that it moves no other randomness."""
+    task, stack = algorithm.task, algorithm.stack
+    domains = task.samples(stack.steps, batches)
+    if len(domains) < 2:
+        raise ConfigError(
+            f"c compares source domains and there is {len(domains)}: {', '.join(domains)}. Give at least two, "
+            "or DSPReg the option coefficients='ones'"
+        )
+
+    def f(samples: Samples, domain: int) -> Callable[[Tensor], Tensor]:
+        assert isinstance(samples.inputs, Tensor)
+        y = samples.y if samples.y is not None else torch.zeros(len(samples), dtype=torch.long)
+        return stack.top.measured(Batch(samples.inputs, y, domain))
+
+    with evaluating(stack.top):
+        meter = Meter(algorithm.net, key=(*task.key, stack.steps, "measure"), **options)
+        yield meter, f, {name: [Samples(b.x, b.y) for b in each] for name, each in domains.items()}

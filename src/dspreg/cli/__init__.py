@@ -1,0 +1,76 @@
+"""The command line: one file per command, each with `add`, its options, and `run`, which returns the exit code."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import TextIO
+
+from dspreg import __version__
+from dspreg.cli import algorithms, data, evaluate, export, predict, train
+from dspreg.cli.parser import Parser
+from dspreg.errors import DspregError, Notice, ResourceError
+
+COMMANDS = (train, evaluate, predict, export, data, algorithms)
+
+EXAMPLES = """examples:
+  dspreg train --dataset digits --target print --out runs/print
+  dspreg train --dataset folder:photos --target site-4 --algorithm CORAL+DSPReg --out runs/site-4
+  dspreg evaluate runs/site-4
+  dspreg predict runs/site-4 new/*.jpg --csv
+  dspreg data verify folder:photos
+  dspreg algorithms DSPReg
+
+each command has its own: dspreg train --help
+exit codes: 0 ok, 1 a bug, 2 usage, 3 data, 4 damaged or untrusted file, 5 a run failed,
+            6 disk, memory or network, 75 stopped and resumable, 130 interrupted and resumable"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    parser = Parser(prog="dspreg", description="Domain generalisation at the level of parameters.", epilog=EXAMPLES)
+    parser.add_argument("--version", action="version", version=f"dspreg {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    for command in COMMANDS:
+        command.add(commands)
+    given = parser.parse_args(arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", Notice)
+        warnings.showwarning = _notice
+        try:
+            return int(given.run(given))
+        except DspregError as error:
+            return _said(error)
+        except MemoryError:
+            return _said(ResourceError("not enough memory; a smaller batch_size or image_size needs less"))
+        except KeyboardInterrupt:
+            print("dspreg: interrupted", file=sys.stderr)
+            return 130
+        except BrokenPipeError:  # the reader of our output went away, as `head` does
+            sys.stderr.close()
+            return 0
+        except Exception:
+            traceback.print_exc()
+            print("dspreg: this is a bug; please report it with the lines above", file=sys.stderr)
+            return 1
+
+
+def _said(error: DspregError) -> int:
+    print(f"dspreg: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def _notice(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    if issubclass(category, Notice):
+        print(f"notice: {message}", file=sys.stderr)
+    else:
+        print(warnings.formatwarning(message, category, filename, lineno, line), file=file or sys.stderr, end="")

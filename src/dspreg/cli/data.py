@@ -1,0 +1,51 @@
+"""`dspreg data`: which data sets there are, and whether the files are sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dspreg.cli.parser import Commands, described
+
+EXAMPLES = """examples:
+  dspreg data list
+  dspreg data verify PACS --root data
+  dspreg data verify photos                a folder of domain/class/image
+  dspreg data verify index:photos.csv"""
+
+
+def add(commands: Commands) -> None:
+    parser = described(commands, "data", "list the data sets, or verify one image by image", EXAMPLES)
+    actions = parser.add_subparsers(required=True, metavar="list|verify", dest="action")
+    listed = described(actions, "list", "list the data sets", EXAMPLES)
+    listed.set_defaults(run=show)
+    verified = described(actions, "verify", "decode every image, count, and find copies across domains", EXAMPLES)
+    verified.add_argument("path", metavar="PATH", help="a folder, a CSV index, or the name of a data set")
+    verified.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data)")
+    verified.set_defaults(run=verify)
+
+
+def show(given: Any) -> int:  # noqa: ARG001
+    from dspreg.data.named import listing
+
+    print(listing())
+    return 0
+
+
+def verify(given: Any) -> int:
+    from dspreg.data.named import dataset_named
+    from dspreg.data.verify import verify as verified
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    text = given.path
+    if ":" not in text and Path(text).exists():
+        text = f"index:{text}" if Path(text).is_file() else f"folder:{text}"
+    data = dataset_named(text, given.root)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("decoding", total=None)
+        report = verified(data, lambda done, total: bar.update(task, completed=done, total=total))
+    print(report.text())
+    return 0 if report.ok else 3

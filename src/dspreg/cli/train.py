@@ -1,0 +1,146 @@
+"""`dspreg train`: one model, from folders to a run that can be used."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dspreg.cli.parser import Commands, described
+from dspreg.errors import ConfigError, DspregError
+from dspreg.protocol.reading import assignment, made, read, targets, valued, written
+from dspreg.protocol.settings import PROTOCOLS, Execution, Settings
+
+EXAMPLES = """examples:
+  dspreg train --dataset digits --target print --out runs/print
+  dspreg train --dataset PACS --root data --target sketch --algorithm "CORAL(weight=0.5)+DSPReg" --out runs/pacs
+  dspreg train --dataset folder:photos --target site-4 --model resnet18.tv_in1k --steps 500 --out runs/site-4
+  dspreg train --config run.yaml --set lr=1e-4 --trial 1 --out runs/trial-1
+  dspreg train --dataset PACS --target sketch --print-config > run.yaml
+
+run the same command again to resume; a finished run is verified and left as it is.
+options come from, later ones first: the command line, --config, a random draw, the defaults of data set and protocol."""
+
+
+def add(commands: Commands) -> None:
+    parser = described(commands, "train", "train one model and leave it, its records and a card in a folder", EXAMPLES)
+    parser.add_argument("--out", metavar="DIR", help="the run's folder: new, or of the same training to resume it")
+    parser.add_argument("--config", metavar="FILE", help="options from a YAML file")
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="one option, by its name below")
+    parser.add_argument("--print-config", action="store_true", help="print all options as YAML, defaults included")
+    for title, kind in (("what is trained", Settings), ("how it is run", Execution)):
+        group = parser.add_argument_group(title)
+        for each in dataclasses.fields(kind):
+            flag = "--target" if each.name == "targets" else f"--{each.name.replace('_', '-')}"
+            how: dict[str, Any] = {"nargs": "+"} if each.name == "targets" else {}
+            if str(each.type) == "bool":
+                how = {"nargs": "?", "const": "true"}
+            group.add_argument(flag, dest=each.name, metavar=metavar(each), help=says(each), **how)
+    parser.set_defaults(run=run)
+
+
+def metavar(each: dataclasses.Field[Any]) -> str:
+    if "choices" in each.metadata:
+        return "|".join(each.metadata["choices"])
+    kind = str(each.type).removesuffix(" | None")
+    return {"int": "N", "float": "X", "bool": "yes|no", "str": each.name.upper()}.get(kind, "DOMAIN")
+
+
+def says(each: dataclasses.Field[Any]) -> str:
+    text = str(each.metadata["help"]).replace("%", "%%")
+    if each.name == "protocol":
+        text = "; ".join(f"{name}: {what}" for name, what in PROTOCOLS.items()).replace("%", "%%")
+    if each.name == "targets":
+        text += "; none: train on all of them"
+    return text if each.default in (None, (), False) else f"{text} (default: {each.default})"
+
+
+def run(given: Any) -> int:
+    settings, execution = options(given)
+    if given.print_config:
+        from dspreg.data.named import dataset_named
+        from dspreg.protocol.settings import resolved
+
+        data = dataset_named(settings.dataset, execution.root, execution.name)
+        print(written(resolved(settings, data), execution), end="")
+        return 0
+    if not given.out:
+        raise ConfigError("where should the run go? Add --out DIR")
+    if given.targets is None and not settings.targets and "targets" not in stated(given):
+        raise ConfigError("which domain is held out? Add --target DOMAIN, or --target none to train on all of them")
+    from rich.console import Console
+
+    from dspreg.training.display import Bar, Display
+    from dspreg.training.loop import train
+
+    console = Console(stderr=True)
+    display = Bar(console) if console.is_terminal else Display()
+    finished_before = (Path(given.out) / "result.json").exists()
+    with stopping() as pause:
+        try:
+            result = train(settings, execution, given.out, display=display, pause=pause)
+        finally:
+            display.ended()
+    print(summary(result, Path(given.out), finished_before))
+    return 0
+
+
+def stated(given: Any) -> dict[str, Any]:
+    """What the configuration file, `--set` and the flags say, later ones winning."""
+    values = read(given.config) if given.config else {}
+    values |= dict(assignment(text) for text in given.set)
+    for kind in (Settings, Execution):
+        for each in dataclasses.fields(kind):
+            value = getattr(given, each.name)
+            if value is not None:
+                flag = f"--{each.name.replace('_', '-')}"
+                values[each.name] = targets(value) if each.name == "targets" else valued(each.name, value, flag)
+    return values
+
+
+def options(given: Any) -> tuple[Settings, Execution]:
+    return made(stated(given))
+
+
+def summary(result: dict[str, Any], out: Path, finished_before: bool) -> str:
+    chosen = result["selected"]
+    unseen = [f"{name} {100 * each['in']:.1f} %" for name, each in chosen["accuracy"].items() if "in" in each]
+    lines = [f"held-out sources {100 * chosen['validation']:.1f} %, selected at step {chosen['step']}"]
+    if unseen:
+        lines.insert(0, f"unseen {', '.join(unseen)}")
+    where = f"{out} was finished before; every file is as it was" if finished_before else f"see {out / 'README.md'}"
+    return "; ".join(lines) + f"\n{where}"
+
+
+@contextmanager
+def stopping() -> Iterator[Any]:
+    """A first signal stops at the next safe point, with a checkpoint; a second one at once."""
+    from dspreg.training.loop import Preempted
+
+    class Interrupted(Preempted):
+        exit_code = 130
+
+    received: list[int] = []
+
+    def note(number: int, _frame: Any) -> None:
+        if received:
+            os._exit(130 if number == signal.SIGINT else 75)  # the last checkpoint is whole: nothing is lost but steps
+        received.append(number)
+        print("\ndspreg: stopping after this step; once more to stop at once", file=sys.stderr)
+
+    def pause() -> None:
+        if received:
+            kind: type[DspregError] = Interrupted if received[0] == signal.SIGINT else Preempted
+            raise kind("stopped; run the same command again to go on")
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield pause
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

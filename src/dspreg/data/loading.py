@@ -1,0 +1,117 @@
+"""Batches of images, made in as many processes as wanted: each is a function of its key, so the number is free."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from dspreg.batches import Batch
+from dspreg.data.sampling import measured, trained
+from dspreg.data.transforms import Transform
+from dspreg.randomness import Key, seeded
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+XY = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some images of one domain, in order, as a transform shows them."""
+
+    domain: str
+    images: Sequence[tuple[Image, int]]
+    positions: Sequence[int]
+    transform: Transform
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def batch(self, chosen: Sequence[int], *key: Key) -> XY:
+        """The chosen ones, each with random numbers of its own: keyed by its place in the batch."""
+        pairs = [self.images[self.positions[i]] for i in chosen]
+        x = []
+        for place, (image, _) in enumerate(pairs):
+            with seeded(*key, self.domain, place, "augment"):
+                x.append(torch.as_tensor(self.transform(image)))
+        return torch.stack(x), torch.tensor([label for _, label in pairs])
+
+
+@dataclass(frozen=True)
+class TrainingSteps:
+    """Step t → one batch per source domain, drawn with replacement."""
+
+    parts: Sequence[Part]
+    size: int
+    key: tuple[Key, ...]
+
+    def __getitem__(self, t: int) -> list[XY]:
+        chosen = [trained(len(p), self.size, *self.key, t, p.domain) for p in self.parts]
+        return [p.batch(which, *self.key, t) for p, which in zip(self.parts, chosen, strict=True)]
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """(part, n) → its n-th batch. `key` is for parts whose transform is random."""
+
+    parts: Sequence[Part]
+    size: int
+    key: tuple[Key, ...] = ()
+
+    def order(self) -> list[tuple[int, int]]:
+        return [(p, n) for p, part in enumerate(self.parts) for n in range(-(-len(part) // self.size))]
+
+    def __getitem__(self, which: tuple[int, int]) -> XY:
+        p, n = which
+        part = self.parts[p]
+        chosen = range(n * self.size, min(len(part), (n + 1) * self.size))
+        return part.batch(chosen, *self.key, n)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What c is measured on: `samples(t, batches)` of a `Task`."""
+
+    parts: Sequence[Part]
+    key: tuple[Key, ...]
+    device: str = "cpu"
+    workers: int = 0
+
+    def __call__(self, t: int, batches: int) -> Mapping[str, Sequence[Batch]]:
+        chosen = [measured(len(p), batches, *self.key, t, p.domain) for p in self.parts]
+        order = [(d, tuple(which)) for d, each in enumerate(chosen) for which in each]
+        result: dict[str, list[Batch]] = {part.domain: [] for part in self.parts}
+        for (d, _), (x, y) in zip(order, loaded(self, order, self.workers), strict=True):
+            result[self.parts[d].domain].append(Batch(x.to(self.device), y.to(self.device), d))
+        return result
+
+    def __getitem__(self, which: tuple[int, tuple[int, ...]]) -> XY:
+        return self.parts[which[0]].batch(which[1])
+
+
+def loaded(source: Any, order: Iterable[Any], workers: int) -> Iterator[Any]:
+    """source[i] for every i in `order`, in that order, made by `workers` processes (0: here)."""
+    if workers == 0:
+        return (source[i] for i in order)
+    loader: DataLoader[Any] = DataLoader(
+        source,
+        sampler=list(order),  # type: ignore[arg-type]
+        batch_size=None,
+        num_workers=workers,
+        worker_init_fn=_leave_signals_to_the_trainer,
+        generator=torch.Generator(),  # otherwise every loader would move the global generator
+    )
+    return iter(loader)
+
+
+def _leave_signals_to_the_trainer(worker: int) -> None:  # noqa: ARG001
+    # a terminal or a scheduler signals the whole group; the trainer finishes its step first and needs the next batch
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,0 +1,24 @@
+"""Which samples a step sees: a function of the key, the step and the domain, never of what ran before."""
+
+from __future__ import annotations
+
+import torch
+
+from dspreg.randomness import Key, generator
+
+MEASURED = 32  # images in a batch to measure on, whatever the training batch
+
+
+def trained(num_images: int, size: int, *key: Key) -> list[int]:
+    """Positions of one training batch, drawn with replacement."""
+    chosen = torch.randint(num_images, (size,), generator=generator(*key, "train"), device="cpu")
+    return [int(i) for i in chosen.tolist()]
+
+
+def measured(num_images: int, batches: int, *key: Key) -> list[list[int]]:
+    """Positions of batches of 32 to measure on, without replacement, at most all images.
+
+    Keyed apart from training, so that measuring moves no training batch.
+    """
+    order = torch.randperm(num_images, generator=generator(*key, "measure"), device="cpu")
+    return [part.tolist() for part in torch.split(order[: batches * MEASURED], MEASURED)]

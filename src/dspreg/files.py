@@ -1,0 +1,136 @@
+"""Files that are whole or absent, and say what they hold: everything that must survive a crash is written here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dspreg.errors import IntegrityError, ResourceError
+
+UNFINISHED = ".part"  # a crash may leave such a file; `clear_unfinished` takes it away
+
+
+def digest(data: bytes) -> str:
+    """SHA-256, in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, read now."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def canonical(value: Any) -> str:
+    """The one JSON text of a value: keys sorted, floats to the last bit, no NaN."""
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+def write(path: Path, data: bytes) -> None:
+    """Replace a file as a whole: after a crash it has its old contents or the new ones."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
+    with refusals(path, len(data)):
+        try:
+            with unfinished.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """For people too: indented."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, indent=1, sort_keys=True)
+    write(path, (text + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise IntegrityError(f"{path} can't be read: {error}") from error
+
+
+def remove(path: Path) -> None:
+    with refusals(path, 0):
+        path.unlink(missing_ok=True)
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove what a crash left half-written."""
+    for path in folder.glob(f".*{UNFINISHED}"):
+        remove(path)
+
+
+class Lines:
+    """A file of JSON lines that only grows. `mark` says how far it was good, `rewind` goes back there."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def append(self, value: Any) -> None:
+        line = (canonical(value) + "\n").encode()
+        with refusals(self.path, len(line)), self.path.open("ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def mark(self) -> dict[str, Any]:
+        data = self._bytes()
+        return {"bytes": len(data), "sha256": digest(data)}
+
+    def rewind(self, mark: dict[str, Any] | None) -> None:
+        """Forget the lines after `mark`, a torn one too; they will be written again. None: all of them."""
+        size = mark["bytes"] if mark else 0
+        kept = self._bytes()[:size]
+        if mark and digest(kept) != mark["sha256"]:
+            raise IntegrityError(f"{self.path} is not what it was when the checkpoint was made")
+        if self.path.exists():
+            with refusals(self.path, 0), self.path.open("r+b") as file:
+                file.truncate(size)
+                os.fsync(file.fileno())
+
+    def __iter__(self) -> Iterator[Any]:
+        """What was written, without a torn last line: that one was never finished."""
+        for number, line in enumerate(self._bytes().split(b"\n")[:-1], 1):
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise IntegrityError(f"{self.path}, line {number}, is damaged: {error}") from error
+
+    def _bytes(self) -> bytes:
+        return self.path.read_bytes() if self.path.exists() else b""
+
+
+@contextmanager
+def refusals(path: Path, size: int) -> Iterator[None]:
+    """The system's refusal as an error that says what was wanted and what there is."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(f"{path} can't be written: {error.strerror or error}{_room(path, size)}") from error
+
+
+def _room(path: Path, size: int) -> str:
+    if not size:
+        return ""
+    there = next((p for p in path.parents if p.exists()), Path("/"))
+    return f"; {size:,} bytes wanted, {shutil.disk_usage(there).free:,} free"
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)  # the new name, too, must survive the power going
+    finally:
+        os.close(handle)

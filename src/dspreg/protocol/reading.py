@@ -1,0 +1,122 @@
+"""Settings from text: `--set key=value`, YAML files, and back to YAML."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dspreg.errors import ConfigError
+from dspreg.protocol.settings import Execution, Settings, wanted
+
+FIELDS = {each.name: each for kind in (Settings, Execution) for each in dataclasses.fields(kind)}
+
+
+def made(values: Mapping[str, Any]) -> tuple[Settings, Execution]:
+    """Both halves from one flat mapping."""
+    if not values.get("dataset"):
+        raise ConfigError("no data set is given; add --dataset, e.g. --dataset digits")
+    return tuple(  # type: ignore[return-value]
+        kind(**{each.name: values[each.name] for each in dataclasses.fields(kind) if each.name in values})
+        for kind in (Settings, Execution)
+    )
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """`"lr=1e-4"` → ("lr", 0.0001)."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {text!r}; wanted key=value, such as lr=1e-4")
+    return known(key.strip(), "--set"), valued(key.strip(), value.strip(), "--set")
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """A YAML file of options, one `key: value` per line."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the configuration {path} can't be read: {error}") from None
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if root is None:
+        return {}
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{path}, line 1: wanted 'key: value' lines, such as 'lr: 1e-4'")
+    values: dict[str, Any] = {}
+    for key_node, node in root.value:
+        place = f"{path}, line {key_node.start_mark.line + 1}"
+        key = known(str(key_node.value), place)
+        if key in values:
+            raise ConfigError(f"{place}: {key!r} is given twice")
+        values[key] = valued(key, _plain(node, place), place)
+    return values
+
+
+def written(settings: Settings, execution: Execution) -> str:
+    """As YAML that `read` reads, options of one kind together."""
+    parts = []
+    for title, each in (("what is trained", settings), ("how it is run", execution)):
+        values = {n: list(v) if isinstance(v, tuple) else v for n, v in dataclasses.asdict(each).items()}
+        lines = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None)
+        parts.append(f"# {title}\n{lines}")
+    return "\n".join(parts)
+
+
+def known(key: str, place: str, also: Iterable[str] = ()) -> str:
+    """The name of an option, or an error with the nearest one."""
+    key = key.replace("-", "_")
+    if key == "target":
+        return "targets"
+    if key not in FIELDS:
+        names = [*FIELDS, *also]
+        close = difflib.get_close_matches(key, names, 1, 0.5)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"{place}: unknown option {key!r}.{hint} Known: {', '.join(names)}")
+    return key
+
+
+def valued(key: str, given: Any, place: str) -> Any:
+    """A value of the option's type from text, or from what YAML made of it."""
+    each = FIELDS[key := known(key, place)]
+    kind = str(each.type)
+    if given in (None, "null", "") and "None" in kind:
+        return None
+    match kind.removesuffix(" | None"):
+        case "tuple[str, ...]":
+            return targets(given.split(",") if isinstance(given, str) else given)
+        case "str" if isinstance(given, str | int | float) and not isinstance(given, bool):
+            return str(given)
+        case "bool" if str(given).lower() in ("true", "yes", "1", "false", "no", "0"):
+            return str(given).lower() in ("true", "yes", "1")
+        case "int" if _is_number(given) and float(given) == int(float(given)):
+            return int(float(given))
+        case "float" if _is_number(given):
+            return float(given)
+    raise ConfigError(f"{place}: {key}={given!r}; wanted {wanted(each)}")
+
+
+def targets(given: Iterable[Any]) -> tuple[str, ...]:
+    """Names of domains; `none` alone holds nothing out."""
+    names = tuple(str(each).strip() for each in given)
+    return () if names == ("none",) else names
+
+
+def _plain(node: yaml.Node, place: str) -> Any:
+    if isinstance(node, yaml.ScalarNode):
+        return None if node.tag.endswith(":null") else node.value
+    if isinstance(node, yaml.SequenceNode) and all(isinstance(n, yaml.ScalarNode) for n in node.value):
+        return [n.value for n in node.value]
+    raise ConfigError(f"{place}: wanted a plain value or a list of them")
+
+
+def _is_number(given: Any) -> bool:
+    try:
+        return abs(float(given)) < float("inf")
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,178 @@
+"""One training as a value: every option with its range, and the defaults of data set and protocol."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dspreg.errors import ConfigError
+from dspreg.priors import Choice, LogUniform, Prior, seed_hash
+
+PROTOCOLS = {
+    "domainbed": "DomainBed's classic protocol; source validation images are augmented like training images",
+    "domainbed-stratified": "as domainbed, but every class is split 80/20 by itself",
+    "swad": "plain validation images, evaluation batches of 128, 15,001 steps on DomainNet; SWAD, MIRO, SAGM and others",
+}
+
+
+class Facts(Protocol):
+    """What the defaults depend on; every `DomainDataset` has it."""
+
+    name: str
+    steps: int
+    evaluate_every: int
+    image_size: int
+    small: bool
+
+
+def option(says: str, default: Any = None, **limits: Any) -> Any:
+    """A field of `Settings` or `Execution`: `at_least`, `above`, `at_most`, `below`, `choices` are its range."""
+    return field(default=default, metadata={"help": says, **limits})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is trained. Everything here decides the result; None is the default of data set and protocol."""
+
+    dataset: str = option("digits, PACS, VLCS, OfficeHome, TerraIncognita, DomainNet, folder:PATH, index:FILE.csv")
+    targets: tuple[str, ...] = option("domains that training never sees", ())
+    algorithm: str = option("a spec such as ERM, DSPReg or CORAL(weight=0.5)+DSPReg", "DSPReg")
+    protocol: str = option("how is trained and validated", "domainbed", choices=tuple(PROTOCOLS))
+    trial: int = option("another trial is another split, start and order", 0, at_least=0)
+    draw: int = option("0: default options; n: the n-th random draw of them", 0, at_least=0)
+    model: str | None = option("any timm name, or small-cnn")
+    weights: str | None = option("pretrained weights: default (the hub's), none, or a safetensors file")
+    image_size: int | None = option("pixels, both sides", at_least=1, at_most=4096)
+    steps: int | None = option("training steps", at_least=1)
+    batch_size: int | None = option("images per source domain and step", at_least=1)
+    lr: float | None = option("learning rate of Adam", above=0)
+    weight_decay: float | None = option("of Adam", at_least=0)
+    dropout: float | None = option("after the pooled features", at_least=0, below=1)
+    frozen_bn: bool | None = option("keep batch-norm statistics as they came; scale and shift are trained")
+    augment: bool | None = option("crop, flip, colour and grey at random while training")
+    augment_validation: bool | None = option("augment the validation images of source domains, as DomainBed does")
+    split: str | None = option("how a domain is cut into training and validation", choices=("domainbed", "stratified"))
+    holdout: float | None = option("share of a domain held out for validation", above=0, below=1)
+    evaluate_every: int | None = option("steps between evaluations; the first and last step always", at_least=1)
+    evaluate: str = option("what selection needs, or all splits of all domains", "needed", choices=("needed", "all"))
+    evaluation_batch: int | None = option("images per batch when evaluating", at_least=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if len(set(self.targets)) < len(self.targets):
+            raise ConfigError(f"targets {', '.join(self.targets)}: one domain twice")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How it is run. Only device, threads and precision touch the result; a finished run says which they were."""
+
+    root: str | None = option("folder that holds the data sets (default: data)")
+    name: str | None = option("name of a folder: or index: data set (default: the last part of its path)")
+    device: str = option("cpu, cuda, cuda:1, mps", "cpu")
+    threads: int | None = option("CPU threads (default: all cores); another number gives other bits", at_least=1)
+    precision: str = option("bf16 runs the network under autocast", "float32", choices=("float32", "bf16"))
+    workers: int | None = option("processes that read images; any number gives the same bits", at_least=0)
+    cache: str = option("keep decoded images between runs", "none", choices=("none", "ram", "disk"))
+    keep: str = option("models kept: none, selected and last, or all evaluated ones", "best",
+                       choices=("none", "best", "all"))  # fmt: skip
+    save_every: int | None = option("steps between checkpoints (default: at evaluations and every two minutes)",
+                                    at_least=1)  # fmt: skip
+    profile: str = option("measure c before and after training: with DSPReg (auto), always, never", "auto",
+                          choices=("auto", "always", "never"))  # fmt: skip
+    check_images: str = option("decode every image once before the first training on it", "once",
+                               choices=("once", "never"))  # fmt: skip
+    tensorboard: bool = option("also write TensorBoard events", False)
+    domainbed_records: bool = option("also write results.jsonl in DomainBed's layout; evaluates all splits", False)
+    allow_changed_environment: bool = option("resume although versions, threads or device changed; bits will differ",
+                                             False)  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def check(values: Settings | Execution) -> None:
+    """Refuse a value of the wrong type or outside its range."""
+    for each in dataclasses.fields(values):
+        value, limits = getattr(values, each.name), each.metadata
+        if value is None and (each.default is None or "None" in str(each.type)):
+            continue
+        kind = str(each.type).removesuffix(" | None")
+        fits = {
+            "str": isinstance(value, str),
+            "bool": isinstance(value, bool),
+            "int": isinstance(value, int) and not isinstance(value, bool),
+            "float": isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf"),
+            "tuple[str, ...]": isinstance(value, tuple) and all(isinstance(v, str) for v in value),
+        }[kind]
+        rules = {
+            "at_least": lambda v, limit: v >= limit,
+            "above": lambda v, limit: v > limit,
+            "at_most": lambda v, limit: v <= limit,
+            "below": lambda v, limit: v < limit,
+            "choices": lambda v, limit: v in limit,
+        }
+        if not fits or not all(rule(value, limits[name]) for name, rule in rules.items() if name in limits):
+            raise ConfigError(f"{each.name}={value!r}; wanted {wanted(each)}")
+
+
+def wanted(each: dataclasses.Field[Any]) -> str:
+    """The range of an option, in words."""
+    if "choices" in each.metadata:
+        return "one of " + ", ".join(each.metadata["choices"])
+    kind = str(each.type).removesuffix(" | None")
+    words = {"str": "text", "bool": "true or false", "int": "a whole number", "float": "a number"}
+    limits = {"at_least": "at least", "above": "above", "at_most": "at most", "below": "below"}
+    parts = [f"{word} {each.metadata[name]}" for name, word in limits.items() if name in each.metadata]
+    return " ".join([words.get(kind, "a list of names"), " and ".join(parts)]).strip()
+
+
+def resolved(given: Settings, data: Facts) -> Settings:
+    """All options filled in: given ones, then the random draw, then the defaults of data set and protocol."""
+    values = defaults(given.protocol, data)
+    if given.draw:
+        seed = seed_hash(given.draw, given.trial)
+        values |= {name: prior.draw(seed, name) for name, prior in space(data).items()}
+    chosen = {name: value for name in values if (value := getattr(given, name)) is not None}
+    values |= chosen
+    if "evaluate_every" not in chosen and values["steps"] < data.steps:
+        values["evaluate_every"] = max(1, round(values["evaluate_every"] * values["steps"] / data.steps))
+    if given.protocol == "swad" and "steps" not in chosen:  # so that the last step is an evaluated one
+        values["steps"] = values["steps"] // values["evaluate_every"] * values["evaluate_every"] + 1
+    return dataclasses.replace(given, **values)
+
+
+def defaults(protocol: str, data: Facts) -> dict[str, Any]:
+    """Of everything that may be left open."""
+    swad = protocol == "swad"
+    large = data.name == "DomainNet"
+    return {
+        "model": "small-cnn" if data.small else "resnet50.tv_in1k",
+        "weights": "default",
+        "image_size": data.image_size,
+        "steps": 15_001 if swad and large else data.steps,
+        "batch_size": 32,
+        "lr": 1e-3 if data.small else 5e-5,
+        "weight_decay": 0.0,
+        "dropout": 0.0,
+        "frozen_bn": True,
+        "augment": not data.small,
+        "augment_validation": not swad and not data.small,
+        "split": "stratified" if protocol == "domainbed-stratified" else "domainbed",
+        "holdout": 0.2,
+        "evaluate_every": (1_000 if large else 200) if swad and not data.small else data.evaluate_every,
+        "evaluation_batch": 128 if swad else 64,
+    }
+
+
+def space(data: Facts) -> dict[str, Prior]:
+    """Where DomainBed's random search draws the options that all methods share."""
+    if data.small:
+        return {"lr": LogUniform(-4.5, -2.5, key="lr"), "batch_size": LogUniform(3, 9, "batch_size", True, 2)}
+    return {
+        "lr": LogUniform(-5, -3.5, key="lr"),
+        "weight_decay": LogUniform(-6, -2, key="weight_decay"),
+        "batch_size": LogUniform(3, 5 if data.name == "DomainNet" else 5.5, "batch_size", True, 2),
+        "dropout": Choice(0.0, 0.1, 0.5, key="resnet_dropout"),
+    }

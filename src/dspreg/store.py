@@ -1,0 +1,142 @@
+"""The folder of one run: what it holds, and whether it can be trusted. Read without torch.
+
+    run.json          what is trained: settings, data, weights, environment
+    records.jsonl     one line per evaluation
+    refreshes.jsonl   c by layer, each time it was measured
+    profiles/         c before and after training, with null
+    selected.safetensors, last.safetensors, README.md
+    result.json       the outcome, and the SHA-256 of every file above
+    failure.json      instead of it, where training could not go on
+    checkpoints/      while unfinished
+
+No file says "done": a run is finished when result.json and all it names have the SHA-256 they should have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dspreg.errors import ConfigError, IntegrityError, ResourceError
+from dspreg.files import Lines, canonical, clear_unfinished, digest, digest_of, read_json, refusals, write_json
+
+FORMAT = "dspreg.run/1"
+
+
+class RunFolder:
+    """One run's folder."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.records = Lines(self.path / "records.jsonl")
+        self.refreshes = Lines(self.path / "refreshes.jsonl")
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    # What is trained.
+
+    def description(self) -> dict[str, Any]:
+        """run.json, checked to be one of ours."""
+        if not (self / "run.json").exists():
+            raise ConfigError(f"{self.path} holds no run: there is no run.json. Give the --out folder of a training")
+        found = read_json(self / "run.json")
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise IntegrityError(f"{self / 'run.json'} is not of the format {FORMAT!r}; which version wrote it?")
+        if identity(found) != found.get("id"):
+            raise IntegrityError(f"{self / 'run.json'} was changed: its id is not that of its contents")
+        return found
+
+    def agree(self, described: Mapping[str, Any], *, changed_environment: bool = False) -> str:
+        """Write what is trained, or compare it with what is there. Returns the run's id.
+
+        Raises:
+            ConfigError: The folder belongs to another training; the message shows the difference.
+        """
+        mine = {**described, "format": FORMAT}
+        mine["id"] = identity(mine)
+        if not (self / "run.json").exists():
+            strangers = [p.name for p in self.path.iterdir() if p.name != "lock"]
+            if strangers:
+                raise ConfigError(f"{self.path} is not empty and holds no run ({strangers[0]}, …); take a new folder")
+            write_json(self / "run.json", mine)
+            return str(mine["id"])
+        there = self.description()
+        ignored = {"environment"} if changed_environment else set()
+        changes = [c for c in differences(there, mine) if c[0].split(".")[0] not in ignored | {"id", "where"}]
+        if changes:
+            lines = "\n".join(f"  {name}: {was!r} → {now!r}" for name, was, now in changes)
+            environment = all(name.startswith("environment") for name, _, _ in changes)
+            way = (
+                "the bits would differ. Go back to what it was, or add --allow-changed-environment to go on regardless"
+                if environment
+                else "go on with the settings it has, or give another --out"
+            )
+            raise ConfigError(f"{self.path} holds another training:\n{lines}\n{way}")
+        return str(there["id"])
+
+    # Whether it is finished.
+
+    def finish(self, outcome: Mapping[str, Any]) -> None:
+        """Write result.json, which names every file and what it must be."""
+        names = sorted(
+            str(p.relative_to(self.path))
+            for p in self.path.rglob("*")
+            if p.is_file() and p.name not in ("lock", "result.json") and not {"checkpoints", "tensorboard"} & set(p.parts)
+        )
+        result = {**outcome, "files": {name: digest_of(self / name) for name in names}}
+        write_json(self / "result.json", {**result, "sha256": digest(canonical(result).encode())})
+
+    def result(self) -> dict[str, Any] | None:
+        """The outcome of a finished run, every file verified; None while unfinished.
+
+        Raises:
+            IntegrityError: A file is damaged or missing.
+        """
+        if not (self / "result.json").exists():
+            return None
+        result = read_json(self / "result.json")
+        stamp = result.pop("sha256", None) if isinstance(result, dict) else None
+        if stamp != digest(canonical(result).encode()):
+            raise IntegrityError(f"{self / 'result.json'} is damaged: its SHA-256 is not the one in it")
+        for name, expected in result["files"].items():
+            path = self / name
+            if not path.is_file():
+                raise IntegrityError(f"{path} is missing; result.json says it belongs to the run")
+            if digest_of(path) != expected:
+                raise IntegrityError(f"{path} is damaged or was changed: its SHA-256 is not the one in result.json")
+        return dict(result)
+
+    # Who works on it.
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone in this folder; the lock goes with the process, however it ends."""
+        import fcntl  # here: reading results must work where it does not exist
+
+        with refusals(self.path, 0):
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = (self / "lock").open("w")
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ResourceError(f"{self.path} is in use by another training; wait for it or stop it") from None
+            clear_unfinished(self.path)
+            yield
+
+
+def identity(described: Mapping[str, Any]) -> str:
+    """The id of a run: of all that decides its result."""
+    return digest(canonical({k: v for k, v in described.items() if k not in ("id", "where")}).encode())
+
+
+def differences(was: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Every leaf that differs, by its dotted name."""
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        for key in sorted({*was, *now}):
+            yield from differences(was.get(key), now.get(key), f"{name}.{key}".lstrip("."))
+    elif was != now:
+        yield name, was, now

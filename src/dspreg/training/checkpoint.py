@@ -1,0 +1,77 @@
+"""Checkpoints: a run as it was after some step, verified when read.
+
+The name of a file carries its SHA-256, so that one rename makes it both present and complete: neither `.pt` nor
+safetensors notices a flipped bit by itself. Inside stands which run and step it belongs to.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dspreg.errors import IntegrityError, Notice
+from dspreg.files import clear_unfinished, digest, remove, write
+from dspreg.training.packing import pack, unpack
+
+FORMAT = "dspreg.checkpoint/1"
+KEPT = 2  # the newest, and the one before in case the newest is damaged
+
+
+class Checkpoints:
+    """Those of one run.
+
+    Args:
+        folder: Made when the first is saved.
+        run: Identifies the run; a file of another one is refused.
+    """
+
+    def __init__(self, folder: Path, run: str):
+        self.folder, self.run = folder, run
+
+    def save(self, step: int, state: Any) -> None:
+        """Write the new one, and only then drop old ones."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        data = pack(state, format=FORMAT, run=self.run, step=str(step))
+        write(self.folder / f"step-{step:08d}-{digest(data)}.safetensors", data)
+        for path in self.files()[KEPT:]:
+            remove(path)
+
+    def files(self) -> list[Path]:
+        """Newest first."""
+        return sorted(self.folder.glob("step-*.safetensors"), reverse=True)
+
+    def good(self) -> Iterator[tuple[int, Any]]:
+        """Step and state of every sound checkpoint, newest first; damaged ones are named and passed over."""
+        if self.folder.exists():
+            clear_unfinished(self.folder)
+        for path in self.files():
+            try:
+                yield self.read(path)
+            except IntegrityError as error:
+                warnings.warn(f"{error}; trying the checkpoint before it", Notice, stacklevel=2)
+
+    def read(self, path: Path) -> tuple[int, Any]:
+        """One file, or an IntegrityError."""
+        try:
+            step, expected = path.stem.split("-")[1:]
+            data = path.read_bytes()
+        except (ValueError, OSError) as error:
+            raise IntegrityError(f"{path} can't be read: {error}") from error
+        if digest(data) != expected:
+            raise IntegrityError(f"{path} is damaged: its SHA-256 is not the one in its name")
+        state, about = unpack(data, str(path))
+        if about.get("format") != FORMAT:
+            raise IntegrityError(f"{path} has the format {about.get('format')!r}; this version reads {FORMAT!r}")
+        if about.get("run") != self.run or about.get("step") != str(int(step)):
+            raise IntegrityError(f"{path} belongs to another run or step")
+        return int(step), state
+
+    def clear(self) -> None:
+        """The run is complete: nothing to resume."""
+        for path in self.files():
+            remove(path)
+        if self.folder.exists():
+            clear_unfinished(self.folder)
+            self.folder.rmdir()

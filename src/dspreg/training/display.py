@@ -1,0 +1,60 @@
+"""Progress, for people: a bar on a terminal, nothing elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dspreg.training.experiment import Experiment
+
+
+class Display:
+    """Told what happens. This one says nothing."""
+
+    def started(self, experiment: Experiment, t: int) -> None: ...
+
+    def stepped(self, t: int, log: dict[str, float]) -> None: ...
+
+    def recorded(self, record: dict[str, Any]) -> None: ...
+
+    def ended(self) -> None: ...
+
+
+class Bar(Display):
+    """Step rate, remaining time, loss, source validation and the penalty's share of the gradient."""
+
+    def __init__(self, console: Console, title: str = ""):
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        texts = ("{task.description}", "{task.fields[rate]}", "{task.fields[loss]}")
+        name, rate, loss = (TextColumn(text) for text in texts)
+        more = (TextColumn("{task.fields[validation]}"), TextColumn("{task.fields[penalty]}"))
+        self.progress = Progress(
+            name, BarColumn(16), MofNCompleteColumn(), rate, TimeRemainingColumn(compact=True), loss, *more,
+            console=console, transient=True,
+        )  # fmt: skip
+        self.title = title
+        self.task: Any = None
+
+    def started(self, experiment: Experiment, t: int) -> None:
+        s = experiment.settings
+        title = self.title or f"{s.algorithm} → {', '.join(s.targets) or 'no target'}"
+        fields = dict.fromkeys(("rate", "loss", "validation", "penalty"), "")
+        self.task = self.progress.add_task(title, total=s.steps, completed=t, **fields)  # type: ignore[arg-type]
+        self.progress.start()
+
+    def stepped(self, t: int, log: dict[str, float]) -> None:
+        speed = self.progress.tasks[0].speed
+        shown = {"rate": f"{speed:.2f} it/s" if speed else "", "loss": f"loss {log['loss']:.3f}"}
+        ratio = next((value for name, value in log.items() if name.endswith(".ratio")), None)
+        if ratio is not None:
+            shown["penalty"] = f"penalty {ratio:.1%}"
+        self.progress.update(self.task, completed=t + 1, **shown)  # type: ignore[arg-type]
+
+    def recorded(self, record: dict[str, Any]) -> None:
+        self.progress.update(self.task, validation=f"val {record['validation']:.1%}")
+
+    def ended(self) -> None:
+        self.progress.stop()

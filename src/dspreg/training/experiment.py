@@ -1,0 +1,213 @@
+"""From settings to all that a training needs: images, splits, network, task. Nothing is trained here."""
+
+from __future__ import annotations
+
+import os
+import platform
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import nn
+
+from dspreg import __version__
+from dspreg.algorithms import Algorithm, Task, parse
+from dspreg.algorithms.spec import describe, drawn
+from dspreg.data import DomainDataset
+from dspreg.data.base import labels_of
+from dspreg.data.cache import open_cache
+from dspreg.data.fingerprint import fingerprint
+from dspreg.data.images import Images
+from dspreg.data.loading import Measured, Part, TrainingSteps
+from dspreg.data.named import dataset_named
+from dspreg.data.splits import split, steps_per_epoch, stratified
+from dspreg.data.transforms import Transform, augmented, plain
+from dspreg.errors import ConfigError, DataError, Notice
+from dspreg.networks.pretrained import Backbone, backbone_named
+from dspreg.priors import seed_hash
+from dspreg.protocol.settings import Execution, Settings, resolved
+from dspreg.randomness import Key
+
+PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # another version of these may give other bits
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One training, ready to start. Made by `prepared`."""
+
+    settings: Settings  # every option filled in
+    execution: Execution
+    data: DomainDataset
+    images: Mapping[str, Sequence[Any]]  # domain → (image, label) pairs
+    splits: Mapping[str, tuple[list[int], list[int]]]  # domain → positions of "in" and "out"
+    backbone: Backbone
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return tuple(name for name in self.data.domains if name not in self.settings.targets)
+
+    @property
+    def key(self) -> tuple[Key, ...]:
+        """Of all randomness: never the algorithm, a path or a fingerprint, so that all arms of a trial see the same."""
+        s = self.settings
+        return (self.data.name, s.targets, s.trial, s.draw)
+
+    @property
+    def workers(self) -> int:
+        asked = self.execution.workers
+        return asked if asked is not None else (0 if self.data.small else min(4, os.cpu_count() or 1))
+
+    @cached_property
+    def epoch(self) -> int:
+        sizes = [len(self.splits[name][0]) for name in self.sources]
+        return steps_per_epoch(sizes, int(self.settings.batch_size or 0) * len(sizes))
+
+    def part(self, domain: str, which: str, transform: Transform) -> Part:
+        return Part(domain, self.images[domain], self.splits[domain][("in", "out").index(which)], transform)
+
+    @cached_property
+    def plain(self) -> Transform:
+        return plain(int(self.settings.image_size or 0), self.backbone.mean, self.backbone.std)
+
+    @cached_property
+    def augmented(self) -> Transform:
+        return augmented(int(self.settings.image_size or 0), self.backbone.mean, self.backbone.std)
+
+    def algorithm(self) -> Algorithm:
+        """The stack with its network and optimiser, at step 0."""
+        parts = [self.part(name, "in", self.plain) for name in self.sources]
+        samples = Measured(parts, self.key, self.execution.device, self.workers)
+        task = Task(self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples)
+        s = self.settings
+
+        def adam(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            return torch.optim.Adam(params, lr=float(s.lr or 0), weight_decay=float(s.weight_decay or 0))
+
+        return parse(s.algorithm).setup(task, adam, self.execution.device)
+
+    def _network(self) -> Any:
+        return self.backbone.make()
+
+    def steps(self) -> TrainingSteps:
+        shown = self.augmented if self.settings.augment else self.plain
+        parts = [self.part(name, "in", shown) for name in self.sources]
+        return TrainingSteps(parts, int(self.settings.batch_size or 0), self.key)
+
+    def evaluated(self, last: bool) -> list[tuple[str, str, Part]]:
+        """Domain, split and part of all that is evaluated at one step.
+
+        Source validation selects, the target's "in" split is what is reported for it, and its "out" split is what the
+        oracle looks at, at the last step alone.
+        """
+        s = self.settings
+        everything = s.evaluate == "all" or self.execution.domainbed_records
+        chosen = []
+        for name in self.data.domains:
+            target = name in s.targets
+            for which in ("in", "out"):
+                if everything or which == ("in" if target else "out") or (target and last):
+                    shown = self.augmented if s.augment_validation and not target else self.plain
+                    chosen.append((name, which, self.part(name, which, shown)))
+        return chosen
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        if self.execution.precision == "float32":
+            return nullcontext()
+        return torch.autocast(torch.device(self.execution.device).type, torch.bfloat16)
+
+    def description(self) -> dict[str, Any]:
+        """All that decides the result, as JSON; paths are left out, for moving a folder changes nothing."""
+        settings = asdict(self.settings) | {"dataset": self.data.name, "targets": list(self.settings.targets)}
+        settings["weights"] = self.backbone.weights.tag
+        sizes = {name: {"in": len(inside), "out": len(out)} for name, (inside, out) in self.splits.items()}
+        prints = {name: fingerprint(images) for name, images in self.images.items()}
+        return {
+            "settings": settings,
+            "data": {"classes": list(self.data.classes), "sizes": sizes, "fingerprints": prints},
+            "weights": asdict(self.backbone.weights),
+            "environment": environment(self.execution),
+        }
+
+
+def prepared(given: Settings, execution: Execution) -> Experiment:
+    """Read the folders, split the domains, find the weights; whatever is wrong is said here, before any training."""
+    data = dataset_named(given.dataset, execution.root, execution.name)
+    for name in given.targets:
+        data.check_domain(name)
+    settings = resolved(given, data)
+    spec = drawn(settings.algorithm, seed_hash(settings.draw, settings.trial)) if settings.draw else settings.algorithm
+    targets = tuple(name for name in data.domains if name in settings.targets)  # in the data set's own order
+    settings = replace(settings, algorithm=describe(parse(spec)), targets=targets)
+    if len(targets) == len(data.domains):
+        raise ConfigError(f"every domain of {data.name} is a target ({', '.join(targets)}); leave some to train on")
+    check_device(execution.device)
+    cache = open_cache(execution.cache)
+    images = {name: data.domain(name) for name in data.domains}
+    images = {n: d.cached(cache) if isinstance(d, Images) and cache else d for n, d in images.items()}
+    splits = {}
+    for position, (name, each) in enumerate(images.items()):
+        splits[name] = cut(each, settings, position)
+        sizes = [len(part) for part in splits[name]]
+        if not all(sizes):
+            raise DataError(
+                f"the domain {name!r} of {data.name} has {len(each)} images; holding out {settings.holdout} of them "
+                f"leaves {sizes[0]} to train on and {sizes[1]} to validate with. Add images, or change holdout"
+            )
+        if name not in targets and sizes[0] < int(settings.batch_size or 0):
+            warnings.warn(
+                f"the domain {name!r} has {sizes[0]} images to train on, fewer than the batch of "
+                f"{settings.batch_size}: images repeat within a batch",
+                Notice,
+                stacklevel=2,
+            )
+    backbone = backbone_named(
+        str(settings.model),
+        weights=str(settings.weights),
+        image_size=int(settings.image_size or 0),
+        dropout=float(settings.dropout or 0),
+        frozen_bn=bool(settings.frozen_bn),
+    )
+    return Experiment(settings, execution, data, images, splits, backbone)
+
+
+def cut(images: Sequence[Any], settings: Settings, position: int) -> tuple[list[int], list[int]]:
+    """"in" and "out" of one domain."""
+    holdout = float(settings.holdout or 0)
+    if settings.split == "stratified":
+        return stratified(labels_of(images), settings.trial, position, holdout)
+    return split(len(images), settings.trial, position, holdout)
+
+
+def check_device(device: str) -> None:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise ConfigError(f"device={device!r}; wanted cpu, cuda, cuda:1 or mps") from None
+    there = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available, "cpu": lambda: True}
+    if kind not in there or not there[kind]():
+        raise ConfigError(f"device={device!r} is not there: torch {torch.__version__} finds none. Use --device cpu")
+
+
+def environment(execution: Execution) -> dict[str, Any]:
+    """What else the bits depend on."""
+    found: dict[str, Any] = {name: version(name) for name in PACKAGES}
+    return found | {
+        "dspreg": __version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": threads(execution),
+        "device": execution.device,
+        "precision": execution.precision,
+    }
+
+
+def threads(execution: Execution) -> int:
+    """As asked, or all cores this process may use."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return execution.threads or usable or 1

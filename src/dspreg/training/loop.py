@@ -1,0 +1,222 @@
+"""One training, from settings to a finished folder. Read it from top to bottom."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dspreg.batches import Batch
+from dspreg.data.loading import XY, loaded
+from dspreg.errors import DspregError, IntegrityError, Notice
+from dspreg.files import read_json, write_json
+from dspreg.protocol.settings import Execution, Settings
+from dspreg.store import RunFolder
+from dspreg.training.checkpoint import Checkpoints
+from dspreg.training.display import Display
+from dspreg.training.evaluation import tallies
+from dspreg.training.experiment import Experiment, prepared, threads
+from dspreg.training.finishing import finished, save_model
+from dspreg.training.model import tensors_of
+from dspreg.training.recording import TensorBoard, record_of
+from dspreg.training.state import Selected, State, first_bad
+from dspreg.training.step import train_step
+
+SECONDS = 120.0  # between checkpoints, unless steps are given
+
+
+class Preempted(DspregError):
+    """Told to stop; the run can be resumed."""
+
+    exit_code = 75
+
+
+class Diverged(DspregError):
+    """Training came to something that is not a number."""
+
+    exit_code = 5
+
+
+def train(
+    settings: Settings,
+    execution: Execution,
+    out: str | Path,
+    *,
+    display: Display | None = None,
+    pause: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Train one model, or go on where an earlier call was interrupted; returns the contents of result.json.
+
+    Args:
+        settings: What is trained.
+        execution: How.
+        out: The run's folder. New, or of the same training: then it is resumed, or verified if it was finished.
+        display: Told about progress.
+        pause: Called where training can stop without loss; raises `Preempted` to stop it.
+    """
+    display = display or Display()
+    folder = RunFolder(out)
+    with folder.locked(), reproducible(execution):
+        experiment = prepared(settings, execution)
+        described = experiment.description() | {"where": asdict(execution) | {"dataset": settings.dataset}}
+        run = folder.agree(described, changed_environment=execution.allow_changed_environment)
+        if (folder / "result.json").exists():
+            return folder.result() or {}
+        refuse_failed(folder)
+        (folder.path / "profiles").mkdir(exist_ok=True)
+
+        state = State(experiment.algorithm(), folder)
+        checkpoints = Checkpoints(folder / "checkpoints", run)
+        resume(state, checkpoints)
+        display.started(experiment, state.t)
+        if state.t == 0 and profiled(state, execution):
+            state.algorithm.profile().save(folder / "profiles/start.safetensors")
+        board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
+        steps = int(experiment.settings.steps or 0)
+        batches = loaded(experiment.steps(), range(state.t, steps), experiment.workers)
+        saved = time.monotonic()
+        try:
+            while True:
+                if evaluation_due(experiment, state):
+                    record = evaluate(experiment, state, pause)
+                    folder.records.append(record)
+                    display.recorded(record)
+                    if board:
+                        board.add(record)
+                    checkpoints.save(state.t, state.pack())
+                    saved = time.monotonic()
+                pause()
+                if state.t == steps:
+                    break
+                step(experiment, state, batches, display)
+                if save_due(execution, state.t, saved):
+                    checkpoints.save(state.t, state.pack())
+                    saved = time.monotonic()
+        except Preempted:
+            checkpoints.save(state.t, state.pack())
+            raise
+        except Diverged as failure:
+            write_json(folder / "failure.json", {"step": state.t, "reason": str(failure)})
+            raise
+        if profiled(state, execution):
+            state.algorithm.profile().save(folder / "profiles/end.safetensors")
+        result = finished(experiment, state, run)
+        checkpoints.clear()
+        return result
+
+
+def step(experiment: Experiment, state: State, made: Iterator[list[XY]], display: Display) -> None:
+    """One training step, its log and its events. Its time is that of waiting for images, too."""
+    started, algorithm = time.perf_counter(), state.algorithm
+    device = experiment.execution.device
+    batches = [Batch(x.to(device), y.to(device), d) for d, (x, y) in enumerate(next(made))]
+    t = state.t
+    with experiment.autocast():
+        log = train_step(algorithm, batches, record=evaluated_at(experiment, t))
+    values = {name: float(value) for name, value in log.items()}
+    bad = first_bad(algorithm, batches, values)
+    if bad:
+        raise Diverged(
+            f"step {t}: {bad} is not finite any more. A smaller lr or penalty weight may help; the last finite "
+            f"checkpoint stays in {state.folder / 'checkpoints'}"
+        )
+    for event in algorithm.stack.told:
+        state.folder.refreshes.append(event)
+    state.took(values, time.perf_counter() - started)
+    display.stepped(t, values)
+
+
+def evaluate(experiment: Experiment, state: State, pause: Callable[[], None]) -> dict[str, Any]:
+    """Evaluate what is due after the last step, select, and return the record."""
+    started, s, t = time.perf_counter(), experiment.settings, state.t - 1
+    chosen = experiment.evaluated(last=state.t == s.steps)
+    counted = tallies(
+        state.algorithm,
+        [part for _, _, part in chosen],
+        size=int(s.evaluation_batch or 0),
+        key=(*experiment.key, t, "evaluate"),
+        device=experiment.execution.device,
+        workers=experiment.workers,
+        pause=pause,
+    )
+    accuracy: dict[str, dict[str, float]] = {}
+    for (domain, which, _), tally in zip(chosen, counted, strict=True):
+        if domain not in s.targets and not tally.finite:
+            raise Diverged(f"step {t}: the logits of {domain!r}, split {which!r}, are not finite")
+        accuracy.setdefault(domain, {})[which] = tally.accuracy
+    validation = sum(accuracy[name]["out"] for name in experiment.sources) / len(experiment.sources)
+    if state.selected is None or validation > state.selected.validation:
+        model = tensors_of(state.algorithm) if experiment.execution.keep != "none" else {}
+        state.selected = Selected(t, validation, model)
+    if experiment.execution.keep == "all":
+        save_model(experiment, state.folder / f"models/step-{t:08d}.safetensors", tensors_of(state.algorithm), t)
+    state.recorded = t
+    return record_of(experiment, state, t, accuracy, validation, time.perf_counter() - started)
+
+
+def evaluated_at(experiment: Experiment, t: int) -> bool:
+    """Whether there is an evaluation after step t: every so often, and after the last."""
+    s = experiment.settings
+    return t % int(s.evaluate_every or 1) == 0 or t == int(s.steps or 0) - 1
+
+
+def evaluation_due(experiment: Experiment, state: State) -> bool:
+    last = state.t - 1
+    return last >= 0 and state.recorded != last and evaluated_at(experiment, last)
+
+
+def save_due(execution: Execution, t: int, saved: float) -> bool:
+    if execution.save_every:
+        return t % execution.save_every == 0
+    return time.monotonic() - saved > SECONDS
+
+
+def profiled(state: State, execution: Execution) -> bool:
+    """Whether c is measured before and after: with a method that uses it, or when asked."""
+    if execution.profile == "auto":
+        return any(layer.uses_c for layer in state.algorithm.layers())
+    return execution.profile == "always"
+
+
+def resume(state: State, checkpoints: Checkpoints) -> None:
+    """Go to the newest sound checkpoint, or to the start where there never was one."""
+    for _, saved in checkpoints.good():
+        try:
+            state.unpack(saved)
+            return
+        except IntegrityError as error:
+            warnings.warn(f"{error}; trying the checkpoint before it", Notice, stacklevel=2)
+    if checkpoints.files():
+        raise IntegrityError(
+            f"no checkpoint in {checkpoints.folder} can be used; remove the run's folder to start again"
+        )
+    state.restart()
+
+
+def refuse_failed(folder: RunFolder) -> None:
+    """The same settings would fail the same way again."""
+    if (folder / "failure.json").exists():
+        reason = read_json(folder / "failure.json")["reason"]
+        raise Diverged(f"{folder.path} failed before: {reason}. Change settings and --out, or remove failure.json")
+
+
+@contextmanager
+def reproducible(execution: Execution) -> Iterator[None]:
+    """Pin what the bits depend on, and put it back."""
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.set_num_threads(threads(execution))
+    # only warned about on a GPU: some layers have no deterministic backward pass there
+    torch.use_deterministic_algorithms(True, warn_only=execution.device != "cpu")
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.use_deterministic_algorithms(before[1], warn_only=warned)
+

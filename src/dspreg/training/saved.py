@@ -1,0 +1,65 @@
+"""A finished run as a model to use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dspreg.algorithms import Task, parse
+from dspreg.data.transforms import Transform, plain
+from dspreg.errors import ConfigError, IntegrityError
+from dspreg.networks.pretrained import backbone_named
+from dspreg.store import RunFolder
+from dspreg.training.finishing import MODEL
+from dspreg.training.model import Model, load_tensors
+from dspreg.training.packing import unpack
+
+
+def load(run: str | Path, which: str = "selected", device: str = "cpu") -> tuple[Model, Transform]:
+    """The model of a finished run and the transform its images need.
+
+        model, transform = dspreg.load("runs/sketch")
+        logits = model(transform(image)[None])  # image: PIL, RGB
+
+    Args:
+        run: The folder `dspreg train` left; every file of it is verified.
+        which: `"selected"`, by source validation, or `"last"`.
+        device: Where the model goes.
+
+    Returns:
+        The model in evaluation mode, with `model.classes`, and a function from a PIL image to a (3, H, W) tensor.
+    """
+    folder = RunFolder(run)
+    folder.description()
+    if folder.result() is None:
+        raise ConfigError(f"{folder.path} is not finished; run its train command again to finish it")
+    path = folder / f"{which}.safetensors"
+    if not path.exists():
+        raise ConfigError(f"{folder.path} kept no {which!r} model (--keep none, or not 'selected' or 'last')")
+    return built(path, device)
+
+
+def built(path: Path, device: str = "cpu") -> tuple[Model, Transform]:
+    """From one model file, without its run."""
+    saved, about = unpack(path.read_bytes(), str(path))
+    if about.get("format") != MODEL:
+        raise IntegrityError(f"{path} is of the format {about.get('format')!r}; wanted {MODEL!r}")
+    how: dict[str, Any] = saved["built"]
+    backbone = backbone_named(
+        how["model"],
+        weights="none",
+        image_size=how["image_size"],
+        dropout=how["dropout"],
+        frozen_bn=how["frozen_bn"],
+    )
+    task = Task(len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_none)
+    algorithm = parse(how["algorithm"]).setup(task, torch.optim.Adam, device)
+    load_tensors(algorithm, saved["tensors"], str(path))
+    model = Model(algorithm, tuple(how["classes"])).eval()
+    return model, plain(how["image_size"], how["mean"], how["std"])
+
+
+def _none(t: int, batches: int) -> Any:
+    raise RuntimeError(f"a loaded model has no images to measure on (step {t}, {batches} batches); use dspreg.measure")
