@@ -25,5 +25,11 @@ class IntegrityError(DspregError):
     exit_code = 4
 
 
+class ResourceError(DspregError):
+    """Disk, permission, memory or network is not there."""
+
+    exit_code = 6
+
+
 class Notice(UserWarning):
     """Something worth knowing that is not an error: a fallback, a floor, an odd magnitude."""
