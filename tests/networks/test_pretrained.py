@@ -138,7 +138,7 @@ def test_a_network_that_does_not_pool_is_refused(monkeypatch):
 
 def test_a_network_without_published_weights_says_so(monkeypatch):
     registered(monkeypatch, "unpooled", Unpooled)
-    with pytest.raises(ConfigError, match="no weights for unpooled on the hub. Start from scratch"):
+    with pytest.raises(ConfigError, match=r"no weights for unpooled on the hub\. Start from scratch"):
         backbone_named("unpooled", image_size=32)
 
 

@@ -164,7 +164,7 @@ def _state(path: Path, data: bytes, wanted: Wanted) -> dict[str, Tensor]:
     state = {name: tensors.get(name, fresh) for name, fresh in wanted.state.items()}
     broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if broken:
-        raise IntegrityError(f"{path} has infinities or NaN in {len(broken)} tensors ({_first(broken)}); fetch it anew")
+        raise IntegrityError(f"{path} has NaN or infinity in {len(broken)} tensor(s), {_first(broken)}; fetch it again")
     return state
 
 
