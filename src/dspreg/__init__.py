@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dspreg.errors import DspregError as DspregError
     from dspreg.errors import IntegrityError as IntegrityError
     from dspreg.errors import Notice as Notice
+    from dspreg.errors import ResourceError as ResourceError
     from dspreg.sensitivity import Profile as Profile
     from dspreg.sensitivity import RunningVariance as RunningVariance
     from dspreg.sensitivity import coefficient_of_variation as coefficient_of_variation
@@ -54,6 +55,7 @@ _HOMES = {
     "ConfigError": "errors",
     "DataError": "errors",
     "IntegrityError": "errors",
+    "ResourceError": "errors",
     "Notice": "errors",
 }
 

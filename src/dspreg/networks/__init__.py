@@ -2,5 +2,7 @@
 
 from dspreg.networks.backbones import SmallCNN, TinyMLP
 from dspreg.networks.network import Featurizer, Network
+from dspreg.networks.pretrained import Backbone, backbone_named
+from dspreg.networks.weights import Weights
 
-__all__ = ["Featurizer", "Network", "SmallCNN", "TinyMLP"]
+__all__ = ["Backbone", "Featurizer", "Network", "SmallCNN", "TinyMLP", "Weights", "backbone_named"]

@@ -1,0 +1,127 @@
+"""Backbones by name: `small-cnn`, or any of timm's, from scratch, from a file or from the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from torch import Tensor, nn
+
+from dspreg.errors import ConfigError
+from dspreg.networks.backbones import SmallCNN
+from dspreg.networks.frozen import freeze_statistics
+from dspreg.networks.hub import fetched
+from dspreg.networks.network import Featurizer
+from dspreg.networks.timm_models import config_named, created, loaded, normalisation, on_the_hub, width_of
+from dspreg.networks.weights import Wanted, Weights, read_weights
+from dspreg.randomness import untouched
+
+NO_WEIGHTS = Weights("none", "none", None)
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A featurizer by name, and what must be known to feed it and to repeat it."""
+
+    name: str
+    make: Callable[[], Featurizer]  # from scratch, it draws from torch's global generator; loaded, it is a copy
+    mean: tuple[float, float, float]  # of the images it wants, per channel
+    std: tuple[float, float, float]
+    weights: Weights
+
+
+class TimmFeaturizer(Featurizer):
+    """A timm model without its head, and dropout after the pooling: images (B, 3, H, W) to features (B, width).
+
+    With `frozen_bn` batch norm stays in evaluation mode whatever `train` is called with; its scale and shift train.
+    """
+
+    def __init__(self, model: nn.Module, width: int, dropout: float = 0.0, frozen_bn: bool = True):
+        super().__init__()
+        self.width = width
+        self.model = model
+        self.dropout = nn.Dropout(dropout)
+        self.frozen_bn = frozen_bn
+        self.train()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.dropout(self.model(x)))
+
+    def train(self, mode: bool = True) -> TimmFeaturizer:
+        super().train(mode)
+        if self.frozen_bn:
+            freeze_statistics(self)
+        return self
+
+
+def backbone_named(
+    name: str,
+    *,
+    weights: str = "default",
+    image_size: int = 224,
+    dropout: float = 0.0,
+    frozen_bn: bool = True,
+) -> Backbone:
+    """A backbone by name.
+
+    Args:
+        name: `"small-cnn"`, or a network of timm's with or without a tag: `"resnet50"`, `"resnet50.tv_in1k"`.
+            Without a tag it is timm's first, which for ResNet-50 is not DomainBed's: that is `resnet50.tv_in1k`.
+        weights: `"default"` for the pretrained weights of the tag (for `small-cnn` none), `"none"` to start from
+            scratch, or a safetensors file.
+        image_size: Height and width of the images in pixels. A transformer gets its position embedding for it.
+        dropout: Probability, after the pooling, as in DomainBed.
+        frozen_bn: Keep batch norm in evaluation mode, as in DomainBed. From scratch this leaves its statistics at
+            mean 0 and variance 1, so that it does not normalise.
+
+    Raises:
+        ConfigError: No such name, tag, file or size.
+        IntegrityError: The file is damaged, a pickle, or for another network.
+        ResourceError: The hub cannot be reached, or does not have the file.
+    """
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"dropout is a probability, 0 ≤ dropout < 1, not {dropout}")
+    if image_size < 1:
+        raise ConfigError(f"image_size is a number of pixels such as 224, not {image_size}")
+    if name == "small-cnn":
+        return _small_cnn(weights, dropout)
+
+    config = config_named(name)
+    if weights == "none":
+        with untouched():
+            model = created(name, image_size)
+        source = NO_WEIGHTS
+    elif weights == "default":
+        repo, tag = on_the_hub(name, config)
+        model, sha256 = loaded(name, image_size, fetched(repo, tag))
+        source = Weights("hub", tag, sha256)
+    else:
+        path = Path(weights).expanduser()
+        model, sha256 = loaded(name, image_size, path)
+        source = Weights("file", path.name, sha256)
+
+    width = width_of(model, name, image_size)
+    mean, std = normalisation(model)
+
+    def from_scratch() -> Featurizer:
+        return TimmFeaturizer(created(name, image_size), width, dropout, frozen_bn)
+
+    if source is NO_WEIGHTS:
+        return Backbone(name, from_scratch, mean, std, source)
+    template = TimmFeaturizer(model, width, dropout, frozen_bn)
+    return Backbone(name, lambda: deepcopy(template), mean, std, source)
+
+
+def _small_cnn(weights: str, dropout: float) -> Backbone:
+    half = (0.5, 0.5, 0.5)
+    if weights in ("default", "none"):
+        return Backbone("small-cnn", lambda: SmallCNN(dropout=dropout), half, half, NO_WEIGHTS)
+    with untouched():
+        template = SmallCNN(dropout=dropout)
+    path = Path(weights).expanduser()
+    state, sha256 = read_weights(path, Wanted("small-cnn", template.state_dict()))
+    template.load_state_dict(state)
+    return Backbone("small-cnn", lambda: deepcopy(template), half, half, Weights("file", path.name, sha256))
