@@ -28,6 +28,14 @@ def generator(*key: Key) -> torch.Generator:
 @contextmanager
 def seeded(*key: Key) -> Iterator[None]:
     """Inside, torch's global generators start from `key`; afterwards they are as before."""
+    if not torch.cuda.is_available():  # the quick way: a loader does this for every image
+        state = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(seed_for(*key))
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(state)
+        return
     with torch.random.fork_rng(_cuda_devices()):
         torch.manual_seed(seed_for(*key))
         yield

@@ -37,11 +37,14 @@ class Part:
     def batch(self, chosen: Sequence[int], *key: Key) -> XY:
         """The chosen ones, each with random numbers of its own: keyed by its place in the batch."""
         pairs = [self.images[self.positions[i]] for i in chosen]
-        x = []
-        for place, (image, _) in enumerate(pairs):
-            with seeded(*key, self.domain, place, "augment"):
-                x.append(torch.as_tensor(self.transform(image)))
-        return torch.stack(x), torch.tensor([label for _, label in pairs])
+        shown = [self._pixels(image, *key, self.domain, place) for place, (image, _) in enumerate(pairs)]
+        return self.transform.normalised(torch.stack(shown)), torch.tensor([label for _, label in pairs])
+
+    def _pixels(self, image: Image, *key: Key) -> Tensor:
+        if not self.transform.augment:
+            return self.transform.pixels(image)
+        with seeded(*key, "augment"):
+            return self.transform.pixels(image)
 
 
 @dataclass(frozen=True)

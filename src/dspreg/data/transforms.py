@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Transform = Callable[["Image"], Tensor]
 
+@dataclass(frozen=True)
+class Transform:
+    """PIL image, RGB → tensor (3, size, size), normalised.
 
-def plain(size: int, mean: Sequence[float], std: Sequence[float]) -> v2.Compose:
-    """For evaluation and measuring: resized to size × size whatever the shape, then normalised."""
-    return v2.Compose([v2.Resize((size, size)), *_normalised(mean, std)])
+    Plain, for evaluating and measuring: resized to size × size whatever the shape. Augmented, for training: a crop of
+    70–100 % of the area, mirrored half of the time, colours changed, one in ten grey; drawn from torch's global
+    generator, which the loader seeds for every image.
 
-
-def augmented(size: int, mean: Sequence[float], std: Sequence[float]) -> v2.Compose:
-    """For training: a crop of 70–100 % of the area, mirrored half of the time, colours changed, one in ten grey.
-
-    Draws from torch's global generator, which the loader seeds for every sample.
+    In two halves, because the second is done for a whole batch at once.
     """
-    return v2.Compose(
-        [
-            v2.RandomResizedCrop(size, scale=(0.7, 1.0)),
-            v2.RandomHorizontalFlip(),
-            v2.ColorJitter(0.3, 0.3, 0.3, 0.3),
-            v2.RandomGrayscale(0.1),
-            *_normalised(mean, std),
-        ]
-    )
 
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: bool = False
+    _drawn: v2.Compose = field(init=False, repr=False, compare=False)
 
-def _normalised(mean: Sequence[float], std: Sequence[float]) -> list[torch.nn.Module]:
-    return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std))]
+    def __post_init__(self) -> None:
+        crop, flip = v2.RandomResizedCrop(self.size, scale=(0.7, 1.0)), v2.RandomHorizontalFlip()
+        colour, grey = v2.ColorJitter(0.3, 0.3, 0.3, 0.3), v2.RandomGrayscale(0.1)
+        object.__setattr__(self, "_drawn", v2.Compose([crop, flip, colour, grey]))
+
+    def __call__(self, image: Image) -> Tensor:
+        return self.normalised(self.pixels(image))
+
+    def pixels(self, image: Image) -> Tensor:
+        """(3, size, size), uint8."""
+        # on PIL images, not on tensors: other interpolation and rounding would be other pixels than DomainBed's
+        shown = self._drawn(image) if self.augment else functional.resize(image, [self.size, self.size])
+        return cast(Tensor, functional.pil_to_tensor(shown))
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        """(…, 3, size, size), float32."""
+        x = functional.to_dtype(pixels, torch.float32, scale=True)
+        return cast(Tensor, functional.normalize(x, list(self.mean), list(self.std)))

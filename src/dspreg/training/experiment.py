@@ -26,7 +26,7 @@ from dspreg.data.images import Images
 from dspreg.data.loading import Measured, Part, TrainingSteps
 from dspreg.data.named import dataset_named
 from dspreg.data.splits import split, steps_per_epoch, stratified
-from dspreg.data.transforms import Transform, augmented, plain
+from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.networks.pretrained import Backbone, backbone_named
 from dspreg.priors import seed_hash
@@ -70,17 +70,12 @@ class Experiment:
     def part(self, domain: str, which: str, transform: Transform) -> Part:
         return Part(domain, self.images[domain], self.splits[domain][("in", "out").index(which)], transform)
 
-    @cached_property
-    def plain(self) -> Transform:
-        return plain(int(self.settings.image_size or 0), self.backbone.mean, self.backbone.std)
-
-    @cached_property
-    def augmented(self) -> Transform:
-        return augmented(int(self.settings.image_size or 0), self.backbone.mean, self.backbone.std)
+    def shown(self, augment: bool) -> Transform:
+        return Transform(int(self.settings.image_size or 0), self.backbone.mean, self.backbone.std, augment)
 
     def algorithm(self) -> Algorithm:
         """The stack with its network and optimiser, at step 0."""
-        parts = [self.part(name, "in", self.plain) for name in self.sources]
+        parts = [self.part(name, "in", self.shown(False)) for name in self.sources]
         samples = Measured(parts, self.key, self.execution.device, self.workers)
         task = Task(self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples)
         s = self.settings
@@ -94,7 +89,7 @@ class Experiment:
         return self.backbone.make()
 
     def steps(self) -> TrainingSteps:
-        shown = self.augmented if self.settings.augment else self.plain
+        shown = self.shown(bool(self.settings.augment))
         parts = [self.part(name, "in", shown) for name in self.sources]
         return TrainingSteps(parts, int(self.settings.batch_size or 0), self.key)
 
@@ -111,7 +106,7 @@ class Experiment:
             target = name in s.targets
             for which in ("in", "out"):
                 if everything or which == ("in" if target else "out") or (target and last):
-                    shown = self.augmented if s.augment_validation and not target else self.plain
+                    shown = self.shown(bool(s.augment_validation) and not target)
                     chosen.append((name, which, self.part(name, which, shown)))
         return chosen
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dspreg.algorithms import Task, parse
-from dspreg.data.transforms import Transform, plain
+from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError, IntegrityError
 from dspreg.networks.pretrained import backbone_named
 from dspreg.store import RunFolder
@@ -58,7 +58,7 @@ def built(path: Path, device: str = "cpu") -> tuple[Model, Transform]:
     algorithm = parse(how["algorithm"]).setup(task, torch.optim.Adam, device)
     load_tensors(algorithm, saved["tensors"], str(path))
     model = Model(algorithm, tuple(how["classes"])).eval()
-    return model, plain(how["image_size"], how["mean"], how["std"])
+    return model, Transform(how["image_size"], how["mean"], how["std"])
 
 
 def _none(t: int, batches: int) -> Any:
