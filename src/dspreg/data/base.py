@@ -12,6 +12,8 @@ from dspreg.errors import ConfigError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from dspreg.data.cache import Cache
+
 
 class DomainDataset(ABC):
     """The same classes, seen in several domains.
@@ -33,12 +35,20 @@ class DomainDataset(ABC):
         domains: Full names, sorted.
         classes: Names of the labels 0, 1, ….
         steps: Training steps of one run, unless the user says otherwise.
+        evaluate_every: Steps between two evaluations, unless the user says otherwise.
+        image_size: Height and width that images are brought to, in pixels.
+        small: Whether images are small: a small network, a higher learning rate and no photographic augmentation.
+        cache: Where data sets of image files keep decoded pixels; see `open_cache`. Others ignore it.
     """
 
     name: str
     domains: tuple[str, ...]
     classes: tuple[str, ...]
     steps: int = 5_001
+    evaluate_every: int = 300
+    image_size: int = 224
+    small: bool = False
+    cache: Cache | None = None
 
     def __init__(self, root: str | Path | None = None) -> None:
         self.root = None if root is None else Path(root)
@@ -58,3 +68,15 @@ class DomainDataset(ABC):
                 f"Unknown domain {name!r} of {self.name}. Known: {', '.join(self.domains)}. "
                 f"Use one of these full names; abbreviations and positions are not understood."
             )
+
+
+def labels_of(domain: Sequence[tuple[Image, int]]) -> list[int]:
+    """The labels of a domain, without decoding its images where it says them itself.
+
+    Our own sequences say them as `labels`, torchvision's as `targets`. Of any other, every item is read.
+    """
+    for attribute in ("labels", "targets"):
+        said = getattr(domain, attribute, None)
+        if said is not None and len(said) == len(domain):
+            return [int(label) for label in said]
+    return [int(domain[i][1]) for i in range(len(domain))]

@@ -59,6 +59,9 @@ class Digits(DomainDataset):
     domains = ("handwritten", "outline", "print", "sign")
     classes = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
     steps = 301
+    evaluate_every = 50
+    image_size = SIDE
+    small = True
 
     def domain(self, name: str) -> Sequence[tuple[Image, int]]:
         from PIL import Image
@@ -68,15 +71,22 @@ class Digits(DomainDataset):
 
     def arrays(self, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Images (N, 28, 28, 3) and labels (N,) of one domain."""
-        from dspreg.randomness import seed_for  # here, because it brings torch along
-
         self.check_domain(name)
-        if name == "handwritten":
-            return handwritten()
-        draw = {"outline": outline, "print": printed, "sign": sign}[name]
-        labels = np.arange(10 * PER_CLASS, dtype=np.int64) % 10
-        images = [draw(int(y), np.random.default_rng(seed_for(self.name, name, i))) for i, y in enumerate(labels)]
-        return (255 * np.clip(images, 0, 1)).round().astype(np.uint8), labels
+        images, labels = made(name)
+        return images.copy(), labels.copy()  # what the caller does to them is not seen by the next one
+
+
+@cache  # drawing takes a second, and a sweep in one process asks for the same domains again and again
+def made(name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Images and labels of one domain, drawn once per process."""
+    from dspreg.randomness import seed_for  # here, because it brings torch along
+
+    if name == "handwritten":
+        return handwritten()
+    draw = {"outline": outline, "print": printed, "sign": sign}[name]
+    labels = np.arange(10 * PER_CLASS, dtype=np.int64) % 10
+    images = [draw(int(y), np.random.default_rng(seed_for(Digits.name, name, i))) for i, y in enumerate(labels)]
+    return (255 * np.clip(images, 0, 1)).round().astype(np.uint8), labels
 
 
 def handwritten() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

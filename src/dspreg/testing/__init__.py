@@ -1,6 +1,7 @@
-"""Checks for your own algorithms: `check_algorithm`, and the small problem it uses."""
+"""Checks for your own work: `check_algorithm` with the small problem it uses, and `check_dataset`."""
 
+from dspreg.testing.datasets import check_dataset
 from dspreg.testing.laws import LawBroken, check_algorithm
 from dspreg.testing.toy import ready, toy_batch, toy_batches, toy_task
 
-__all__ = ["LawBroken", "check_algorithm", "ready", "toy_batch", "toy_batches", "toy_task"]
+__all__ = ["LawBroken", "check_algorithm", "check_dataset", "ready", "toy_batch", "toy_batches", "toy_task"]

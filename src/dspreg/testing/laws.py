@@ -41,7 +41,7 @@ Make = Callable[[Algorithm | None], Algorithm]
 
 
 class LawBroken(AssertionError):
-    """An algorithm breaks a law of stacking."""
+    """An algorithm breaks a law of stacking, or a data set what the package relies on."""
 
 
 def check_algorithm(algorithm: type[Algorithm] | str, **options: Any) -> None:

@@ -1,0 +1,188 @@
+"""Decoded images kept on disk or in memory, so that an image is decoded once and not once per epoch.
+
+Only originals are kept, before any transform, and by the hash of the file: the pixels are those of no cache, to the
+bit, and several runs and data sets may share one. Nothing is asked of it: an entry that is missing or damaged is
+decoded again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import struct
+import tempfile
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from dspreg.errors import ConfigError, DataError, Notice
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Kind = Literal["none", "disk", "ram"]
+GIGABYTE = 10**9
+DISK_LIMIT = 20 * GIGABYTE
+SHARED_MEMORY = Path("/dev/shm")
+
+HEADER = struct.Struct("<4sHIII")  # magic, version, width, height, CRC-32 of the rest
+MAGIC, VERSION = b"dspr", 1
+
+
+class Cache:
+    """Decoded images in a folder: `<directory>/<aa>/<sha>.rgb`, a header and the raw RGB bytes.
+
+    Reading takes no lock. Writing takes one, so that runs at the same time never exceed the limit together.
+
+    Args:
+        directory: Is made if it is missing. Who may write there decides what you train on.
+        limit: Bytes of all entries. At opening the oldest are dropped until they fit; later, when it is full, nothing
+            more is added.
+    """
+
+    def __init__(self, directory: str | Path, limit: int) -> None:
+        self.directory, self.limit = Path(directory), limit
+        self._full = False
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.directory):
+                pass
+            self._make_room()
+        except OSError as error:
+            raise DataError(
+                f"the image cache {self.directory} can't be written ({error.strerror or error}). Set DSPREG_CACHE to a "
+                f"folder you may write, or train without a cache."
+            ) from None
+
+    def read(self, sha: str) -> Image | None:
+        """The image of a file by the SHA-256 of its bytes; None if it isn't there or is damaged."""
+        from PIL import Image
+
+        try:
+            entry = self._place(sha).read_bytes()
+            magic, version, width, height, crc = HEADER.unpack_from(entry)
+        except (OSError, struct.error):
+            return None
+        pixels = memoryview(entry)[HEADER.size :]
+        sound = (magic, version, len(pixels)) == (MAGIC, VERSION, 3 * width * height)
+        if not sound or crc != _checksum(width, height, pixels):
+            return None
+        return Image.frombytes("RGB", (width, height), pixels)
+
+    def write(self, sha: str, image: Image) -> None:
+        """Keep an RGB image. Where that fails, training goes on without."""
+        if self._full:
+            return
+        width, height = image.size
+        pixels = image.tobytes()
+        entry = HEADER.pack(MAGIC, VERSION, width, height, _checksum(width, height, pixels)) + pixels
+        try:
+            with self._locked():
+                place = self._place(sha)
+                before = place.stat().st_size if place.exists() else 0
+                used = self._used() + len(entry) - before
+                if used > self.limit:
+                    self._stop(f"is full ({self.limit:,} bytes)")
+                    return
+                self._ledger.write_text(str(used))  # first: a crash in between may count too much, never too little
+                self._put(place, entry)
+        except OSError as error:
+            self._stop(f"can't be written ({error.strerror or error})")
+
+    def _put(self, place: Path, entry: bytes) -> None:
+        place.parent.mkdir(exist_ok=True)
+        temporary = place.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            temporary.write_bytes(entry)
+            os.replace(temporary, place)  # a reader sees the old entry or the new one, never half
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def _make_room(self) -> None:
+        """Count the entries, dropping the oldest beyond the limit and what crashed writers left behind."""
+        with self._locked():
+            entries = []
+            for path in self.directory.glob("??/*"):
+                if path.suffix == ".tmp":
+                    path.unlink(missing_ok=True)  # the lock is ours, so nobody is writing it
+                elif path.suffix == ".rgb":
+                    at = path.stat()
+                    entries.append((at.st_mtime_ns, at.st_size, path))
+            used = sum(size for _, size, _ in entries)
+            for _, size, path in sorted(entries):
+                if used <= self.limit:
+                    break
+                path.unlink(missing_ok=True)
+                used -= size
+            self._ledger.write_text(str(used))
+
+    def _used(self) -> int:
+        with suppress(OSError, ValueError):
+            return int(self._ledger.read_text())
+        return sum(path.stat().st_size for path in self.directory.glob("??/*.rgb"))
+
+    @property
+    def _ledger(self) -> Path:
+        return self.directory / "used"
+
+    def _place(self, sha: str) -> Path:
+        return self.directory / sha[:2] / f"{sha}.rgb"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        import fcntl  # here, because Windows has none; only a cache needs it
+
+        with open(self.directory / "lock", "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # let go by closing, also in a crash
+            yield
+
+    def _stop(self, why: str) -> None:
+        self._full = True
+        warnings.warn(
+            f"the image cache {self.directory} {why}; further images are decoded each time", Notice, stacklevel=4
+        )
+
+
+def _checksum(width: int, height: int, pixels: bytes | memoryview) -> int:
+    return zlib.crc32(pixels, zlib.crc32(struct.pack("<II", width, height)))
+
+
+def open_cache(kind: Kind) -> Cache | None:
+    """The cache of this user.
+
+    Args:
+        kind: `"none"`; `"disk"`, in `$DSPREG_CACHE` or `~/.cache/dspreg/images`, at most 20 GB; `"ram"`, in shared
+            memory, at most half of what is free there, until the machine restarts.
+    """
+    if kind == "none":
+        return None
+    if kind == "disk":
+        return Cache(os.environ.get("DSPREG_CACHE") or Path.home() / ".cache" / "dspreg" / "images", DISK_LIMIT)
+    if kind == "ram":
+        return _in_memory()
+    raise ConfigError(f"unknown cache {kind!r}. Known: none, disk, ram.")
+
+
+def _in_memory() -> Cache:
+    if not SHARED_MEMORY.is_dir():
+        raise DataError(f"a cache in memory needs {SHARED_MEMORY}, which this machine lacks. Use 'disk' instead.")
+    directory = SHARED_MEMORY / f"dspreg-{os.getuid()}"
+    try:
+        with suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        at = directory.lstat()
+    except OSError as error:
+        raise DataError(f"{directory} can't be made ({error.strerror}). Use 'disk' instead.") from None
+    # Anybody may make folders there: one made by another user could hold other pixels than ours.
+    if not stat.S_ISDIR(at.st_mode) or at.st_uid != os.getuid() or at.st_mode & 0o077:
+        raise DataError(
+            f"{directory} is not a folder that only you may use (owner {at.st_uid}, mode {at.st_mode & 0o777:o}). "
+            f"Remove it, or use 'disk' instead."
+        )
+    own = sum(path.stat().st_size for path in directory.glob("??/*.rgb"))
+    return Cache(directory, (shutil.disk_usage(directory).free + own) // 2)

@@ -1,0 +1,190 @@
+"""Data sets that are folders of images: `root/domain/class/…/image`."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from dspreg.data.base import DomainDataset
+from dspreg.data.images import Images
+from dspreg.data.tree import Found, folders_in, images_below, images_in
+from dspreg.data.words import few, plural
+from dspreg.errors import DataError, Notice
+
+LAYOUT = "Wanted: ROOT/domain/class/image.jpg"
+SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "crossval", "full"}
+
+
+class ImageFolders(DomainDataset):
+    """`root/domain/class/…/image`, read once at the start.
+
+    There is one list of classes for all domains, so that a class missing in one of them moves no label. Within a
+    domain the order is by class, and within a class that of torchvision's `ImageFolder`.
+
+    Attributes:
+        folder: The one that contains the domains.
+        notices: What was odd about the files, in sentences; each is also given as a `Notice`.
+    """
+
+    folder: Path
+    notices: tuple[str, ...] = ()
+
+    def read(self) -> None:
+        """List the files of `domains` and `classes` below `folder`."""
+        self._domains: dict[str, Images] = {}
+        found = Found()
+        for domain in self.domains:
+            files: list[Path] = []
+            labels: list[int] = []
+            for label, name in enumerate(self.classes):
+                folder = self.folder / domain / name
+                if folder.is_dir():
+                    below = images_below(folder)
+                    found += below
+                    files += below.images
+                    labels += [label] * len(below.images)
+            # Cut from the text, not Path.relative_to: a data set may have half a million files.
+            start = len(os.fspath(self.folder / domain)) - len(domain)
+            names = [os.fspath(file)[start:].replace(os.sep, "/") for file in files]
+            for name in names:
+                check_name(name)
+            self._domains[domain] = Images(files, names, labels, self.classes)
+            if not files:
+                raise DataError(
+                    f"the domain {domain!r} of {self.name} has no images: nothing in {self.folder / domain} ends in "
+                    f".jpg, .png, .webp or .bmp. {LAYOUT}. Add its images, or remove the folder."
+                )
+        self.notices = (*self.notices, *self._oddities(found), *self.mismatches())
+        for notice in self.notices:
+            warnings.warn(f"{self.name}: {notice}", Notice, stacklevel=3)
+
+    def domain(self, name: str) -> Images:
+        self.check_domain(name)
+        images = self._domains[name]
+        images.cache = self.cache
+        return images
+
+    def counts_by_class(self, domain: str) -> list[int]:
+        """Number of images of each class in one domain."""
+        counted = Counter(self._domains[domain].labels)
+        return [counted[label] for label in range(len(self.classes))]
+
+    def mismatches(self) -> list[str]:
+        """How the numbers of images differ from those published, in sentences. Nothing is known here."""
+        return []
+
+    def variant(self) -> str:
+        """Which of several versions in circulation this is, if there are several."""
+        return ""
+
+    def _oddities(self, found: Found) -> Iterator[str]:
+        counts = {domain: self.counts_by_class(domain) for domain in self.domains}
+        for domain in self.domains:
+            for number, what in ((0, "has no images of"), (1, "has a single image of")):
+                names = [name for name, count in zip(self.classes, counts[domain], strict=True) if count == number]
+                if names:
+                    yield f"the domain {domain!r} {what} {plural(len(names), 'class', 'classes')}: {few(names)}"
+        for paths, what in (
+            (found.unread, "of a kind that is not read (convert to PNG or JPEG)"),
+            (found.other, "not images by their extension"),
+            (found.hidden, "hidden (a name that starts with a dot)"),
+        ):
+            if paths:
+                first = paths[0].relative_to(self.folder).as_posix()
+                yield f"ignored {plural(len(paths), 'file')} {what}, e.g. {first}"
+        if found.folders:
+            yield "folders named like images: " + few([p.relative_to(self.folder).as_posix() for p in found.folders])
+
+
+class Folder(ImageFolders):
+    """Your own images: `folder:PATH`, with `PATH/domain/class/…/image`.
+
+    Input (x):
+        JPEG, PNG, WebP or BMP of any size, read as RGB.
+
+    Label (y):
+        The folder within the domain. Classes are those of all domains together, sorted by name.
+
+    Domain:
+        The sub-directories of PATH, sorted by name. Hidden ones are ignored.
+
+    Args:
+        root: PATH.
+        name: Of the data set in records and tables; the last part of PATH unless given.
+    """
+
+    def __init__(self, root: str | Path, name: str | None = None) -> None:
+        super().__init__(root)
+        self.folder = Path(root)
+        self.name = name or self.folder.resolve().name
+        if not self.folder.is_dir():
+            what = "is not a folder" if self.folder.exists() else "does not exist"
+            raise DataError(f"{self.folder} {what}. {LAYOUT}; give the path of ROOT.")
+        self.domains = tuple(folders_in(self.folder))
+        if not self.domains:
+            direct = images_in(self.folder)
+            lies = f"{plural(len(direct), 'image')} in it directly, e.g. {direct[0]}" if direct else "nothing in it"
+            raise DataError(f"{self.folder} has no sub-folders to be domains, and {lies}. {LAYOUT}.")
+        self._check_depth()
+        with_images, empty = self._classes()
+        self.classes = tuple(with_images)
+        if empty and with_images:
+            self.notices += (f"class folders without an image in any domain are left out: {few(empty)}",)
+        self._check_nesting()
+        self.read()
+
+    def _check_depth(self) -> None:
+        loose = {domain: images_in(self.folder / domain) for domain in self.domains}
+        loose = {domain: names for domain, names in loose.items() if names}
+        if not loose:
+            return
+        domain, names = next(iter(loose.items()))
+        example = self.folder / domain / names[0]
+        if not any(folders_in(self.folder / d) for d in self.domains):
+            raise DataError(
+                f"{self.folder} looks like class/image, one level too few: {example} lies directly in {domain!r}. "
+                f"{LAYOUT}. Put {few([*self.domains], 3)} into one folder per domain, and give the folder above those."
+            )
+        raise DataError(
+            f"images without a class: {plural(len(names), 'image')} directly in the domain folder "
+            f"{self.folder / domain}, e.g. {names[0]}. {LAYOUT}. Move them into folders of their classes, or away."
+        )
+
+    def _classes(self) -> tuple[list[str], list[str]]:
+        places: dict[str, list[Path]] = {}
+        for domain in self.domains:
+            for name in folders_in(self.folder / domain):
+                places.setdefault(name, []).append(self.folder / domain / name)
+        full = {name: any(images_in(p) or images_below(p).images for p in paths) for name, paths in places.items()}
+        return sorted(name for name in full if full[name]), sorted(name for name in full if not full[name])
+
+    def _check_nesting(self) -> None:
+        """Is there a folder too many between? Folders within classes are fine, so only clear cases are refused."""
+        places = [self.folder / d / c for d in self.domains for c in self.classes if (self.folder / d / c).is_dir()]
+        if not places or any(images_in(place) for place in places):
+            return
+        if len(self.domains) == 1:
+            inner = self.folder / self.domains[0]
+            raise DataError(
+                f"{self.folder} has one level too many: its only sub-folder is {self.domains[0]!r}, and no image lies "
+                f"directly in {few([*self.classes], 3)}. {LAYOUT}. Did you mean {inner}?"
+            )
+        if {name.lower() for name in self.classes} <= SPLITS:
+            raise DataError(
+                f"{self.folder} has one level too many: {few([*self.classes])} would be the classes, and look like "
+                f"splits. {LAYOUT}. Splits are drawn here, so put the images of all of them together."
+            )
+        self.notices += (
+            f"no image lies directly in a class folder, only deeper. Taken as classes: {few([*self.classes])}",
+        )
+
+
+def check_name(name: str) -> None:
+    """Raise a DataError unless a file's name can be written down in records."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise DataError(f"the file name {name!r} is not valid UTF-8. Rename the file.") from None

@@ -1,0 +1,101 @@
+"""The image files of one domain."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from dspreg.data.decoding import contents, decoded_bytes
+from dspreg.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from dspreg.data.cache import Cache
+
+THREADS = min(4, os.cpu_count() or 1)  # each may hold one decoded image of the largest size
+
+
+class Images(Sequence[tuple["Image", int]]):
+    """(image, label) pairs of image files, decoded when asked for, in a fixed order.
+
+    Attributes:
+        files: Where they lie.
+        names: Their paths relative to the data set, e.g. `"cartoon/dog/pic_1.jpg"`. Never absolute, because the
+            identity of a run may not depend on where its files lie.
+        labels: Positions in `classes`.
+        classes: Of the data set, not only of this domain.
+        cache: Where decoded pixels are kept, if anywhere.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        names: Sequence[str],
+        labels: Sequence[int],
+        classes: Sequence[str],
+        cache: Cache | None = None,
+    ) -> None:
+        if not len(files) == len(names) == len(labels):
+            raise DataError(
+                f"as many files as names as labels wanted, but got {len(files)}, {len(names)} and {len(labels)}"
+            )
+        self.files, self.names, self.labels = list(files), list(names), list(labels)
+        self.classes, self.cache = tuple(classes), cache
+        self._hashes: list[str | None] = [None] * len(self.files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @overload
+    def __getitem__(self, i: int) -> tuple[Image, int]: ...
+
+    @overload
+    def __getitem__(self, i: slice) -> Images: ...
+
+    def __getitem__(self, i: int | slice) -> tuple[Image, int] | Images:
+        if isinstance(i, slice):
+            return self.chosen(range(len(self))[i])
+        return self.image(i), self.labels[i]
+
+    def image(self, i: int) -> Image:
+        """The i-th image, from the cache if it is there."""
+        if self.cache is None:
+            return decoded_bytes(contents(self.files[i]), self.files[i])
+        found = self.cache.read(self.hash(i))
+        if found is None:
+            content = contents(self.files[i])
+            found = decoded_bytes(content, self.files[i])
+            # Under the hash of these very bytes: the file may have changed since its hash was taken.
+            self.cache.write(hashlib.sha256(content).hexdigest(), found)
+        return found
+
+    def chosen(self, positions: Iterable[int]) -> Images:
+        """Some of the images, in the order given."""
+        at = list(positions)
+        part = Images(
+            [self.files[i] for i in at], [self.names[i] for i in at], [self.labels[i] for i in at],
+            self.classes, self.cache,
+        )  # fmt: skip
+        part._hashes = [self._hashes[i] for i in at]
+        return part
+
+    def hash(self, i: int) -> str:
+        """SHA-256 of the bytes of the i-th file, taken once."""
+        known = self._hashes[i]
+        if known is None:
+            known = self._hashes[i] = hashlib.sha256(contents(self.files[i])).hexdigest()
+        return known
+
+    @property
+    def hashes(self) -> list[str]:
+        """SHA-256 of the bytes of each file, taken once."""
+        if None in self._hashes:
+            parts = [range(len(self))[start : start + 256] for start in range(0, len(self), 256)]
+            with ThreadPoolExecutor(THREADS) as pool:
+                list(pool.map(lambda part: [self.hash(i) for i in part], parts))
+        return [self.hash(i) for i in range(len(self))]

@@ -1,0 +1,85 @@
+"""From what the user writes after `--dataset` to a data set."""
+
+from __future__ import annotations
+
+import pkgutil
+from pathlib import Path
+
+from dspreg.data.base import DomainDataset
+from dspreg.data.benchmark import Benchmark
+from dspreg.data.digits import Digits
+from dspreg.data.domain_net import DomainNet
+from dspreg.data.folders import Folder
+from dspreg.data.index import Index
+from dspreg.data.office_home import OfficeHome
+from dspreg.data.pacs import PACS
+from dspreg.data.terra_incognita import TerraIncognita
+from dspreg.data.vlcs import VLCS
+from dspreg.data.words import nearest
+from dspreg.errors import ConfigError
+
+BENCHMARKS: dict[str, type[Benchmark]] = {c.name: c for c in (VLCS, PACS, OfficeHome, TerraIncognita, DomainNet)}
+ROOT = "data"
+
+
+def dataset_named(text: str, root: str | Path | None = None, name: str | None = None) -> DomainDataset:
+    """The data set a text stands for.
+
+    Args:
+        text: `"digits"`, one of the five benchmarks, `"folder:PATH"`, `"index:FILE.csv"`, or the import path of your
+            own `DomainDataset`, which is called with `root`.
+        root: Where the benchmarks lie, `data` unless given; for an index, what its paths are relative to.
+        name: Of a folder or an index in records and tables.
+    """
+    kind, colon, rest = text.partition(":")
+    if colon and kind in ("folder", "index"):
+        if not rest:
+            raise ConfigError(f"{text!r} names no {'folder' if kind == 'folder' else 'file'}. Write {kind}:PATH.")
+        return Folder(rest, name) if kind == "folder" else Index(rest, root, name)
+    if name is not None:
+        raise ConfigError(f"only folder:PATH and index:FILE take a name, and {text!r} has its own. Leave it out.")
+    if text == Digits.name:
+        return Digits()
+    if text in BENCHMARKS:
+        return BENCHMARKS[text](ROOT if root is None else root)
+    if "." in text and all(part.isidentifier() for part in text.split(".")):
+        return _imported(text)(ROOT if root is None else root)
+    known = [Digits.name, *BENCHMARKS]
+    near = nearest(text, known)
+    if near is None and Path(text).is_dir():
+        near = f"folder:{text}"
+    raise ConfigError(
+        f"unknown data set {text!r}.{f' Did you mean {near!r}?' if near else ''} Known: {', '.join(known)}. "
+        f"For your own images write folder:PATH or index:FILE.csv, "
+        f"for your own class its import path, e.g. 'my_data.Mine'."
+    )
+
+
+def _imported(text: str) -> type[DomainDataset]:
+    try:
+        found = pkgutil.resolve_name(text)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{text!r}: no module {error.name!r}; is its folder on PYTHONPATH?") from error
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{text!r} can't be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, DomainDataset)):
+        raise ConfigError(f"{text!r} is not a class of data sets. Derive it from dspreg.DomainDataset.")
+    return found
+
+
+def listing() -> str:
+    """One line per data set: name, domains, classes, images, and what to write for it."""
+    rows = [("name", "domains", "classes", "images", "write")]
+    rows.append((Digits.name, "4", "10", "4,797", f"--dataset {Digits.name}, nothing to download"))
+    for name, made in BENCHMARKS.items():
+        images = f"{sum(made.counts.values()):,}"
+        where = f"--dataset {name} --root DIR, with DIR/{made.subfolder}"
+        rows.append((name, str(len(made.domains)), str(len(made.classes)), images, where))
+    rows.append(("your folders", "any", "any", "any", "--dataset folder:PATH, with PATH/domain/class/image.jpg"))
+    rows.append(("your table", "any", "any", "any", "--dataset index:FILE.csv, with columns path,label,domain"))
+    rows.append(("your class", "any", "any", "any", "--dataset my_data.Mine, a DomainDataset on PYTHONPATH"))
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    return "\n".join(
+        f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}"
+        for row in rows
+    )
