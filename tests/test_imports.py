@@ -42,7 +42,7 @@ TABLE = {
     "training": Place(5, TORCH, SLOW),
     "testing": Place(5, TORCH),
     "launch": Place(6, TORCH, SLOW | {"ray"}),
-    "cli": Place(7, frozenset({"jsonargparse", "rich"}), SLOW),
+    "cli": Place(7, frozenset(), SLOW),
     "__init__": Place(8),
 }
 DRAWS = {"sensitivity/figures.py", "report/figures.py"}  # may import matplotlib at the top
@@ -185,7 +185,7 @@ def test_the_check_finds_what_it_should(tmp_path, file, code, fault):
         ("networks/timm.py", "def f():\n    import timm, huggingface_hub"),
         ("algorithms/sam.py", "from dspreg.algorithms.base import Algorithm\nfrom dspreg.vectors import displaced"),
         ("algorithms/spec.py", "import dspreg.algorithms as index"),
-        ("cli.py", "import jsonargparse\nfrom dspreg import __version__\nfrom dspreg.training import train_step"),
+        ("cli.py", "import argparse\nfrom dspreg import __version__\nfrom dspreg.training import train_step"),
         ("training/loop.py", "net.eval()\nast.parse(text, mode='eval')\njson.load(file)"),
     ],
 )

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from dspreg.sensitivity import RunningVariance as RunningVariance
     from dspreg.sensitivity import coefficient_of_variation as coefficient_of_variation
     from dspreg.sensitivity import measure as measure
+    from dspreg.training import load as load
+    from dspreg.training import train as train
     from dspreg.training import train_step as train_step
     from dspreg.vectors import ParamVector as ParamVector
 
@@ -42,6 +44,8 @@ _HOMES = {
     "ERM": "algorithms",
     "parse": "algorithms",
     "describe": "algorithms",
+    "train": "training",
+    "load": "training",
     "train_step": "training",
     # write your own
     "Algorithm": "algorithms",

@@ -23,6 +23,7 @@ from dspreg.errors import ConfigError, IntegrityError, ResourceError
 from dspreg.files import Lines, canonical, clear_unfinished, digest, digest_of, read_json, refusals, write_json
 
 FORMAT = "dspreg.run/1"
+LEFT_OUT = {"lock", "result.json", "checkpoints", "tensorboard"}  # of what result.json vouches for
 
 
 class RunFolder:
@@ -84,7 +85,9 @@ class RunFolder:
         names = sorted(
             str(p.relative_to(self.path))
             for p in self.path.rglob("*")
-            if p.is_file() and p.name not in ("lock", "result.json") and not {"checkpoints", "tensorboard"} & set(p.parts)
+            if p.is_file()
+            and p.name not in ("lock", "result.json")
+            and not {"checkpoints", "tensorboard"} & set(p.parts)
         )
         result = {**outcome, "files": {name: digest_of(self / name) for name in names}}
         write_json(self / "result.json", {**result, "sha256": digest(canonical(result).encode())})

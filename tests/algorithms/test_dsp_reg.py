@@ -543,6 +543,6 @@ def test_momentum_records_the_loss_at_theta():
 
 def test_one_source_domain_is_refused():
     stack = ready(DSPReg(refresh_epochs=1), toy_task(domains=1))
-    with pytest.raises(ConfigError, match="compares source domains and there is 1: domain 0. Give at least two"):
+    with pytest.raises(ConfigError, match=r"compares source domains and there is 1: domain 0\. Give at least two"):
         train_step(stack, toy_batches(0, domains=1))
     assert theta(stack.net).numel() > 0

@@ -106,9 +106,7 @@ def test_loading_something_else_is_refused(profile, tmp_path):
     (tmp_path / "half.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(dspreg.IntegrityError, match="damaged or not a profile"):
         dspreg.Profile.load(tmp_path / "half.safetensors")
-    save_file(
-        {"w": torch.zeros(2)}, tmp_path / "odd.safetensors", {"dspreg.profile/1": json.dumps({})}
-    )
+    save_file({"w": torch.zeros(2)}, tmp_path / "odd.safetensors", {"dspreg.profile/1": json.dumps({})})
     with pytest.raises(dspreg.IntegrityError, match="damaged or not a profile"):
         dspreg.Profile.load(tmp_path / "odd.safetensors")
 

@@ -33,11 +33,11 @@ def show(given: Any) -> int:  # noqa: ARG001
 
 
 def verify(given: Any) -> int:
-    from dspreg.data.named import dataset_named
-    from dspreg.data.verify import verify as verified
-
     from rich.console import Console
     from rich.progress import Progress
+
+    from dspreg.data.named import dataset_named
+    from dspreg.data.verify import verify as verified
 
     text = given.path
     if ":" not in text and Path(text).exists():

@@ -24,11 +24,12 @@ EXAMPLES = """examples:
   dspreg train --dataset PACS --target sketch --print-config > run.yaml
 
 run the same command again to resume; a finished run is verified and left as it is.
-options come from, later ones first: the command line, --config, a random draw, the defaults of data set and protocol."""
+options come from the command line, then --config, then a random draw, then the defaults of data set and protocol."""
 
 
 def add(commands: Commands) -> None:
     parser = described(commands, "train", "train one model and leave it, its records and a card in a folder", EXAMPLES)
+    parser.usage = "dspreg train --dataset NAME --target DOMAIN --out DIR [options]; all of them: dspreg train --help"
     parser.add_argument("--out", metavar="DIR", help="the run's folder: new, or of the same training to resume it")
     parser.add_argument("--config", metavar="FILE", help="options from a YAML file")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="one option, by its name below")
@@ -57,21 +58,21 @@ def says(each: dataclasses.Field[Any]) -> str:
         text = "; ".join(f"{name}: {what}" for name, what in PROTOCOLS.items()).replace("%", "%%")
     if each.name == "targets":
         text += "; none: train on all of them"
-    return text if each.default in (None, (), False) else f"{text} (default: {each.default})"
+    return text if each.default in (None, (), False, dataclasses.MISSING) else f"{text} (default: {each.default})"
 
 
 def run(given: Any) -> int:
-    settings, execution = options(given)
+    settings, execution = made(stated(given))
     if given.print_config:
         from dspreg.data.named import dataset_named
         from dspreg.protocol.settings import resolved
 
-        data = dataset_named(settings.dataset, execution.root, execution.name)
+        data = dataset_named(settings["dataset"], execution.root, execution.name)
         print(written(resolved(settings, data), execution), end="")
         return 0
     if not given.out:
         raise ConfigError("where should the run go? Add --out DIR")
-    if given.targets is None and not settings.targets and "targets" not in stated(given):
+    if "targets" not in settings:
         raise ConfigError("which domain is held out? Add --target DOMAIN, or --target none to train on all of them")
     from rich.console import Console
 
@@ -101,10 +102,6 @@ def stated(given: Any) -> dict[str, Any]:
                 flag = f"--{each.name.replace('_', '-')}"
                 values[each.name] = targets(value) if each.name == "targets" else valued(each.name, value, flag)
     return values
-
-
-def options(given: Any) -> tuple[Settings, Execution]:
-    return made(stated(given))
 
 
 def summary(result: dict[str, Any], out: Path, finished_before: bool) -> str:

@@ -105,7 +105,7 @@ def loaded(source: Any, order: Iterable[Any], workers: int) -> Iterator[Any]:
         return (source[i] for i in order)
     loader: DataLoader[Any] = DataLoader(
         source,
-        sampler=list(order),  # type: ignore[arg-type]
+        sampler=list(order),
         batch_size=None,
         num_workers=workers,
         worker_init_fn=_leave_signals_to_the_trainer,

@@ -11,19 +11,17 @@ from typing import Any
 import yaml
 
 from dspreg.errors import ConfigError
-from dspreg.protocol.settings import Execution, Settings, wanted
-
-FIELDS = {each.name: each for kind in (Settings, Execution) for each in dataclasses.fields(kind)}
+from dspreg.protocol.settings import FIELDS, Execution, Settings, check, wanted
 
 
-def made(values: Mapping[str, Any]) -> tuple[Settings, Execution]:
-    """Both halves from one flat mapping."""
+def made(values: Mapping[str, Any]) -> tuple[dict[str, Any], Execution]:
+    """What is trained, as given, and how it is run, from one flat mapping."""
     if not values.get("dataset"):
         raise ConfigError("no data set is given; add --dataset, e.g. --dataset digits")
-    return tuple(  # type: ignore[return-value]
-        kind(**{each.name: values[each.name] for each in dataclasses.fields(kind) if each.name in values})
-        for kind in (Settings, Execution)
-    )
+    check(values)
+    how = {each.name for each in dataclasses.fields(Execution)}
+    execution = Execution(**{name: value for name, value in values.items() if name in how})
+    return {name: value for name, value in values.items() if name not in how}, execution
 
 
 def assignment(text: str) -> tuple[str, Any]:
@@ -63,7 +61,7 @@ def written(settings: Settings, execution: Execution) -> str:
     parts = []
     for title, each in (("what is trained", settings), ("how it is run", execution)):
         values = {n: list(v) if isinstance(v, tuple) else v for n, v in dataclasses.asdict(each).items()}
-        lines = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=None)
+        lines = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=False)
         parts.append(f"# {title}\n{lines}")
     return "\n".join(parts)
 

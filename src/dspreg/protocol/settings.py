@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Protocol
 
 from dspreg.errors import ConfigError
@@ -12,7 +12,7 @@ from dspreg.priors import Choice, LogUniform, Prior, seed_hash
 PROTOCOLS = {
     "domainbed": "DomainBed's classic protocol; source validation images are augmented like training images",
     "domainbed-stratified": "as domainbed, but every class is split 80/20 by itself",
-    "swad": "plain validation images, evaluation batches of 128, 15,001 steps on DomainNet; SWAD, MIRO, SAGM and others",
+    "swad": "SWAD's, MIRO's and SAGM's: plain validation images, 15,001 steps on DomainNet",
 }
 
 
@@ -26,14 +26,14 @@ class Facts(Protocol):
     small: bool
 
 
-def option(says: str, default: Any = None, **limits: Any) -> Any:
+def option(says: str, default: Any = MISSING, **limits: Any) -> Any:
     """A field of `Settings` or `Execution`: `at_least`, `above`, `at_most`, `below`, `choices` are its range."""
     return field(default=default, metadata={"help": says, **limits})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is trained. Everything here decides the result; None is the default of data set and protocol."""
+    """What is trained: everything here decides the result. Defaults not given here come from data set and protocol."""
 
     dataset: str = option("digits, PACS, VLCS, OfficeHome, TerraIncognita, DomainNet, folder:PATH, index:FILE.csv")
     targets: tuple[str, ...] = option("domains that training never sees", ())
@@ -41,44 +41,42 @@ class Settings:
     protocol: str = option("how is trained and validated", "domainbed", choices=tuple(PROTOCOLS))
     trial: int = option("another trial is another split, start and order", 0, at_least=0)
     draw: int = option("0: default options; n: the n-th random draw of them", 0, at_least=0)
-    model: str | None = option("any timm name, or small-cnn")
-    weights: str | None = option("pretrained weights: default (the hub's), none, or a safetensors file")
-    image_size: int | None = option("pixels, both sides", at_least=1, at_most=4096)
-    steps: int | None = option("training steps", at_least=1)
-    batch_size: int | None = option("images per source domain and step", at_least=1)
-    lr: float | None = option("learning rate of Adam", above=0)
-    weight_decay: float | None = option("of Adam", at_least=0)
-    dropout: float | None = option("after the pooled features", at_least=0, below=1)
-    frozen_bn: bool | None = option("keep batch-norm statistics as they came; scale and shift are trained")
-    augment: bool | None = option("crop, flip, colour and grey at random while training")
-    augment_validation: bool | None = option("augment the validation images of source domains, as DomainBed does")
-    split: str | None = option("how a domain is cut into training and validation", choices=("domainbed", "stratified"))
-    holdout: float | None = option("share of a domain held out for validation", above=0, below=1)
-    evaluate_every: int | None = option("steps between evaluations; the first and last step always", at_least=1)
+    model: str = option("any timm name, or small-cnn")
+    weights: str = option("pretrained weights: default (the hub's), none, or a safetensors file")
+    image_size: int = option("pixels, both sides", at_least=1, at_most=4096)
+    steps: int = option("training steps", at_least=1)
+    batch_size: int = option("images per source domain and step", at_least=1)
+    lr: float = option("learning rate of Adam", above=0)
+    weight_decay: float = option("of Adam", at_least=0)
+    dropout: float = option("after the pooled features", at_least=0, below=1)
+    frozen_bn: bool = option("keep batch-norm statistics as they came; scale and shift are trained")
+    augment: bool = option("crop, flip, colour and grey at random while training")
+    augment_validation: bool = option("augment the validation images of source domains, as DomainBed does")
+    split: str = option("how a domain is cut into training and validation", choices=("domainbed", "stratified"))
+    holdout: float = option("share of a domain held out for validation", above=0, below=1)
+    evaluate_every: int = option("steps between evaluations; the first and last step always", at_least=1)
     evaluate: str = option("what selection needs, or all splits of all domains", "needed", choices=("needed", "all"))
-    evaluation_batch: int | None = option("images per batch when evaluating", at_least=1)
+    evaluation_batch: int = option("images per batch when evaluating", at_least=1)
 
     def __post_init__(self) -> None:
-        check(self)
-        if len(set(self.targets)) < len(self.targets):
-            raise ConfigError(f"targets {', '.join(self.targets)}: one domain twice")
+        check(vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
     """How it is run. Only device, threads and precision touch the result; a finished run says which they were."""
 
-    root: str | None = option("folder that holds the data sets (default: data)")
-    name: str | None = option("name of a folder: or index: data set (default: the last part of its path)")
+    root: str | None = option("folder that holds the data sets (default: data)", None)
+    name: str | None = option("name of a folder: or index: data set (default: the last part of its path)", None)
     device: str = option("cpu, cuda, cuda:1, mps", "cpu")
-    threads: int | None = option("CPU threads (default: all cores); another number gives other bits", at_least=1)
+    threads: int | None = option("CPU threads (default: all cores); another number gives other bits", None, at_least=1)
     precision: str = option("bf16 runs the network under autocast", "float32", choices=("float32", "bf16"))
-    workers: int | None = option("processes that read images; any number gives the same bits", at_least=0)
+    workers: int | None = option("processes that read images; any number gives the same bits", None, at_least=0)
     cache: str = option("keep decoded images between runs", "none", choices=("none", "ram", "disk"))
     keep: str = option("models kept: none, selected and last, or all evaluated ones", "best",
                        choices=("none", "best", "all"))  # fmt: skip
     save_every: int | None = option("steps between checkpoints (default: at evaluations and every two minutes)",
-                                    at_least=1)  # fmt: skip
+                                    None, at_least=1)  # fmt: skip
     profile: str = option("measure c before and after training: with DSPReg (auto), always, never", "auto",
                           choices=("auto", "always", "never"))  # fmt: skip
     check_images: str = option("decode every image once before the first training on it", "once",
@@ -89,35 +87,41 @@ class Execution:
                                              False)  # fmt: skip
 
     def __post_init__(self) -> None:
-        check(self)
+        check(vars(self))
 
 
-def check(values: Settings | Execution) -> None:
+RULES: dict[str, Callable[[Any, Any], bool]] = {
+    "at_least": lambda value, limit: value >= limit,
+    "above": lambda value, limit: value > limit,
+    "at_most": lambda value, limit: value <= limit,
+    "below": lambda value, limit: value < limit,
+    "choices": lambda value, limit: value in limit,
+}
+
+
+def check(values: Mapping[str, Any]) -> None:
     """Refuse a value of the wrong type or outside its range."""
-    for each in dataclasses.fields(values):
-        value, limits = getattr(values, each.name), each.metadata
-        if value is None and (each.default is None or "None" in str(each.type)):
+    for name, value in values.items():
+        each = FIELDS[name]
+        kind, *optional = str(each.type).split(" | ")
+        if value is None and optional:
             continue
-        kind = str(each.type).removesuffix(" | None")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
         fits = {
             "str": isinstance(value, str),
             "bool": isinstance(value, bool),
-            "int": isinstance(value, int) and not isinstance(value, bool),
-            "float": isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf"),
+            "int": number and isinstance(value, int),
+            "float": number and abs(value) < float("inf"),
             "tuple[str, ...]": isinstance(value, tuple) and all(isinstance(v, str) for v in value),
         }[kind]
-        rules = {
-            "at_least": lambda v, limit: v >= limit,
-            "above": lambda v, limit: v > limit,
-            "at_most": lambda v, limit: v <= limit,
-            "below": lambda v, limit: v < limit,
-            "choices": lambda v, limit: v in limit,
-        }
-        if not fits or not all(rule(value, limits[name]) for name, rule in rules.items() if name in limits):
-            raise ConfigError(f"{each.name}={value!r}; wanted {wanted(each)}")
+        if not fits or not all(rule(value, each.metadata[r]) for r, rule in RULES.items() if r in each.metadata):
+            raise ConfigError(f"{name}={value!r}; wanted {wanted(each)}")
+    targets = values.get("targets", ())
+    if len(set(targets)) < len(targets):
+        raise ConfigError(f"targets {', '.join(targets)}: one domain twice")
 
 
-def wanted(each: dataclasses.Field[Any]) -> str:
+def wanted(each: Field[Any]) -> str:
     """The range of an option, in words."""
     if "choices" in each.metadata:
         return "one of " + ", ".join(each.metadata["choices"])
@@ -128,19 +132,24 @@ def wanted(each: dataclasses.Field[Any]) -> str:
     return " ".join([words.get(kind, "a list of names"), " and ".join(parts)]).strip()
 
 
-def resolved(given: Settings, data: Facts) -> Settings:
+FIELDS = {each.name: each for kind in (Settings, Execution) for each in fields(kind)}
+
+
+def resolved(given: Mapping[str, Any], data: Facts) -> Settings:
     """All options filled in: given ones, then the random draw, then the defaults of data set and protocol."""
-    values = defaults(given.protocol, data)
-    if given.draw:
-        seed = seed_hash(given.draw, given.trial)
+    given = {name: value for name, value in given.items() if value is not None}
+    check(given)
+    protocol, draw = given.get("protocol", "domainbed"), given.get("draw", 0)
+    values = defaults(protocol, data)
+    if draw:
+        seed = seed_hash(draw, given.get("trial", 0))
         values |= {name: prior.draw(seed, name) for name, prior in space(data).items()}
-    chosen = {name: value for name in values if (value := getattr(given, name)) is not None}
-    values |= chosen
-    if "evaluate_every" not in chosen and values["steps"] < data.steps:
+    values |= given
+    if "evaluate_every" not in given and values["steps"] < data.steps:
         values["evaluate_every"] = max(1, round(values["evaluate_every"] * values["steps"] / data.steps))
-    if given.protocol == "swad" and "steps" not in chosen:  # so that the last step is an evaluated one
+    if protocol == "swad" and "steps" not in given:  # so that the last step is an evaluated one
         values["steps"] = values["steps"] // values["evaluate_every"] * values["evaluate_every"] + 1
-    return dataclasses.replace(given, **values)
+    return Settings(**values)
 
 
 def defaults(protocol: str, data: Facts) -> dict[str, Any]:

@@ -1,5 +1,7 @@
-"""Training: one step, and later the loop around it."""
+"""Training: one step, the loop around it, and what it leaves."""
 
+from dspreg.training.loop import train
+from dspreg.training.saved import load
 from dspreg.training.step import train_step
 
-__all__ = ["train_step"]
+__all__ = ["load", "train", "train_step"]

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 class Display:
     """Told what happens. This one says nothing."""
 
+    def checking(self, done: int, total: int) -> None:
+        """Images are looked at before the first training on them."""
+
     def started(self, experiment: Experiment, t: int) -> None: ...
 
     def stepped(self, t: int, log: dict[str, float]) -> None: ...
@@ -37,13 +40,23 @@ class Bar(Display):
         )  # fmt: skip
         self.title = title
         self.task: Any = None
+        self.progress.start()
+
+    def checking(self, done: int, total: int) -> None:
+        if self.task is None:
+            self.task = self._line("looking at every image, once", total)
+        self.progress.update(self.task, completed=done)
+
+    def _line(self, title: str, total: int, done: int = 0) -> Any:
+        fields: dict[str, Any] = dict.fromkeys(("rate", "loss", "validation", "penalty"), "")
+        return self.progress.add_task(title, total=total, completed=done, **fields)
 
     def started(self, experiment: Experiment, t: int) -> None:
         s = experiment.settings
         title = self.title or f"{s.algorithm} → {', '.join(s.targets) or 'no target'}"
-        fields = dict.fromkeys(("rate", "loss", "validation", "penalty"), "")
-        self.task = self.progress.add_task(title, total=s.steps, completed=t, **fields)  # type: ignore[arg-type]
-        self.progress.start()
+        if self.task is not None:
+            self.progress.remove_task(self.task)
+        self.task = self._line(title, s.steps, t)
 
     def stepped(self, t: int, log: dict[str, float]) -> None:
         speed = self.progress.tasks[0].speed

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,7 +20,8 @@ from dspreg.algorithms import Algorithm, Task, parse
 from dspreg.algorithms.spec import describe, drawn
 from dspreg.data import DomainDataset
 from dspreg.data.base import labels_of
-from dspreg.data.cache import open_cache
+from dspreg.data.cache import Kind, open_cache
+from dspreg.data.checked import check_once
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.images import Images
 from dspreg.data.loading import Measured, Part, TrainingSteps
@@ -33,6 +34,7 @@ from dspreg.priors import seed_hash
 from dspreg.protocol.settings import Execution, Settings, resolved
 from dspreg.randomness import Key
 
+Progress = Callable[[int, int], None]
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # another version of these may give other bits
 
 
@@ -65,13 +67,13 @@ class Experiment:
     @cached_property
     def epoch(self) -> int:
         sizes = [len(self.splits[name][0]) for name in self.sources]
-        return steps_per_epoch(sizes, int(self.settings.batch_size or 0) * len(sizes))
+        return steps_per_epoch(sizes, self.settings.batch_size * len(sizes))
 
     def part(self, domain: str, which: str, transform: Transform) -> Part:
         return Part(domain, self.images[domain], self.splits[domain][("in", "out").index(which)], transform)
 
     def shown(self, augment: bool) -> Transform:
-        return Transform(int(self.settings.image_size or 0), self.backbone.mean, self.backbone.std, augment)
+        return Transform(self.settings.image_size, self.backbone.mean, self.backbone.std, augment)
 
     def algorithm(self) -> Algorithm:
         """The stack with its network and optimiser, at step 0."""
@@ -81,7 +83,7 @@ class Experiment:
         s = self.settings
 
         def adam(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-            return torch.optim.Adam(params, lr=float(s.lr or 0), weight_decay=float(s.weight_decay or 0))
+            return torch.optim.Adam(params, lr=s.lr, weight_decay=s.weight_decay)
 
         return parse(s.algorithm).setup(task, adam, self.execution.device)
 
@@ -89,9 +91,9 @@ class Experiment:
         return self.backbone.make()
 
     def steps(self) -> TrainingSteps:
-        shown = self.shown(bool(self.settings.augment))
+        shown = self.shown(self.settings.augment)
         parts = [self.part(name, "in", shown) for name in self.sources]
-        return TrainingSteps(parts, int(self.settings.batch_size or 0), self.key)
+        return TrainingSteps(parts, self.settings.batch_size, self.key)
 
     def evaluated(self, last: bool) -> list[tuple[str, str, Part]]:
         """Domain, split and part of all that is evaluated at one step.
@@ -106,7 +108,7 @@ class Experiment:
             target = name in s.targets
             for which in ("in", "out"):
                 if everything or which == ("in" if target else "out") or (target and last):
-                    shown = self.shown(bool(s.augment_validation) and not target)
+                    shown = self.shown(s.augment_validation and not target)
                     chosen.append((name, which, self.part(name, which, shown)))
         return chosen
 
@@ -129,21 +131,33 @@ class Experiment:
         }
 
 
-def prepared(given: Settings, execution: Execution) -> Experiment:
-    """Read the folders, split the domains, find the weights; whatever is wrong is said here, before any training."""
-    data = dataset_named(given.dataset, execution.root, execution.name)
-    for name in given.targets:
-        data.check_domain(name)
+def prepared(
+    given: Mapping[str, Any], execution: Execution, progress: Callable[[int, int], None] | None = None
+) -> Experiment:
+    """Read the folders, split the domains, find the weights; whatever is wrong is said here, before any training.
+
+    Args:
+        given: What is trained; options left open are filled in.
+        execution: How.
+        progress: Of looking at every image, with the number done and of all.
+    """
+    data = dataset_named(given["dataset"], execution.root, execution.name)
     settings = resolved(given, data)
+    for name in settings.targets:
+        data.check_domain(name)
     spec = drawn(settings.algorithm, seed_hash(settings.draw, settings.trial)) if settings.draw else settings.algorithm
     targets = tuple(name for name in data.domains if name in settings.targets)  # in the data set's own order
     settings = replace(settings, algorithm=describe(parse(spec)), targets=targets)
     if len(targets) == len(data.domains):
         raise ConfigError(f"every domain of {data.name} is a target ({', '.join(targets)}); leave some to train on")
     check_device(execution.device)
-    cache = open_cache(execution.cache)
+    cache = open_cache(cast(Kind, execution.cache))
     images = {name: data.domain(name) for name in data.domains}
-    images = {n: d.cached(cache) if isinstance(d, Images) and cache else d for n, d in images.items()}
+    if execution.check_images == "once":
+        check_once(data, images, progress)
+    for each in images.values():
+        if isinstance(each, Images):
+            each.cache = cache
     splits = {}
     for position, (name, each) in enumerate(images.items()):
         splits[name] = cut(each, settings, position)
@@ -153,7 +167,7 @@ def prepared(given: Settings, execution: Execution) -> Experiment:
                 f"the domain {name!r} of {data.name} has {len(each)} images; holding out {settings.holdout} of them "
                 f"leaves {sizes[0]} to train on and {sizes[1]} to validate with. Add images, or change holdout"
             )
-        if name not in targets and sizes[0] < int(settings.batch_size or 0):
+        if name not in targets and sizes[0] < settings.batch_size:
             warnings.warn(
                 f"the domain {name!r} has {sizes[0]} images to train on, fewer than the batch of "
                 f"{settings.batch_size}: images repeat within a batch",
@@ -161,18 +175,18 @@ def prepared(given: Settings, execution: Execution) -> Experiment:
                 stacklevel=2,
             )
     backbone = backbone_named(
-        str(settings.model),
-        weights=str(settings.weights),
-        image_size=int(settings.image_size or 0),
-        dropout=float(settings.dropout or 0),
-        frozen_bn=bool(settings.frozen_bn),
+        settings.model,
+        weights=settings.weights,
+        image_size=settings.image_size,
+        dropout=settings.dropout,
+        frozen_bn=settings.frozen_bn,
     )
     return Experiment(settings, execution, data, images, splits, backbone)
 
 
 def cut(images: Sequence[Any], settings: Settings, position: int) -> tuple[list[int], list[int]]:
-    """"in" and "out" of one domain."""
-    holdout = float(settings.holdout or 0)
+    """ "in" and "out" of one domain."""
+    holdout = settings.holdout
     if settings.split == "stratified":
         return stratified(labels_of(images), settings.trial, position, holdout)
     return split(len(images), settings.trial, position, holdout)
@@ -183,7 +197,11 @@ def check_device(device: str) -> None:
         kind = torch.device(device).type
     except RuntimeError:
         raise ConfigError(f"device={device!r}; wanted cpu, cuda, cuda:1 or mps") from None
-    there = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available, "cpu": lambda: True}
+    there: dict[str, Callable[[], bool]] = {
+        "cuda": torch.cuda.is_available,
+        "mps": torch.backends.mps.is_available,
+        "cpu": lambda: True,
+    }
     if kind not in there or not there[kind]():
         raise ConfigError(f"device={device!r} is not there: torch {torch.__version__} finds none. Use --device cpu")
 

@@ -16,6 +16,7 @@ from dspreg.training.state import State
 
 FORMAT = "dspreg.result/1"
 MODEL = "dspreg.model/1"
+BUILT = ("algorithm", "model", "image_size", "dropout", "frozen_bn")  # settings that make the network
 
 
 def finished(experiment: Experiment, state: State, run: str) -> dict[str, Any]:
@@ -47,8 +48,8 @@ def save_model(experiment: Experiment, path: Path, tensors: dict[str, Tensor], s
     """One safetensors file that also says how to build the network and what its outputs mean."""
     path.parent.mkdir(exist_ok=True)
     s, b = experiment.settings, experiment.backbone
-    built = {"algorithm": s.algorithm, "model": s.model, "image_size": s.image_size, "mean": b.mean, "std": b.std}
-    built |= {"dropout": s.dropout, "frozen_bn": s.frozen_bn, "classes": list(experiment.data.classes)}
+    built: dict[str, Any] = {name: getattr(s, name) for name in BUILT}
+    built |= {"mean": b.mean, "std": b.std, "classes": list(experiment.data.classes)}
     built |= {"domains": list(experiment.sources), "step": step}
     write(path, pack({"built": built, "tensors": tensors}, format=MODEL))
 
@@ -65,7 +66,7 @@ def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
         shown = f"{100 * score:.1f} %" if score is not None else ""
         rows.append(f"| {name} | {role} | {inside:,} | {out:,} | {shown} |")
     target = (
-        f"Target accuracy is that of its “in” part ({1 - float(s.holdout or 0):.0%} of the images), as in DomainBed."
+        f"Target accuracy is that of its “in” part ({1 - s.holdout:.0%} of the images), as in DomainBed."
         if s.targets
         else "No domain was held out: how well it does on a new one is not known from this run."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +16,7 @@ from dspreg.batches import Batch
 from dspreg.data.loading import XY, loaded
 from dspreg.errors import DspregError, IntegrityError, Notice
 from dspreg.files import read_json, write_json
-from dspreg.protocol.settings import Execution, Settings
+from dspreg.protocol.settings import Execution
 from dspreg.store import RunFolder
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.display import Display
@@ -44,7 +44,7 @@ class Diverged(DspregError):
 
 
 def train(
-    settings: Settings,
+    settings: Mapping[str, Any],
     execution: Execution,
     out: str | Path,
     *,
@@ -54,7 +54,8 @@ def train(
     """Train one model, or go on where an earlier call was interrupted; returns the contents of result.json.
 
     Args:
-        settings: What is trained.
+        settings: What is trained: `{"dataset": "digits", "targets": ("print",), …}`, by the names of `Settings`. What
+            is left open has the default of data set and protocol.
         execution: How.
         out: The run's folder. New, or of the same training: then it is resumed, or verified if it was finished.
         display: Told about progress.
@@ -63,8 +64,8 @@ def train(
     display = display or Display()
     folder = RunFolder(out)
     with folder.locked(), reproducible(execution):
-        experiment = prepared(settings, execution)
-        described = experiment.description() | {"where": asdict(execution) | {"dataset": settings.dataset}}
+        experiment = prepared(settings, execution, display.checking)
+        described = experiment.description() | {"where": asdict(execution) | {"dataset": settings["dataset"]}}
         run = folder.agree(described, changed_environment=execution.allow_changed_environment)
         if (folder / "result.json").exists():
             return folder.result() or {}
@@ -78,7 +79,7 @@ def train(
         if state.t == 0 and profiled(state, execution):
             state.algorithm.profile().save(folder / "profiles/start.safetensors")
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
-        steps = int(experiment.settings.steps or 0)
+        steps = experiment.settings.steps
         batches = loaded(experiment.steps(), range(state.t, steps), experiment.workers)
         saved = time.monotonic()
         try:
@@ -139,7 +140,7 @@ def evaluate(experiment: Experiment, state: State, pause: Callable[[], None]) ->
     counted = tallies(
         state.algorithm,
         [part for _, _, part in chosen],
-        size=int(s.evaluation_batch or 0),
+        size=s.evaluation_batch,
         key=(*experiment.key, t, "evaluate"),
         device=experiment.execution.device,
         workers=experiment.workers,
@@ -163,7 +164,7 @@ def evaluate(experiment: Experiment, state: State, pause: Callable[[], None]) ->
 def evaluated_at(experiment: Experiment, t: int) -> bool:
     """Whether there is an evaluation after step t: every so often, and after the last."""
     s = experiment.settings
-    return t % int(s.evaluate_every or 1) == 0 or t == int(s.steps or 0) - 1
+    return t % s.evaluate_every == 0 or t == s.steps - 1
 
 
 def evaluation_due(experiment: Experiment, state: State) -> bool:
@@ -219,4 +220,3 @@ def reproducible(execution: Execution) -> Iterator[None]:
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1], warn_only=warned)
-

@@ -10,7 +10,7 @@ from dspreg.errors import IntegrityError
 
 def tensors_of(algorithm: Algorithm) -> dict[str, Tensor]:
     """What prediction needs, on the CPU: the network by its own names, and what layers hold besides as `stack.…`."""
-    net = {name: t for name, t in algorithm.net.state_dict().items()}
+    net = dict(algorithm.net.state_dict())
     inside = {id(t) for t in algorithm.net.state_dict(keep_vars=True).values()}
     others = {
         f"stack.{name}": t

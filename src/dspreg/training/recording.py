@@ -61,7 +61,7 @@ def domainbed_lines(experiment: Experiment, records: list[dict[str, Any]]) -> st
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
     lines = []
     for record in records:
-        line: dict[str, Any] = {"step": record["step"], "epoch": record["step"] * int(s.batch_size or 0) / min(sizes)}
+        line: dict[str, Any] = {"step": record["step"], "epoch": record["step"] * s.batch_size / min(sizes)}
         line |= {"step_time": record["seconds"]["step_seconds"], "mem_gb": memory, **record["log"]}
         for name, each in record["accuracy"].items():
             line |= {f"env{domains.index(name)}_{which}_acc": value for which, value in each.items()}
