@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 from dspreg.cli.parser import Commands, described
+from dspreg.errors import Notice
 
 EXAMPLES = """examples:
   dspreg data list
@@ -42,7 +44,9 @@ def verify(given: Any) -> int:
     text = given.path
     if ":" not in text and Path(text).exists():
         text = f"index:{text}" if Path(text).is_file() else f"folder:{text}"
-    data = dataset_named(text, given.root)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # the report says them all
+        data = dataset_named(text, given.root)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("decoding", total=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -103,14 +104,16 @@ def loaded(source: Any, order: Iterable[Any], workers: int) -> Iterator[Any]:
     """source[i] for every i in `order`, in that order, made by `workers` processes (0: here)."""
     if workers == 0:
         return (source[i] for i in order)
-    loader: DataLoader[Any] = DataLoader(
-        source,
-        sampler=list(order),
-        batch_size=None,
-        num_workers=workers,
-        worker_init_fn=_leave_signals_to_the_trainer,
-        generator=torch.Generator(),  # otherwise every loader would move the global generator
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # more workers than cores is torch's concern, not an error
+        loader: DataLoader[Any] = DataLoader(
+            source,
+            sampler=list(order),
+            batch_size=None,
+            num_workers=workers,
+            worker_init_fn=_leave_signals_to_the_trainer,
+            generator=torch.Generator(),  # otherwise every loader would move the global generator
+        )
     return iter(loader)
 
 
