@@ -71,8 +71,9 @@ def contents(path: Path | str) -> bytes:
 
 def decoded_bytes(content: bytes, path: Path | str) -> Image:
     """All pixels of an image in memory, as RGB. `path` is for the message."""
-    from PIL import Image
+    from PIL import Image, ImageFile
 
+    ImageFile.LOAD_TRUNCATED_IMAGES = False  # some libraries switch it on, for the whole process
     try:
         image = _opened(content)
         width, height = image.size
