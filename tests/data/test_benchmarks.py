@@ -115,16 +115,19 @@ def test_folders_beside_the_known_ones_become_neither_domains_nor_classes(tmp_pa
     for stray in ("raw/dog", "sketch/zebra", ".git/x"):
         (root / "PACS" / stray).mkdir(parents=True)
         (root / "PACS" / stray / "1.jpg").touch()
+    (root / "PACS" / "photo" / "thumbnail.jpg").touch()
     dataset = quietly(PACS, root)
     assert dataset.domains == PACS.domains
     assert dataset.num_classes == 7
-    assert dataset.notices[:2] == (
+    assert dataset.notices[:3] == (
         "ignored folders that are no domains of PACS: raw",
+        "ignored images that lie in 'photo' and in no class: thumbnail.jpg",
         "ignored folders in 'sketch' that are no classes of PACS: zebra",
     )
 
 
-def test_other_numbers_are_told(tmp_path):
+def test_other_numbers_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(PACS, "counts", {"art_painting": 20, "cartoon": 30, "photo": 40, "sketch": 50})
     root = copy_of(PACS, tmp_path, each=2, counts=PACS.counts)
     assert PACS(root).mismatches() == quietly(PACS, root).mismatches() == []
     (root / "PACS" / "photo" / "dog" / "0.jpg").unlink()
@@ -133,8 +136,8 @@ def test_other_numbers_are_told(tmp_path):
     with pytest.warns(Notice) as told:
         dataset = PACS(root)
     wanted = (
-        "the domain 'photo' has 1,669 images where 1,670 are published: 1 missing",
-        "the domain 'sketch' has 3,932 images where 3,929 are published: 3 too many",
+        "the domain 'photo' has 39 images where 40 are published: 1 missing",
+        "the domain 'sketch' has 53 images where 50 are published: 3 too many",
     )
     assert tuple(dataset.mismatches()) == wanted
     assert {f"PACS: {sentence}" for sentence in wanted} <= {str(w.message) for w in told}

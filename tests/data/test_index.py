@@ -1,13 +1,14 @@
 """A table of images: its order, its labels, and the line of every mistake."""
 
-import warnings
-
 import numpy as np
 import pytest
 from pictures import picture, put, small_tree
 
-from dspreg import DataError
-from dspreg.data import Index, fingerprint
+from dspreg import DataError, Notice
+from dspreg.data import Folder, Index, fingerprint
+
+# Tables of a few lines have classes with one image or none, which is told.
+pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
 
 
 def table(folder, text, encoding="utf-8"):
@@ -97,6 +98,18 @@ def test_mistakes_name_their_line(folder, text, said):
         Index(table(folder, text))
 
 
+@pytest.mark.filterwarnings("default::dspreg.Notice")
+def test_thin_classes_are_told(folder):
+    lines = ["0.png,cat,a", "1.png,cat,a", "2.png,dog,b", "3.png,cat,b", "4.png,cat,b"]
+    with pytest.warns(Notice) as told:
+        dataset = Index(table(folder, rows(*lines)))
+    assert dataset.notices == (
+        "the domain 'a' has no images of 1 class: dog",
+        "the domain 'b' has a single image of 1 class: dog",
+    )
+    assert [str(w.message) for w in told] == [f"list: {notice}" for notice in dataset.notices]
+
+
 def test_files_that_are_no_tables(folder):
     with pytest.raises(DataError, match="is not UTF-8 text"):
         Index(table(folder, rows("0.png,größe,b"), "latin-1"))
@@ -107,12 +120,8 @@ def test_files_that_are_no_tables(folder):
 
 
 def test_it_is_the_same_data_as_its_folders(tmp_path):
-    from dspreg.data import Folder
-
     small_tree(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        folders = Folder(tmp_path)
+    folders = Folder(tmp_path)
     lines = [f"{name},{name.split('/')[1]},{d}" for d in folders.domains for name in folders.domain(d).names]
     index = Index(table(tmp_path, rows(*lines)))
     for domain in ("art", "photo"):

@@ -17,7 +17,8 @@ def test_digits_and_folders_and_tables(tmp_path):
     assert isinstance(folder, Folder)
     assert folder.name == "other"
     put(tmp_path / "1.jpg")
-    (tmp_path / "list.csv").write_text("path,label,domain\n1.jpg,cat,a\n")
+    put(tmp_path / "2.jpg")
+    (tmp_path / "list.csv").write_text("path,label,domain\n1.jpg,cat,a\n2.jpg,cat,a\n")
     assert isinstance(dataset_named(f"index:{tmp_path}/list.csv"), Index)
     assert dataset_named(f"index:{tmp_path}/list.csv", root=tmp_path, name="n").name == "n"
 

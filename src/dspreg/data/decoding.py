@@ -83,7 +83,7 @@ def decoded_bytes(content: bytes, path: Path | str) -> Image:
             raise BadImage.of(path, f"pixels of more than 8 bits (mode {image.mode}) would be clipped; convert it")
         image.load()
         image.info.pop("transparency", None)  # only a warning comes of it: the colours are the same with or without
-        return image if image.mode == "RGB" else image.convert("RGB")
+        return image.convert("RGB")  # a copy also if it is RGB, which lets go of the file's bytes
     except BadImage:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
