@@ -40,7 +40,7 @@ TABLE = {
     "data": Place(3, VISION | {"PIL", "sklearn"}, SLOW),
     "algorithms": Place(4, TORCH),
     "training": Place(5, TORCH, SLOW),
-    "testing": Place(5, TORCH),
+    "testing": Place(5, TORCH | {"PIL"}),  # an image of a data set is PIL's
     "launch": Place(6, TORCH, SLOW | {"ray"}),
     "cli": Place(7, frozenset(), SLOW),
     "__init__": Place(8),

@@ -16,6 +16,7 @@ env/bin/python - <<'PY'
 import pathlib, torch, dspreg
 assert "site-packages" in dspreg.__file__, dspreg.__file__
 assert (pathlib.Path(dspreg.__file__).parent / "py.typed").exists()
+assert len(dspreg.data.DomainNet.classes) == 345  # from a text file in the wheel
 torch.manual_seed(0)
 net = torch.nn.Linear(4, 2)
 domains = {name: [(scale * torch.randn(16, 4), torch.randint(2, (16,))) for _ in range(2)] for name, scale in (("a", 1), ("b", 3))}

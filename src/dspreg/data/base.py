@@ -38,6 +38,7 @@ class DomainDataset(ABC):
         evaluate_every: Steps between two evaluations, unless the user says otherwise.
         image_size: Height and width that images are brought to, in pixels.
         small: Whether images are small: a small network, a higher learning rate and no photographic augmentation.
+        notices: What was odd about the data, in sentences.
         cache: Where data sets of image files keep decoded pixels; see `open_cache`. Others ignore it.
     """
 
@@ -48,6 +49,7 @@ class DomainDataset(ABC):
     evaluate_every: int = 300
     image_size: int = 224
     small: bool = False
+    notices: tuple[str, ...] = ()
     cache: Cache | None = None
 
     def __init__(self, root: str | Path | None = None) -> None:

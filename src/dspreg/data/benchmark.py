@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from dspreg.data.folders import ImageFolders
-from dspreg.data.tree import folders_in
+from dspreg.data.tree import folders_in, images_in
 from dspreg.data.words import few, nearest, plural
 from dspreg.errors import DataError
 
@@ -38,10 +38,9 @@ class Benchmark(ImageFolders):
         self.read()
 
     @classmethod
-    def tree(cls, root: str | Path = "data") -> str:
+    def tree(cls, folder: Path) -> str:
         """The expected folders, for a message."""
-        lines = [f"  {Path(root, cls.subfolder)}/", *(f"    {domain}/" for domain in cls.domains)]
-        return "\n".join(lines)
+        return "\n".join([f"  {folder}/", *(f"    {domain}/" for domain in cls.domains)])
 
     def mismatches(self) -> list[str]:
         return different(self.sizes(), self.counts)
@@ -55,10 +54,11 @@ class Benchmark(ImageFolders):
             return root / self.subfolder
         if any((root / domain).is_dir() for domain in self.domains):
             return root
+        folder = root / self.subfolder
         raise DataError(
-            f"{self.name} was not found: there is no folder {root / self.subfolder}. Wanted:\n\n{self.tree(root)}\n\n"
+            f"{self.name} was not found: there is no folder {folder}. Wanted:\n\n{self.tree(folder)}\n\n"
             f"with {plural(len(self.classes), 'class folder')} in each ({few([*self.classes], 3)}), e.g. "
-            f"{root / self.subfolder / self.example}. {self.source} "
+            f"{folder / self.example}. {self.source} "
             f"If it lies elsewhere, give the folder that contains {self.subfolder!r} as --root."
         )
 
@@ -69,7 +69,7 @@ class Benchmark(ImageFolders):
         if missing:
             raise DataError(
                 f"{self.name} in {self.folder} lacks the domain{'s' * (len(missing) > 1)} {', '.join(missing)}."
-                f"{_renames(self.folder, missing, stray)} Wanted:\n\n{self.tree(self.folder.parent)}\n\n{self.source}"
+                f"{_renames(self.folder, missing, stray)} Wanted:\n\n{self.tree(self.folder)}\n\n{self.source}"
             )
         if stray:
             self.notices += (f"ignored folders that are no domains of {self.name}: {few(stray)}",)
@@ -85,6 +85,8 @@ class Benchmark(ImageFolders):
                     f"{self.folder / domain}: {few(missing)}.{_renames(self.folder / domain, missing, stray)} Complete "
                     f"it, or use what is there as a data set of your own: folder:{self.folder}."
                 )
+            if loose := images_in(self.folder / domain):
+                self.notices += (f"ignored images that lie in {domain!r} and in no class: {few(loose)}",)
             if stray:
                 self.notices += (f"ignored folders in {domain!r} that are no classes of {self.name}: {few(stray)}",)
 

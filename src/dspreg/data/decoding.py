@@ -71,8 +71,9 @@ def contents(path: Path | str) -> bytes:
 
 def decoded_bytes(content: bytes, path: Path | str) -> Image:
     """All pixels of an image in memory, as RGB. `path` is for the message."""
-    from PIL import Image
+    from PIL import Image, ImageFile
 
+    ImageFile.LOAD_TRUNCATED_IMAGES = False  # some libraries switch it on, for the whole process
     try:
         image = _opened(content)
         width, height = image.size
@@ -82,7 +83,7 @@ def decoded_bytes(content: bytes, path: Path | str) -> Image:
             raise BadImage.of(path, f"pixels of more than 8 bits (mode {image.mode}) would be clipped; convert it")
         image.load()
         image.info.pop("transparency", None)  # only a warning comes of it: the colours are the same with or without
-        return image if image.mode == "RGB" else image.convert("RGB")
+        return image.convert("RGB")  # a copy also if it is RGB, which lets go of the file's bytes
     except BadImage:
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):

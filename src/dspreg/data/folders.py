@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dspreg.data.base import DomainDataset
@@ -26,11 +26,9 @@ class ImageFolders(DomainDataset):
 
     Attributes:
         folder: The one that contains the domains.
-        notices: What was odd about the files, in sentences; each is also given as a `Notice`.
     """
 
     folder: Path
-    notices: tuple[str, ...] = ()
 
     def read(self) -> None:
         """List the files of `domains` and `classes` below `folder`."""
@@ -57,7 +55,7 @@ class ImageFolders(DomainDataset):
                     f"the domain {domain!r} of {self.name} has no images: nothing in {self.folder / domain} ends in "
                     f".jpg, .png, .webp or .bmp. {LAYOUT}. Add its images, or remove the folder."
                 )
-        self.notices = (*self.notices, *self._oddities(found), *self.mismatches())
+        self.notices += (*thin(self._domains, self.classes), *self._oddities(found), *self.mismatches())
         for notice in self.notices:
             warnings.warn(f"{self.name}: {notice}", Notice, stacklevel=3)
 
@@ -66,11 +64,6 @@ class ImageFolders(DomainDataset):
         images = self._domains[name]
         images.cache = self.cache
         return images
-
-    def counts_by_class(self, domain: str) -> list[int]:
-        """Number of images of each class in one domain."""
-        counted = Counter(self._domains[domain].labels)
-        return [counted[label] for label in range(len(self.classes))]
 
     def mismatches(self) -> list[str]:
         """How the numbers of images differ from those published, in sentences. Nothing is known here."""
@@ -81,12 +74,6 @@ class ImageFolders(DomainDataset):
         return ""
 
     def _oddities(self, found: Found) -> Iterator[str]:
-        counts = {domain: self.counts_by_class(domain) for domain in self.domains}
-        for domain in self.domains:
-            for number, what in ((0, "has no images of"), (1, "has a single image of")):
-                names = [name for name, count in zip(self.classes, counts[domain], strict=True) if count == number]
-                if names:
-                    yield f"the domain {domain!r} {what} {plural(len(names), 'class', 'classes')}: {few(names)}"
         for paths, what in (
             (found.unread, "of a kind that is not read (convert to PNG or JPEG)"),
             (found.other, "not images by their extension"),
@@ -180,6 +167,16 @@ class Folder(ImageFolders):
         self.notices += (
             f"no image lies directly in a class folder, only deeper. Taken as classes: {few([*self.classes])}",
         )
+
+
+def thin(domains: Mapping[str, Images], classes: Sequence[str]) -> Iterator[str]:
+    """Which classes have no image or a single one in a domain, in sentences."""
+    for domain, images in domains.items():
+        counted = Counter(images.labels)
+        for number, what in ((0, "has no images of"), (1, "has a single image of")):
+            names = [name for label, name in enumerate(classes) if counted[label] == number]
+            if names:
+                yield f"the domain {domain!r} {what} {plural(len(names), 'class', 'classes')}: {few(names)}"
 
 
 def check_name(name: str) -> None:

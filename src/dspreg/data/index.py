@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import csv
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from dspreg.data.base import DomainDataset
-from dspreg.data.folders import check_name
+from dspreg.data.folders import check_name, thin
 from dspreg.data.images import Images
 from dspreg.data.words import nearest, plural
-from dspreg.errors import DataError
+from dspreg.errors import DataError, Notice
 
 COLUMNS = ("path", "label", "domain")
 
@@ -63,6 +64,9 @@ class Index(DomainDataset):
             at = [i for i, row in enumerate(rows) if row.domain == domain]
             labels = [label_of[rows[i].label] for i in at]
             self._domains[domain] = Images([files[i] for i in at], [names[i] for i in at], labels, self.classes)
+        self.notices = tuple(thin(self._domains, self.classes))
+        for notice in self.notices:
+            warnings.warn(f"{self.name}: {notice}", Notice, stacklevel=2)
 
     def domain(self, name: str) -> Images:
         self.check_domain(name)

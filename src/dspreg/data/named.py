@@ -69,15 +69,15 @@ def _imported(text: str) -> type[DomainDataset]:
 
 def listing() -> str:
     """One line per data set: name, domains, classes, images, and what to write for it."""
-    rows = [("name", "domains", "classes", "images", "write")]
-    rows.append((Digits.name, "4", "10", "4,797", f"--dataset {Digits.name}, nothing to download"))
+    rows = [("name", "domains", "classes", "images", "--dataset")]
+    rows.append((Digits.name, "4", "10", "4,797", f"{Digits.name}, nothing to download"))
     for name, made in BENCHMARKS.items():
         images = f"{sum(made.counts.values()):,}"
-        where = f"--dataset {name} --root DIR, with DIR/{made.subfolder}"
+        where = f"{name} --root DIR, with DIR/{made.subfolder}"
         rows.append((name, str(len(made.domains)), str(len(made.classes)), images, where))
-    rows.append(("your folders", "any", "any", "any", "--dataset folder:PATH, with PATH/domain/class/image.jpg"))
-    rows.append(("your table", "any", "any", "any", "--dataset index:FILE.csv, with columns path,label,domain"))
-    rows.append(("your class", "any", "any", "any", "--dataset my_data.Mine, a DomainDataset on PYTHONPATH"))
+    rows.append(("your folders", "any", "any", "any", "folder:PATH, with PATH/domain/class/image.jpg"))
+    rows.append(("your table", "any", "any", "any", "index:FILE.csv, with columns path,label,domain"))
+    rows.append(("your class", "any", "any", "any", "my_data.Mine, a DomainDataset on PYTHONPATH"))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     return "\n".join(
         f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}"

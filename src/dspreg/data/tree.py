@@ -66,7 +66,7 @@ def _walked(folder: Path) -> list[tuple[str, list[str]]]:
 
 def folders_in(folder: Path) -> list[str]:
     """Names of the sub-directories, sorted, without hidden ones."""
-    return sorted(entry.name for entry in _entries(folder) if entry.is_dir() and not entry.name.startswith("."))
+    return sorted(entry.name for entry in _entries(folder) if os.path.isdir(entry) and not entry.name.startswith("."))
 
 
 def images_in(folder: Path) -> list[str]:
@@ -74,7 +74,7 @@ def images_in(folder: Path) -> list[str]:
     return sorted(
         entry.name
         for entry in _entries(folder)
-        if not entry.is_dir() and not entry.name.startswith(".") and entry.name.lower().endswith(READ + UNREAD)
+        if not os.path.isdir(entry) and not entry.name.startswith(".") and entry.name.lower().endswith(READ)
     )
 
 

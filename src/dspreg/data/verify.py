@@ -53,7 +53,7 @@ def verify(dataset: DomainDataset, progress: Callable[[int, int], None] | None =
                     bad.append(Bad(name, image, fault))
                 if look.label is not None:
                     counts[name][look.label] += 1
-                if look.sha is not None:
+                if look.sha is not None and not look.fault:  # two empty files are two bad files, not twins
                     equal[look.sha].append((name, image))
                 if progress is not None and (done % TOGETHER == 0 or done == total):
                     progress(done, total)
@@ -71,7 +71,7 @@ def verify(dataset: DomainDataset, progress: Callable[[int, int], None] | None =
         single=tuple(_cells(table, dataset.classes, 1)),
         across=tuple(tuple(image for _, image in g) for g in groups if len({name for name, _ in g}) > 1),
         within=tuple(tuple(image for _, image in g) for g in groups if len({name for name, _ in g}) == 1),
-        notices=known.notices if known else (),
+        notices=dataset.notices,
         seconds=time.monotonic() - started,
     )
 

@@ -1,0 +1,167 @@
+"""Folders of images: torchvision's order, one class list, and clear words for what is odd."""
+
+import os
+import shutil
+import warnings
+
+import pytest
+from pictures import put, small_tree, tree
+from torchvision.datasets import ImageFolder
+
+from dspreg import DataError, Notice
+from dspreg.data import Folder, labels_of
+
+ODD_NAMES = [
+    "b.jpg", "B.JPG", "a.jpeg", "a10.png", "a9.png", "z/1.jpg", "z-1/1.jpg", "z.1/1.jpg", "z/deep/er/0.webp", "Z/2.bmp",
+    "ä.jpg", "with space.jpg", "_x.png", "10.jpg", "9.jpg",
+]  # fmt: skip
+
+
+def quietly(path, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        return Folder(path, **options)
+
+
+def test_order_and_labels_are_torchvisions(tmp_path):
+    classes = ("Cat", "cat", "dog", "dog-2", "dog 3")
+    tree(tmp_path, [f"{d}/{c}/{n}" for d in ("x", "y") for c in classes for n in ODD_NAMES])
+    for other in ("notes.txt", "Thumbs.db", "README"):
+        put(tmp_path / "x" / "cat" / other, b"text")
+    dataset = quietly(tmp_path)
+    for name in ("x", "y"):
+        theirs = ImageFolder(tmp_path / name)
+        ours = dataset.domain(name)
+        assert [os.fspath(f) for f in ours.files] == [path for path, _ in theirs.samples]
+        assert ours.labels == theirs.targets == labels_of(ours)
+        assert list(dataset.classes) == theirs.classes
+        assert len(ours) == len(classes) * len(ODD_NAMES)
+        assert ours.names == [os.path.relpath(path, tmp_path) for path, _ in theirs.samples]
+
+
+def test_domains_and_name(tmp_path, monkeypatch):
+    small_tree(tmp_path / "mine", domains=("b", "a", "B"))
+    put(tmp_path / "mine" / ".hidden" / "x" / "1.jpg")
+    put(tmp_path / "mine" / "a" / ".ipynb_checkpoints" / "1.jpg")
+    dataset = Folder(tmp_path / "mine")
+    assert dataset.domains == ("B", "a", "b")
+    assert dataset.classes == ("cat", "dog", "emu")
+    assert dataset.name == "mine"
+    assert Folder(tmp_path / "mine", name="other").name == "other"
+    monkeypatch.chdir(tmp_path / "mine")
+    here = Folder(".")
+    assert here.name == "mine"
+    assert here.domain("a").names == dataset.domain("a").names
+    assert here.domain("a").names[0] == "a/cat/0.jpg"
+    with pytest.raises(ValueError, match="Unknown domain 'c'"):
+        here.domain("c")
+
+
+def test_a_class_missing_in_one_domain_moves_no_label(tmp_path):
+    small_tree(tmp_path, domains=("a", "b", "z"))
+    before = {d: dict(zip(i.names, i.labels, strict=True)) for d in "abz" for i in [Folder(tmp_path).domain(d)]}
+    shutil.rmtree(tmp_path / "z" / "cat")  # the last domain, where DomainBed counts its classes
+    with pytest.warns(Notice, match="'z' has no images of 1 class: cat"):
+        dataset = Folder(tmp_path)
+    assert dataset.num_classes == 3
+    for d in "abz":
+        images = dataset.domain(d)
+        assert all(before[d][name] == label for name, label in zip(images.names, images.labels, strict=True))
+    assert len(dataset.domain("z")) == 4
+
+
+def test_what_is_odd_is_told_once_each(tmp_path):
+    small_tree(tmp_path)
+    put(tmp_path / "art" / "fox" / "1.jpg")
+    put(tmp_path / "art" / "cat" / "notes.txt", b"x")
+    put(tmp_path / "art" / "dog" / "Thumbs.db", b"x")
+    put(tmp_path / "art" / "cat" / "scan.tif", b"x")
+    put(tmp_path / "art" / "cat" / "._0.jpg", b"x")
+    put(tmp_path / "art" / "cat" / ".ipynb_checkpoints" / "0-checkpoint.jpg", b"x")
+    (tmp_path / "art" / "cat" / "folder.jpg").mkdir()
+    (tmp_path / "photo" / "gnu").mkdir()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        dataset = Folder(tmp_path)
+    assert [str(w.message) for w in told] == [f"{dataset.name}: {notice}" for notice in dataset.notices]
+    assert all(w.category is Notice for w in told)
+    assert dataset.notices == (
+        "class folders without an image in any domain are left out: gnu",
+        "the domain 'art' has a single image of 1 class: fox",
+        "the domain 'photo' has no images of 1 class: fox",
+        "ignored 1 file of a kind that is not read (convert to PNG or JPEG), e.g. art/cat/scan.tif",
+        "ignored 2 files not images by their extension, e.g. art/cat/notes.txt",
+        "ignored 2 files hidden (a name that starts with a dot), e.g. art/cat/._0.jpg",
+        "folders named like images: art/cat/folder.jpg",
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "below", "said"),
+    [
+        ([], "nowhere", "does not exist"),
+        (["f"], "f", "is not a folder"),
+        (["1.jpg", "2.jpg"], "", "no sub-folders to be domains, and 2 images in it directly, e.g. 1.jpg"),
+        (["readme.txt"], "", "no sub-folders to be domains, and nothing in it"),
+        (["cat/1.jpg", "dog/1.jpg"], "", "looks like class/image, one level too few"),
+        (["a/cat/1.jpg", "b/1.jpg"], "", "images without a class: 1 image directly in the domain folder"),
+        (["a/cat/1.jpg", "a/1.jpg", "b/cat/1.jpg"], "", "images without a class"),
+        (["PACS/a/cat/1.jpg", "PACS/b/cat/1.jpg"], "", "one level too many: its only sub-folder is 'PACS'"),
+        (["a/train/cat/1.jpg", "b/test/cat/1.jpg"], "", "one level too many: test, train would be the classes"),
+        (["a/cat/1.jpg", "b/cat/1.txt"], "", "the domain 'b' of .* has no images"),
+        (["a/cat/1.jpg", "b/x.txt"], "", "the domain 'b' of .* has no images"),
+    ],
+)  # fmt: skip
+def test_other_layouts_are_refused_in_words(tmp_path, names, below, said):
+    tree(tmp_path, names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        with pytest.raises(DataError, match=said) as refused:
+            Folder(tmp_path / below)
+    assert "Wanted: ROOT/domain/class/image.jpg" in str(refused.value)
+
+
+def test_a_folder_between_is_told_but_may_be_meant(tmp_path):
+    tree(tmp_path, ["a/cat/day1/1.jpg", "a/cat/day1/2.jpg", "b/cat/day1/1.jpg", "b/cat/day2/1.jpg"])
+    with pytest.warns(Notice, match="only deeper. Taken as classes: cat"):
+        assert len(Folder(tmp_path).domain("b")) == 2
+
+
+def test_one_domain_is_allowed_here(tmp_path):
+    assert Folder(small_tree(tmp_path, domains=("only",))).domains == ("only",)
+
+
+def test_links_are_followed_but_not_for_ever(tmp_path):
+    small_tree(tmp_path / "real")
+    (tmp_path / "linked").mkdir()
+    for domain in ("art", "photo"):
+        (tmp_path / "linked" / domain).symlink_to(tmp_path / "real" / domain)
+    assert len(Folder(tmp_path / "linked").domain("art")) == 6
+    (tmp_path / "real" / "art" / "cat" / "again").symlink_to("..")
+    with pytest.raises(DataError, match=r"cat/again.* is a link to a folder that was reached before"):
+        Folder(tmp_path / "real")
+
+
+def test_a_broken_link_is_listed_and_refused_when_read(tmp_path):
+    small_tree(tmp_path)
+    (tmp_path / "art" / "cat" / "x.jpg").symlink_to("gone.jpg")
+    images = Folder(tmp_path).domain("art")
+    with pytest.raises(DataError, match=r"a symbolic link to 'gone.jpg', which is missing"):
+        images.hashes  # noqa: B018
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path):
+    small_tree(tmp_path)
+    with open(os.fsencode(tmp_path) + b"/art/cat/\xff.jpg", "wb"):
+        pass
+    with pytest.raises(DataError, match=r"not valid UTF-8. Rename"):
+        Folder(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_may_not_be_read_is_not_skipped(tmp_path):
+    small_tree(tmp_path)
+    (tmp_path / "art" / "cat").chmod(0)
+    with pytest.raises(DataError, match="can't be read"):
+        Folder(tmp_path)
+    (tmp_path / "art" / "cat").chmod(0o700)

@@ -1,0 +1,131 @@
+"""From files to pixels: all of them, or a reason; never a repair, never a hang."""
+
+import hashlib
+import pickle
+import socket
+import sys
+import threading
+import warnings
+
+import numpy as np
+import pytest
+from pictures import bad_files, encoded, good_files, picture, put
+from PIL import Image, ImageFile
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader
+
+from dspreg import DataError
+from dspreg.data import BadImage, Images, decoded
+from dspreg.data.decoding import contents
+
+
+def domain(folder, count=5, cache=None):
+    files = [put(folder / f"{i}.png", seed=i) for i in range(count)]
+    return Images(files, [f"d/c/{f.name}" for f in files], [i % 2 for i in range(count)], ("a", "b"), cache)
+
+
+def test_every_bad_file_is_refused_with_its_reason(tmp_path):
+    expected = bad_files(tmp_path / "bad")
+    assert len(expected) > 35
+    for name, word in expected.items():
+        with pytest.raises(DataError, match=r"is not a usable image: .+\. Replace") as refused:
+            decoded(tmp_path / "bad" / name)
+        assert word in refused.value.reason, name
+        assert name in str(refused.value)
+
+
+def test_other_things_than_files(tmp_path):
+    (tmp_path / "x.jpg").mkdir()
+    with pytest.raises(BadImage, match="a folder, not a file"):
+        decoded(tmp_path / "x.jpg")
+    with pytest.raises(BadImage, match="no such file"):
+        decoded(tmp_path / "y.jpg")
+    with pytest.raises(BadImage, match="device or socket"):
+        decoded("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as s:
+        s.bind(str(tmp_path / "s.jpg"))
+        with pytest.raises(BadImage, match="device or socket"):
+            decoded(tmp_path / "s.jpg")
+    with open(tmp_path / "huge.jpg", "wb") as sparse:
+        sparse.truncate(10**12)
+    with pytest.raises(BadImage, match=r"1,000,000,000,000 bytes"):
+        contents(tmp_path / "huge.jpg")
+
+
+def test_unusual_images_are_what_pillow_makes_of_them(tmp_path):
+    for name in good_files(tmp_path):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about transparency
+            expected = Image.open(tmp_path / name).convert("RGB")
+        got = decoded(tmp_path / name)
+        assert (got.mode, got.size) == ("RGB", expected.size), name
+        assert np.array_equal(np.asarray(got), np.asarray(expected)), name
+
+
+def test_a_global_switch_of_another_library_repairs_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    whole = encoded(picture(1, (64, 64)))
+    put(tmp_path / "half.jpg", whole[: len(whole) - 60])
+    Image.open(tmp_path / "half.jpg").load()  # goes through, with grey where nothing was
+    with pytest.raises(BadImage, match="truncated"):
+        decoded(tmp_path / "half.jpg")
+
+
+def test_many_threads_leave_the_warning_filters_alone(tmp_path):
+    good_files(tmp_path)
+    before = list(warnings.filters)
+    threads = [threading.Thread(target=lambda: [decoded(f) for f in tmp_path.iterdir()]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert list(warnings.filters) == before
+
+
+def test_a_domain_is_a_sequence_of_pairs(tmp_path):
+    images = domain(tmp_path)
+    assert len(images) == 5
+    for i, (image, label) in enumerate(images):
+        assert np.array_equal(np.asarray(image), np.asarray(picture(i)))
+        assert label == i % 2
+    assert images[-1][1] == 0
+    assert images[1:4].names == ["d/c/1.png", "d/c/2.png", "d/c/3.png"]
+    assert images.chosen([4, 0]).labels == [0, 0]
+    with pytest.raises(IndexError):
+        images[5]
+
+
+def test_hashes_are_those_of_the_bytes_and_taken_once(tmp_path):
+    images = domain(tmp_path)
+    expected = [hashlib.sha256(f.read_bytes()).hexdigest() for f in images.files]
+    assert images.hashes == expected
+    for file in images.files:
+        file.write_bytes(b"changed")
+    assert images.hashes == images[:].hashes == expected
+
+
+def test_it_goes_to_other_processes(tmp_path):
+    images = domain(tmp_path)
+    images.hashes  # noqa: B018
+    copy = pickle.loads(pickle.dumps(images))
+    for attribute in ("files", "names", "labels", "classes", "hashes"):
+        assert getattr(copy, attribute) == getattr(images, attribute)
+    loaded = DataLoader(images, batch_size=2, num_workers=1, collate_fn=list)
+    assert [label for batch in loaded for _, label in batch] == images.labels
+
+
+def test_an_error_keeps_its_kind_and_words_on_the_way_from_a_worker(tmp_path):
+    """What a DataLoader does to an exception of its worker, without the five seconds it then waits."""
+    images = domain(tmp_path)
+    images.files[3].write_bytes(b"")
+    try:
+        images[3]
+    except BadImage:
+        sent = pickle.loads(pickle.dumps(ExceptionWrapper(sys.exc_info(), "in DataLoader worker process 0")))
+    with pytest.raises(BadImage, match=r"3\.png is not a usable image: the file is empty"):
+        sent.reraise()
+
+
+def test_uneven_lists_are_refused(tmp_path):
+    with pytest.raises(DataError, match="got 1, 2 and 1"):
+        Images([tmp_path], ["a", "b"], [0], ("a",))

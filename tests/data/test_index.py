@@ -1,0 +1,128 @@
+"""A table of images: its order, its labels, and the line of every mistake."""
+
+import numpy as np
+import pytest
+from pictures import picture, put, small_tree
+
+from dspreg import DataError, Notice
+from dspreg.data import Folder, Index, fingerprint
+
+# Tables of a few lines have classes with one image or none, which is told.
+pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
+
+
+def table(folder, text, encoding="utf-8"):
+    (folder / "list.csv").write_bytes(text.encode(encoding))
+    return folder / "list.csv"
+
+
+def rows(*lines):
+    return "path,label,domain\n" + "".join(f"{line}\n" for line in lines)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for i in range(12):
+        put(tmp_path / f"{i}.png", seed=i)
+    return tmp_path
+
+
+def test_order_is_that_of_the_file_and_names_that_of_the_table(folder):
+    lines = ["3.png,dog,b", "1.png,cat,a", "2.png,emu,b", "0.png,cat,b", "./5.png,dog,a"]
+    dataset = Index(table(folder, rows(*lines)))
+    assert (dataset.name, dataset.domains, dataset.classes) == ("list", ("a", "b"), ("cat", "dog", "emu"))
+    b = dataset.domain("b")
+    assert (b.names, b.labels) == (["3.png", "2.png", "0.png"], [1, 2, 0])
+    assert np.array_equal(np.asarray(b[1][0]), np.asarray(picture(2)))
+    assert dataset.domain("a").names == ["1.png", "5.png"]
+
+
+def test_whole_numbers_sort_as_numbers(folder):
+    labels = ["10", "9", "2", "10", "0"]
+    dataset = Index(table(folder, rows(*(f"{i}.png,{label},d" for i, label in enumerate(labels)))))
+    assert dataset.classes == ("0", "2", "9", "10")
+    assert dataset.domain("d").labels == [3, 2, 1, 3, 0]
+    mixed = Index(table(folder, rows("0.png,10,d", "1.png,9,d", "2.png,x,d")))
+    assert mixed.classes == ("10", "9", "x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "domain,path,extra,label\na,0.png,1,cat\nb,1.png,,dog\n",
+        "\ufeffpath,label,domain\n0.png,cat,a\n1.png,dog,b\n",
+        "path, label ,domain\r\n0.png,cat,a\r\n\r\n1.png , dog,b",
+        'path,label,domain\n"0.png",cat,a\n"1.png","dog",b\n',
+    ],
+)
+def test_ways_to_write_the_same(folder, text):
+    dataset = Index(table(folder, text))
+    assert (dataset.domains, dataset.classes) == (("a", "b"), ("cat", "dog"))
+    assert dataset.domain("b").names == ["1.png"]
+
+
+def test_paths_may_be_relative_to_a_root_or_absolute_or_lead_upwards(folder, tmp_path):
+    (folder / "lists").mkdir()
+    other = Index(table(folder / "lists", rows("0.png,cat,a", "1.png,dog,a")), root=folder, name="mine")
+    assert other.name == "mine"
+    assert other.domain("a")[1][1] == 1
+    upwards = Index(table(folder / "lists", rows("../0.png,cat,a")))
+    assert upwards.domain("a").names == ["../0.png"]
+    absolute = Index(table(folder, rows(f"{folder}/0.png,cat,a", f"{folder}/1.png,dog,a")))
+    assert absolute.domain("a").names == ["0.png", "1.png"]
+    assert fingerprint(absolute.domain("a")) == fingerprint(other.domain("a"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", r"is empty\. Its first line must be path,label,domain"),
+        ("\n\n", "is empty"),
+        ("path,label,domain\n", "lists no images"),
+        ("path,Label,domain\n0.png,a,b\n", "line 1: the column 'label' is missing. Is 'Label' meant"),
+        ("path,labels,domain\n0.png,a,b\n", "the column 'label' is missing. Is 'labels' meant"),
+        ("path;label;domain\n0.png;a;b\n", "the column 'path' is missing. Columns must be separated by commas"),
+        ("0.png,a,b\n", "line 1: the column 'path' is missing. Wanted: path,label,domain; found: 0.png,a,b"),
+        ("path,path,label,domain\n", "the column 'path' is there twice"),
+        (rows("0.png,a,b", "1.png,,b"), "line 3: the cell of 'label' is empty"),
+        (rows("0.png,a,b", "1.png,a"), "line 3: the cell of 'domain' is empty"),
+        (rows("0.png,a,b", " ,a,b"), "line 3: the cell of 'path' is empty"),
+        (rows("0.png,a,b", "x,1.png,a,b"), "line 3: 4 cells where the header has 3"),
+        (rows("0.png,a,b", "x.png,a,b", "y.png,a,b"), "line 3: there is no file .*x.png, and 2 files of 3 missing"),
+        (rows("0.png,a,b", "1.png,a,b", "./0.png,c,d"), "the same image twice, './0.png' in line 2 and in line 4"),
+        (rows("0.png,1,b", "1.png,01,b"), "the labels '01' and '1' are the same number"),
+    ],
+)
+def test_mistakes_name_their_line(folder, text, said):
+    with pytest.raises(DataError, match=said):
+        Index(table(folder, text))
+
+
+@pytest.mark.filterwarnings("default::dspreg.Notice")
+def test_thin_classes_are_told(folder):
+    lines = ["0.png,cat,a", "1.png,cat,a", "2.png,dog,b", "3.png,cat,b", "4.png,cat,b"]
+    with pytest.warns(Notice) as told:
+        dataset = Index(table(folder, rows(*lines)))
+    assert dataset.notices == (
+        "the domain 'a' has no images of 1 class: dog",
+        "the domain 'b' has a single image of 1 class: dog",
+    )
+    assert [str(w.message) for w in told] == [f"list: {notice}" for notice in dataset.notices]
+
+
+def test_files_that_are_no_tables(folder):
+    with pytest.raises(DataError, match="is not UTF-8 text"):
+        Index(table(folder, rows("0.png,größe,b"), "latin-1"))
+    with pytest.raises(DataError, match="can't be read"):
+        Index(folder / "gone.csv")
+    with pytest.raises(DataError, match="can't be read"):
+        Index(folder)
+
+
+def test_it_is_the_same_data_as_its_folders(tmp_path):
+    small_tree(tmp_path)
+    folders = Folder(tmp_path)
+    lines = [f"{name},{name.split('/')[1]},{d}" for d in folders.domains for name in folders.domain(d).names]
+    index = Index(table(tmp_path, rows(*lines)))
+    for domain in ("art", "photo"):
+        assert fingerprint(index.domain(domain)) == fingerprint(folders.domain(domain))
