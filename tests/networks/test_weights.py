@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from dspreg.errors import ConfigError, IntegrityError, ResourceError
 from dspreg.networks import SmallCNN, Weights, backbone_named
-from dspreg.networks.weights import LONGEST_HEADER
+from dspreg.networks.weights import LONGEST_HEADER, Wanted
 
 
 def saved(path, name="test_resnet", change=lambda state: None, **options):
@@ -81,6 +81,19 @@ def test_weights_saved_at_the_same_size_keep_their_positions(tmp_path):
     state = saved(tmp_path / "w.safetensors", "vit_tiny_patch16_224", img_size=64)
     ours = loaded(tmp_path / "w.safetensors", "vit_tiny_patch16_224", image_size=64).make().model.state_dict()
     assert all(torch.equal(ours[key], state[key]) for key in ours)
+
+
+def test_weights_for_a_third_size_are_compared_with_the_size_asked_for(tmp_path):
+    saved(tmp_path / "w.safetensors", "vit_tiny_patch16_224", img_size=32)
+    with pytest.raises(IntegrityError, match=r"pos_embed is F32 \[1, 5, 192\] and not F32 \[1, 17, 192\]"):
+        loaded(tmp_path / "w.safetensors", "vit_tiny_patch16_224", image_size=64)
+
+
+def test_what_the_network_keeps_of_its_head_is_not_left_in_the_file():
+    wanted = Wanted("mine", {"head.norm.weight": torch.ones(2)}, heads=("head",))
+    assert wanted.is_head("head.fc.weight")
+    assert not wanted.is_head("head.norm.weight")
+    assert not wanted.is_head("header.weight")
 
 
 def test_small_cnn_loads_its_own_state(tmp_path):
@@ -244,10 +257,10 @@ def test_a_file_that_may_not_be_read_is_a_resource(tmp_path, monkeypatch):
 
 
 def test_published_weights_of_efficientnet_lite0():
-    folder = os.environ.get("DSPREG_WEIGHTS")
-    path = Path(folder or ".") / "tf_efficientnet_lite0.safetensors"
-    if not folder or not path.is_file():
-        pytest.skip("needs DSPREG_WEIGHTS, a folder with tf_efficientnet_lite0.safetensors")
+    path = Path(os.environ.get("DSPREG_WEIGHTS", "unset"))
+    path = path / "tf_efficientnet_lite0.safetensors" if path.is_dir() else path
+    if not path.is_file():
+        pytest.skip("needs DSPREG_WEIGHTS: tf_efficientnet_lite0.safetensors, or the folder it is in")
     backbone = loaded(path, "tf_efficientnet_lite0", image_size=64)
     assert backbone.mean == backbone.std == (0.5, 0.5, 0.5)
     assert backbone.weights.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
