@@ -1,6 +1,5 @@
 """The command line: what it prints, where, and the exit code it leaves."""
 
-import runpy
 import subprocess
 import sys
 
@@ -8,7 +7,6 @@ import pytest
 
 import dspreg
 import dspreg.algorithms as index
-from dspreg import cli
 from dspreg.algorithms import Algorithm
 from dspreg.cli import main
 
@@ -92,21 +90,33 @@ def test_a_wrong_call_ends_with_usage_on_stderr(capsys, arguments):
     assert "usage: dspreg" in printed.err
 
 
-def test_help_ends_with_examples_that_keep_their_lines():
-    said = run("-m", "dspreg.cli", "--help")
-    assert said.returncode == 0
-    assert said.stderr == ""
-    examples = said.stdout.partition("examples:\n")[2].splitlines()
-    assert examples
-    assert all(line.startswith("  dspreg algorithms") for line in examples if line.strip())
+COMMANDS = ["train", "evaluate", "predict", "export", "data", "algorithms"]
 
 
-def test_exit_code_of_the_process(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["dspreg", "algorithms", "no_such_module.Own"])
+@pytest.mark.parametrize("command", [[], *([c] for c in COMMANDS)], ids=str)
+def test_help_ends_with_examples_that_keep_their_lines(capsys, command):
     with pytest.raises(SystemExit) as stop:
-        runpy.run_path(cli.__file__, run_name="__main__")
-    assert stop.value.code == 2
-    assert capsys.readouterr().out == ""
+        main([*command, "--help"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    examples = printed.out.partition("examples:\n")[2].split("\n\n")[0].splitlines()
+    assert len(examples) >= 3
+    assert all(line.startswith(f"  dspreg {' '.join(command)}") for line in examples)
+
+
+def test_every_command_is_in_the_list(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    listed = capsys.readouterr().out
+    assert all(f"\n    {command} " in listed for command in COMMANDS)
+
+
+def test_exit_code_of_the_process():
+    said = run("-m", "dspreg.cli", "algorithms", "no_such_module.Own")
+    assert said.returncode == 2
+    assert said.stdout == ""
+    assert "Traceback" not in said.stderr
 
 
 def test_help_starts_without_torch():

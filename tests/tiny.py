@@ -9,6 +9,7 @@ from PIL import Image
 from dspreg.files import digest_of
 from dspreg.protocol.settings import Execution
 from dspreg.store import RunFolder
+from dspreg.training.loop import Preempted
 
 DOMAINS = ("ash", "birch", "cedar", "elm")
 CLASSES = ("cat", "dog", "fox")
@@ -16,7 +17,8 @@ CLASSES = ("cat", "dog", "fox")
 # Dropout, batch norm that moves, Adam, weights of domains, c, a running mean of gradients, augmentation.
 SETTINGS = {
     "targets": ("elm",),
-    "algorithm": "GroupDRO+DSPReg(weight=0.05, refresh_steps=5, measure_batches=1, engine='momentum', estimator='signed')",
+    "algorithm": "GroupDRO"
+    "+DSPReg(weight=0.05, refresh_steps=5, measure_batches=1, engine='momentum', estimator='signed')",
     "model": "test_resnet",
     "weights": "none",
     "image_size": 24,
@@ -66,3 +68,14 @@ def ending(out: Path) -> dict:
     }
     result = {k: v for k, v in folder.result().items() if k != "files"}
     return json.loads(json.dumps({"records": records, "files": files, "result": result}))
+
+
+def stop_at(moment: int):
+    """A `pause` that stops the trainer at its n-th call: between steps, or between batches of an evaluation."""
+    calls = iter(range(10_000))
+
+    def pause():
+        if next(calls) == moment:
+            raise Preempted("stopped by the test")
+
+    return pause

@@ -26,17 +26,6 @@ def undisturbed(images, tmp_path_factory):
     return tiny.ending(out)
 
 
-def stop_at(moment):
-    """A `pause` that stops at its n-th call."""
-    calls = iter(range(10_000))
-
-    def pause():
-        if next(calls) == moment:
-            raise Preempted("stopped by the test")
-
-    return pause
-
-
 def test_two_runs_are_equal_to_the_bit(images, undisturbed, tmp_path):
     train(tiny.settings(images), tiny.execution(), tmp_path / "run")
     assert tiny.ending(tmp_path / "run") == undisturbed
@@ -53,7 +42,7 @@ def test_there_is_something_to_lose(undisturbed):
 def test_stopped_anywhere_and_gone_on_it_ends_the_same(images, undisturbed, tmp_path, moments):
     for moment in moments:  # between steps, and between batches of an evaluation
         with pytest.raises(Preempted):
-            train(tiny.settings(images), tiny.execution(), tmp_path / "run", pause=stop_at(moment))
+            train(tiny.settings(images), tiny.execution(), tmp_path / "run", pause=tiny.stop_at(moment))
     train(tiny.settings(images), tiny.execution(), tmp_path / "run")
     assert tiny.ending(tmp_path / "run") == undisturbed
 
@@ -88,7 +77,9 @@ def test_c_before_and_after_survives_too(images, tmp_path):
     for name, moments in (("a", []), ("b", [0, 3, 20])):
         for moment in moments:
             with pytest.raises(Preempted):
-                train(tiny.settings(images), tiny.execution(profile="auto"), tmp_path / name, pause=stop_at(moment))
+                train(
+                    tiny.settings(images), tiny.execution(profile="auto"), tmp_path / name, pause=tiny.stop_at(moment)
+                )
         train(tiny.settings(images), tiny.execution(profile="auto"), tmp_path / name)
     assert tiny.ending(tmp_path / "a") == tiny.ending(tmp_path / "b")
     before, after = (Profile.load(tmp_path / "a" / "profiles" / f"{n}.safetensors") for n in ("start", "end"))
@@ -200,7 +191,7 @@ def test_without_dropping_it_ends_the_same(images, undisturbed, tmp_path):
 )
 def test_a_changed_setting_is_refused_with_the_difference(images, tmp_path, change, shown):
     with pytest.raises(Preempted):
-        train(tiny.settings(images), tiny.execution(), tmp_path / "run", pause=stop_at(3))
+        train(tiny.settings(images), tiny.execution(), tmp_path / "run", pause=tiny.stop_at(3))
     with pytest.raises(ConfigError) as refused:
         train(tiny.settings(images, **change), tiny.execution(), tmp_path / "run")
     assert shown in str(refused.value)
@@ -210,12 +201,12 @@ def test_a_changed_setting_is_refused_with_the_difference(images, tmp_path, chan
 def test_a_changed_image_is_refused_and_a_moved_folder_is_not(tmp_path):
     root = tiny.make_images(tmp_path / "woods")
     with pytest.raises(Preempted):
-        train(tiny.settings(root), tiny.execution(), tmp_path / "run", pause=stop_at(3))
+        train(tiny.settings(root), tiny.execution(), tmp_path / "run", pause=tiny.stop_at(3))
     moved = tmp_path / "elsewhere" / "woods"
     moved.parent.mkdir()
     root.rename(moved)
     with pytest.raises(Preempted):
-        train(tiny.settings(moved), tiny.execution(), tmp_path / "run", pause=stop_at(3))
+        train(tiny.settings(moved), tiny.execution(), tmp_path / "run", pause=tiny.stop_at(3))
     image = next((moved / "birch" / "dog").iterdir())
     data = bytearray(image.read_bytes())
     data[-20] ^= 1
@@ -226,7 +217,7 @@ def test_a_changed_image_is_refused_and_a_moved_folder_is_not(tmp_path):
 
 def test_other_threads_are_refused_unless_allowed(images, tmp_path):
     with pytest.raises(Preempted):
-        train(tiny.settings(images), tiny.execution(), tmp_path / "run", pause=stop_at(3))
+        train(tiny.settings(images), tiny.execution(), tmp_path / "run", pause=tiny.stop_at(3))
     with pytest.raises(ConfigError, match=r"environment\.threads: 1 → 2\nthe bits would differ"):
         train(tiny.settings(images), tiny.execution(threads=2), tmp_path / "run")
     train(tiny.settings(images), tiny.execution(threads=2, allow_changed_environment=True), tmp_path / "run")

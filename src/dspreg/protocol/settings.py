@@ -145,6 +145,8 @@ def resolved(given: Mapping[str, Any], data: Facts) -> Settings:
         seed = seed_hash(draw, given.get("trial", 0))
         values |= {name: prior.draw(seed, name) for name, prior in space(data).items()}
     values |= given
+    if "frozen_bn" not in given and values["weights"] == "none":
+        values["frozen_bn"] = False  # statistics that nobody trained are not worth keeping
     if "evaluate_every" not in given and values["steps"] < data.steps:
         values["evaluate_every"] = max(1, round(values["evaluate_every"] * values["steps"] / data.steps))
     if protocol == "swad" and "steps" not in given:  # so that the last step is an evaluated one

@@ -1,0 +1,324 @@
+"""The trainer: what it leaves, what it refuses, and how it fails."""
+
+import json
+
+import pytest
+import tiny
+import torch
+from safetensors import safe_open
+
+import dspreg
+from dspreg import ConfigError, DataError, IntegrityError
+from dspreg.store import RunFolder
+from dspreg.training import train
+from dspreg.training.checkpoint import Checkpoints
+from dspreg.training.loop import Diverged, Preempted
+
+pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return tiny.make_images(tmp_path_factory.mktemp("images") / "woods")
+
+
+def erm(images, **changes):
+    return tiny.settings(images, **{"algorithm": "ERM", "steps": 5, "evaluate_every": 2, **changes})
+
+
+@pytest.fixture(scope="module")
+def run(images, tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs") / "run"
+    train(tiny.settings(images), tiny.execution(profile="auto", domainbed_records=True), out)
+    return out
+
+
+# What it leaves.
+
+
+def test_the_folder_holds_what_it_should(run):
+    assert {p.name for p in run.iterdir()} == {
+        "run.json", "records.jsonl", "refreshes.jsonl", "results.jsonl", "result.json", "README.md", "lock",
+        "selected.safetensors", "last.safetensors", "profiles",
+    }  # fmt: skip
+    described = json.loads((run / "run.json").read_text())
+    assert described["settings"]["dataset"] == "woods"
+    assert described["data"]["sizes"]["ash"] == {"in": 22, "out": 5}
+    assert described["weights"] == {"source": "none", "tag": "none", "sha256": None}
+    assert described["environment"]["threads"] == 1
+    assert described["environment"]["torch"] == torch.__version__.partition("+")[0]
+    assert "/" not in json.dumps({k: v for k, v in described.items() if k != "where"}).replace("dspreg.run/1", "")
+
+
+def test_records_are_of_domainbeds_steps_and_splits(run):
+    records = list(RunFolder(run).records)
+    assert [r["step"] for r in records] == [0, 4, 8, 12, 13]
+    for record in records:
+        assert record["validation"] == pytest.approx(
+            sum(record["accuracy"][d]["out"] for d in ("ash", "birch", "cedar")) / 3
+        )
+        assert {"loss", "DSPReg.ratio", "DSPReg.R", "DSPReg.c_50"} <= set(record["log"])
+    assert "DSPReg.refresh_seconds" in records[2]["seconds"]
+
+
+def test_selected_is_the_first_best_by_source_validation(run):
+    records, result = list(RunFolder(run).records), RunFolder(run).result()
+    best = max(r["validation"] for r in records)
+    assert result["selected"]["step"] == next(r["step"] for r in records if r["validation"] == best)
+    assert result["last"]["step"] == 13
+
+
+def test_refreshes_are_told_by_layer(run):
+    lines = list(RunFolder(run).refreshes)
+    assert [line["step"] for line in lines] == [5, 10]
+    layers = lines[0]["layers"]
+    assert "classifier" in layers
+    assert all(0 <= each["mean"] <= each["max"] <= 2**0.5 + 1e-6 for each in layers.values())
+
+
+def test_results_in_domainbeds_layout(run):
+    lines = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 4, 8, 12, 13]
+    for line, record in zip(lines, RunFolder(run).records, strict=True):
+        for e, domain in enumerate(tiny.DOMAINS):
+            for split in ("in", "out"):
+                assert line[f"env{e}_{split}_acc"] == record["accuracy"][domain][split]
+        assert line["args"]["test_envs"] == [3]
+        assert line["epoch"] == pytest.approx(line["step"] / (22 / 4))  # over the smallest domain, as DomainBed
+        assert {"loss", "step_time", "mem_gb", "hparams"} <= set(line)
+
+
+def test_the_card_says_what_it_is(run):
+    card = (run / "README.md").read_text()
+    assert "| elm | target, never seen in training | 29 | 7 |" in card
+    assert "dspreg.load(" in card
+
+
+def test_only_what_selection_needs_is_evaluated(images, tmp_path):
+    train(erm(images), tiny.execution(), tmp_path / "run")
+    for record in RunFolder(tmp_path / "run").records:
+        splits = {domain: set(each) for domain, each in record["accuracy"].items()}
+        target = {"in", "out"} if record["step"] == 4 else {"in"}  # the oracle looks at the last step alone
+        assert splits == {"ash": {"out"}, "birch": {"out"}, "cedar": {"out"}, "elm": target}
+
+
+@pytest.mark.parametrize(("keep", "models"), [("none", 0), ("best", 2), ("all", 5)])
+def test_models_kept(images, tmp_path, keep, models):
+    train(erm(images), tiny.execution(keep=keep), tmp_path / "run")
+    assert len(list((tmp_path / "run").rglob("*.safetensors"))) == models
+    if keep == "none":
+        with pytest.raises(ConfigError, match="kept no 'selected' model"):
+            dspreg.load(tmp_path / "run")
+
+
+def test_the_loaded_model_predicts_what_was_recorded(images, run):
+    """Through the public door, image by image, against the accuracy in the record."""
+    from PIL import Image
+
+    from dspreg.data.splits import split
+
+    for which in ("selected", "last"):
+        model, transform = dspreg.load(run, which)
+        files = sorted((images / "elm").rglob("*.png"))
+        inside, _ = split(len(files), 0, 3)
+        hits = 0
+        for i in inside:
+            with Image.open(files[i]) as image, torch.no_grad():
+                logits = model(transform(image.convert("RGB"))[None])
+            hits += model.classes[int(logits.argmax())] == files[i].parent.name
+        assert hits / len(inside) == RunFolder(run).result()[which]["accuracy"]["elm"]["in"]
+
+
+def test_a_model_file_is_plain_safetensors(run):
+    with safe_open(run / "selected.safetensors", "pt") as file:
+        assert len(list(file.keys())) > 10
+
+
+# Other ways to run it.
+
+
+def test_weight_zero_is_erm_through_the_whole_trainer(images, tmp_path):
+    train(erm(images), tiny.execution(), tmp_path / "erm")
+    train(erm(images, algorithm="DSPReg(weight=0)"), tiny.execution(), tmp_path / "dsp")
+    a, b = (dspreg.load(tmp_path / name)[0].algorithm.net.state_dict() for name in ("erm", "dsp"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    records = [[r["accuracy"] for r in RunFolder(tmp_path / name).records] for name in ("erm", "dsp")]
+    assert records[0] == records[1]
+
+
+def test_no_target_trains_on_all_domains(images, tmp_path):
+    result = train(erm(images, targets=()), tiny.execution(), tmp_path / "run")
+    assert set(result["selected"]["accuracy"]) == set(tiny.DOMAINS)
+    assert "No domain was held out" in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_two_targets(images, tmp_path):
+    result = train(erm(images, targets=("elm", "ash")), tiny.execution(), tmp_path / "run")
+    splits = {domain: set(each) for domain, each in result["selected"]["accuracy"].items()}
+    assert splits["birch"] == splits["cedar"] == {"out"}
+    assert "in" in splits["elm"]
+    assert "in" in splits["ash"]
+
+
+@pytest.mark.parametrize("protocol", ["domainbed", "domainbed-stratified", "swad"])
+def test_protocols_differ_where_they_should(images, tmp_path, protocol):
+    train(erm(images, protocol=protocol), tiny.execution(), tmp_path / "run")
+    s = RunFolder(tmp_path / "run").description()["settings"]
+    assert s["split"] == ("stratified" if protocol == "domainbed-stratified" else "domainbed")
+    assert s["augment_validation"] == (protocol != "swad")
+
+
+def test_a_random_draw_is_recorded(images, tmp_path):
+    settings = erm(images, draw=2, algorithm="CORAL+DSPReg(coefficients='ones')")
+    for name in ("lr", "weight_decay", "dropout"):
+        del settings[name]
+    train(settings, tiny.execution(), tmp_path / "run")
+    s = RunFolder(tmp_path / "run").description()["settings"]
+    assert 1e-5 <= s["lr"] <= 10**-3.5
+    assert s["batch_size"] == 4  # given by hand
+    assert "CORAL(weight=" in s["algorithm"]
+    assert "coefficients='ones'" in s["algorithm"]
+
+
+def test_half_precision_trains(images, tmp_path):
+    train(tiny.settings(images, steps=4), tiny.execution(precision="bf16"), tmp_path / "run")
+    assert RunFolder(tmp_path / "run").result()["last"]["step"] == 3
+
+
+# How it fails.
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"lr": 1e30}, r"step 0: the logits of 'ash'"),
+        ({"algorithm": "DSPReg(weight=1e30, coefficients='ones')"}, r"step [01]: the (parameter|logged)"),
+    ],
+)
+def test_what_is_not_finite_ends_the_run_as_failed(images, tmp_path, change, names):
+    with pytest.raises(Diverged, match=names) as failed:
+        train(erm(images, **change), tiny.execution(save_every=1), tmp_path / "run")
+    assert failed.value.exit_code == 5
+    folder = RunFolder(tmp_path / "run")
+    assert folder.result() is None
+    assert json.loads((tmp_path / "run" / "failure.json").read_text())["reason"] == str(failed.value)
+    with pytest.raises(ConfigError, match="not finished"):
+        dspreg.load(tmp_path / "run")
+    with pytest.raises(Diverged, match="failed before"):
+        train(erm(images, **change), tiny.execution(save_every=1), tmp_path / "run")
+
+
+def test_the_last_finite_checkpoint_is_kept(images, tmp_path, monkeypatch):
+    from dspreg.training import loop
+
+    whole = loop.train_step
+
+    def breaking(algorithm, batches, **how):
+        log = whole(algorithm, batches, **how)
+        if algorithm.t == 4:
+            algorithm.net.classifier.bias.data[1] = float("nan")
+        return log
+
+    monkeypatch.setattr(loop, "train_step", breaking)
+    with pytest.raises(Diverged, match=r"step 3: the parameter classifier\.bias is not finite any more"):
+        train(erm(images), tiny.execution(save_every=1), tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    (step, state), *_ = Checkpoints(folder / "checkpoints", folder.description()["id"]).good()
+    assert step == 3
+    assert all(bool(t.isfinite().all()) for t in state["algorithm"].values() if isinstance(t, torch.Tensor))
+
+
+def test_images_that_are_not_numbers_are_named(images, tmp_path, monkeypatch):
+    from dspreg.data.transforms import Transform
+
+    whole = Transform.normalised
+    monkeypatch.setattr(Transform, "normalised", lambda self, x: whole(self, x) * float("inf"))
+    with pytest.raises(Diverged, match="step 0: the images of 'ash' is not finite"):
+        train(erm(images), tiny.execution(), tmp_path / "run")
+
+
+def test_logits_of_the_target_that_are_not_numbers_count_as_wrong(images, tmp_path, monkeypatch):
+    """They may not end the run: then the target would decide whether training goes on."""
+    from dspreg.training import loop
+
+    whole = loop.tallies
+
+    def poisoned(algorithm, parts, **how):
+        counted = whole(algorithm, parts, **how)
+        return [t.counting(torch.full((1, 3), float("nan")), torch.zeros(1).long()) if p.domain == "elm" else t
+                for p, t in zip(parts, counted, strict=True)]  # fmt: skip
+
+    monkeypatch.setattr(loop, "tallies", poisoned)
+    result = train(erm(images), tiny.execution(), tmp_path / "run")
+    assert result["last"]["step"] == 4
+    no_number = torch.full((1, 3), float("nan")), torch.zeros(1).long()
+    monkeypatch.setattr(
+        loop, "tallies", lambda a, parts, **how: [t.counting(*no_number) for t in whole(a, parts, **how)]
+    )
+    with pytest.raises(Diverged, match=r"step 0: the logits of 'ash', split 'out', are not finite"):
+        train(erm(images), tiny.execution(), tmp_path / "other")
+
+
+def test_a_damaged_checkpoint_is_passed_over(images, tmp_path):
+    train(tiny.settings(images), tiny.execution(), tmp_path / "alone")
+    with pytest.raises(Preempted):
+        train(tiny.settings(images), tiny.execution(), tmp_path / "run", pause=tiny.stop_at(24))
+    newest, before = sorted((tmp_path / "run" / "checkpoints").iterdir(), reverse=True)
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 4
+    newest.write_bytes(data)
+    with pytest.warns(dspreg.Notice, match="is damaged"):
+        train(tiny.settings(images), tiny.execution(), tmp_path / "run")
+    assert tiny.ending(tmp_path / "run") == tiny.ending(tmp_path / "alone")
+    assert before.name < newest.name
+
+
+def test_no_good_checkpoint_left_is_an_error_and_changes_nothing(images, tmp_path):
+    with pytest.raises(Preempted):
+        train(tiny.settings(images), tiny.execution(), tmp_path / "run", pause=tiny.stop_at(12))
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    before = (tmp_path / "run" / "records.jsonl").read_bytes()
+    with pytest.raises(IntegrityError, match=r"no checkpoint in .* can be used"):
+        train(tiny.settings(images), tiny.execution(), tmp_path / "run")
+    assert (tmp_path / "run" / "records.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        ({"targets": ("oak",)}, ConfigError, "Unknown domain 'oak' of woods. Known: ash, birch, cedar, elm"),
+        ({"targets": tiny.DOMAINS}, ConfigError, "every domain of woods is a target"),
+        ({"algorithm": "ERN"}, ConfigError, "Did you mean 'ERM'"),
+        ({"model": "resnet5"}, ConfigError, "resnet5"),
+        ({"image_size": 0}, ConfigError, "image_size=0; wanted a whole number at least 1"),
+        ({"weights": "no/such.safetensors"}, ConfigError, "no/such.safetensors"),
+        ({"holdout": 0.01}, DataError, "leaves 27 to train on and 0 to validate with"),
+        ({"dataset": "folder:no/such"}, DataError, "no/such"),
+        ({"targets": tiny.DOMAINS[1:], "algorithm": "DSPReg(refresh_steps=1)"}, ConfigError, "there is 1: ash"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_refused_before_any_step(images, tmp_path, change, error, says):
+    with pytest.raises(error) as refused:
+        train(tiny.settings(images, **change), tiny.execution(), tmp_path / "run")
+    assert says in str(refused.value)
+    assert not (tmp_path / "run" / "records.jsonl").exists() or "there is 1" in says
+
+
+def test_a_domain_smaller_than_the_batch_trains_with_a_notice(images, tmp_path):
+    with pytest.warns(dspreg.Notice, match="'ash' has 22 images to train on, fewer than the batch of 40"):
+        train(erm(images, batch_size=40, steps=2), tiny.execution(), tmp_path / "run")
+
+
+def test_a_bad_image_is_named_before_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setenv("DSPREG_CACHE", str(tmp_path / "cache"))
+    root = tiny.make_images(tmp_path / "woods")
+    image = root / "birch" / "dog" / "03.png"
+    image.write_bytes(image.read_bytes()[:200])
+    with pytest.raises(DataError, match=r"1 images of woods can't be used:\n  birch/dog/03\.png: "):
+        train(erm(root), tiny.execution(check_images="once"), tmp_path / "run")
+    assert not (tmp_path / "run" / "run.json").exists()
+    image.unlink()
+    train(erm(root), tiny.execution(check_images="once"), tmp_path / "run")
+    assert len(list((tmp_path / "cache" / "sound").iterdir())) == 1
