@@ -18,7 +18,7 @@ def test_the_demo_ends_in_a_page_with_pictures(tmp_path):
     assert page.count("data:image/png;base64,") == 9  # three pictures before, after ERM, after DSP-Reg
     assert len(re.findall(r"<td>(?:ERM|DSP-Reg)<td", page)) == 8  # every domain held out once, both methods
     assert "null" in page
-    profile = Profile.load(tmp_path / "demo" / "before-training.safetensors")
+    profile = Profile.load(tmp_path / "demo" / "runs" / "ERM-handwritten" / "profiles" / "start.safetensors")
     assert profile.domains == ("outline", "print", "sign")
     assert float(profile.c.flat().mean()) > float(profile.null.flat().mean())
     assert "One seed each" in done.stdout

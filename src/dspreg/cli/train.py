@@ -6,15 +6,16 @@ import dataclasses
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dspreg.cli.parser import Commands, described
-from dspreg.errors import ConfigError, DspregError
+from dspreg.errors import ConfigError, DspregError, Notice
 from dspreg.protocol.reading import assignment, made, read, targets, valued, written
-from dspreg.protocol.settings import PROTOCOLS, Execution, Settings
+from dspreg.protocol.settings import PROTOCOLS, Execution, Settings, resolved
 
 EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print
@@ -63,12 +64,9 @@ def says(each: dataclasses.Field[Any]) -> str:
 
 def run(given: Any) -> int:
     settings, execution = made(stated(given))
+    filled = looked_at(settings, execution)
     if given.print_config:
-        from dspreg.data.named import dataset_named
-        from dspreg.protocol.settings import resolved
-
-        data = dataset_named(settings["dataset"], execution.root, execution.name)
-        print(written(resolved(settings, data), execution), end="")
+        print(written(filled, execution), end="")
         return 0
     if not given.out:
         raise ConfigError("where should the run go? Add --out DIR")
@@ -89,6 +87,18 @@ def run(given: Any) -> int:
             display.ended()
     print(summary(result, Path(given.out), finished_before))
     return 0
+
+
+def looked_at(settings: dict[str, Any], execution: Execution) -> Settings:
+    """All options, once the data set and its domains are known to be there: seconds before torch is."""
+    from dspreg.data.named import dataset_named
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # training says them
+        data = dataset_named(settings["dataset"], execution.root, execution.name)
+    for name in settings.get("targets", ()):
+        data.check_domain(name)
+    return resolved(settings, data)
 
 
 def stated(given: Any) -> dict[str, Any]:
