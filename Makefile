@@ -6,8 +6,14 @@ READY  := $(VENV)/.ready
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 
+# Real data and weights for `make pacs` and the tests that want them, where they are at hand.
+ifneq ($(wildcard ../shared/data/PACS),)
+export DSPREG_ROOT ?= $(abspath ../shared/data)
+export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safetensors)
+endif
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench wheel clean
+.PHONY: help demo test lint kills pacs bench wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -28,6 +34,12 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+kills: $(READY)  ## thirty trainings killed at random moments, and compared with one left alone
+	$(BIN)/python tests/kills/kill.py --runs 30
+
+pacs: $(READY)  ## PACS without sketch, ERM and DSP-Reg, two seeds: an hour; needs DSPREG_ROOT and DSPREG_WEIGHTS
+	$(BIN)/python bench/pacs.py --out build/pacs
 
 bench: $(READY)  ## the tables behind the figures we quote
 	$(BIN)/python bench/exactness.py

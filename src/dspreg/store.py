@@ -128,7 +128,12 @@ class RunFolder:
             except BlockingIOError:
                 raise ResourceError(f"{self.path} is in use by another training; wait for it or stop it") from None
             clear_unfinished(self.path)
-            yield
+            try:
+                yield
+            finally:
+                if [p.name for p in self.path.iterdir()] == ["lock"]:  # refused before anything was written
+                    (self / "lock").unlink()
+                    self.path.rmdir()
 
 
 def identity(described: Mapping[str, Any]) -> str:
