@@ -46,7 +46,7 @@ def main() -> int:
             out = options.out / f"{algorithm}-{trial}"
             settings = {"dataset": "PACS", "targets": ("sketch",), "algorithm": algorithm, "trial": trial}
             settings |= {"model": "tf_efficientnet_lite0", "weights": weights, "image_size": 96}
-            settings |= {"steps": options.steps, "evaluate_every": 50, "lr": 1e-3}
+            settings |= {"steps": options.steps, "evaluate_every": 50}
             display = Bar(console, f"{algorithm}, seed {trial}") if console.is_terminal else Display()
             result = dspreg.train(settings, Execution(root=root), out, display=display)
             display.ended()
