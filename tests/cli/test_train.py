@@ -153,3 +153,15 @@ def test_a_wrong_option_is_refused_before_torch_is_loaded():
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert said.stdout.splitlines()[-1] == "2 []"
+
+
+def test_a_reader_that_dies_is_told_and_the_run_goes_on_later(images, tmp_path):
+    process = started(images, tmp_path / "run", "--workers", 1)
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True).stdout
+    for child in children.split():
+        os.kill(int(child), signal.SIGKILL)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 6, err
+    assert "a process that reads images died" in err
+    assert "Traceback" not in err
+    assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))

@@ -111,6 +111,11 @@ class DSPReg(Algorithm):
             raise ConfigError(
                 "DSPReg measures c during training: give the Task a `samples` function, or use coefficients='ones'"
             )
+        if self.uses_c and task.num_domains < 2:
+            raise ConfigError(
+                f"DSPReg compares source domains and there is 1: {task.domains[0]}. Give at least two, or use "
+                "coefficients='ones'"
+            )
         self._start()
         return self.base.build(task)
 

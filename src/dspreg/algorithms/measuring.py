@@ -32,8 +32,7 @@ def measuring(
     domains = task.samples(stack.steps, batches)
     if len(domains) < 2:
         raise ConfigError(
-            f"c compares source domains and there is {len(domains)}: {', '.join(domains)}. Give at least two, "
-            "or DSPReg the option coefficients='ones'"
+            f"c compares source domains and there is {len(domains)}: {', '.join(domains)}. Give at least two"
         )
 
     def f(samples: Samples, domain: int) -> Callable[[Tensor], Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 from dspreg.batches import Batch
 from dspreg.data.sampling import measured, trained
 from dspreg.data.transforms import Transform
+from dspreg.errors import ResourceError
 from dspreg.randomness import Key, seeded
 
 if TYPE_CHECKING:
@@ -115,6 +117,20 @@ def loaded(source: Any, order: Iterable[Any], workers: int) -> Iterator[Any]:
             generator=torch.Generator(),  # otherwise every loader would move the global generator
         )
     return iter(loader)
+
+
+@contextmanager
+def deaths_of_readers_told() -> Iterator[None]:
+    """torch raises in the midst of anything when a process of a loader dies; say what it means."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise ResourceError(
+            "a process that reads images died, perhaps for want of memory. Run the same command again to go on from "
+            "the last checkpoint; fewer --workers need less memory"
+        ) from error
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:  # noqa: ARG001

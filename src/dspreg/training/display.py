@@ -18,6 +18,9 @@ class Display:
 
     def started(self, experiment: Experiment, t: int) -> None: ...
 
+    def doing(self, what: str) -> None:
+        """Something that takes a while and is no step."""
+
     def stepped(self, t: int, log: dict[str, float]) -> None: ...
 
     def recorded(self, record: dict[str, Any]) -> None: ...
@@ -57,6 +60,9 @@ class Bar(Display):
         if self.task is not None:
             self.progress.remove_task(self.task)
         self.task = self._line(title, s.steps, t)
+
+    def doing(self, what: str) -> None:
+        self.progress.update(self.task, loss=what)
 
     def stepped(self, t: int, log: dict[str, float]) -> None:
         speed = self.progress.tasks[0].speed

@@ -120,13 +120,15 @@ class Experiment:
     def description(self) -> dict[str, Any]:
         """All that decides the result, as JSON; paths are left out, for moving a folder changes nothing."""
         settings = asdict(self.settings) | {"dataset": self.data.name, "targets": list(self.settings.targets)}
-        settings["weights"] = self.backbone.weights.tag
+        weights = asdict(self.backbone.weights)
+        if weights["source"] == "file":
+            weights["tag"] = settings["weights"] = "file"  # its SHA-256 says which; its name may change
         sizes = {name: {"in": len(inside), "out": len(out)} for name, (inside, out) in self.splits.items()}
         prints = {name: fingerprint(images) for name, images in self.images.items()}
         return {
             "settings": settings,
             "data": {"classes": list(self.data.classes), "sizes": sizes, "fingerprints": prints},
-            "weights": asdict(self.backbone.weights),
+            "weights": weights,
             "environment": environment(self.execution),
         }
 

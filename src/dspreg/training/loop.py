@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dspreg.batches import Batch
-from dspreg.data.loading import XY, loaded
+from dspreg.data.loading import XY, deaths_of_readers_told, loaded
 from dspreg.errors import DspregError, IntegrityError, Notice
 from dspreg.files import read_json, write_json
 from dspreg.protocol.settings import Execution
@@ -63,20 +63,23 @@ def train(
     """
     display = display or Display()
     folder = RunFolder(out)
-    with folder.locked(), reproducible(execution):
+    with folder.locked(), reproducible(execution), deaths_of_readers_told():
         experiment = prepared(settings, execution, display.checking)
-        described = experiment.description() | {"where": asdict(execution) | {"dataset": settings["dataset"]}}
+        algorithm = experiment.algorithm()  # whatever it refuses, it refuses before there is a run
+        where = {"dataset": settings["dataset"], "weights": experiment.settings.weights, **asdict(execution)}
+        described = experiment.description() | {"where": where}
         run = folder.agree(described, changed_environment=execution.allow_changed_environment)
         if (folder / "result.json").exists():
             return folder.result() or {}
         refuse_failed(folder)
         (folder.path / "profiles").mkdir(exist_ok=True)
 
-        state = State(experiment.algorithm(), folder)
+        state = State(algorithm, folder)
         checkpoints = Checkpoints(folder / "checkpoints", run)
         resume(state, checkpoints)
         display.started(experiment, state.t)
         if state.t == 0 and profiled(state, execution):
+            display.doing("measuring c before training")
             state.algorithm.profile().save(folder / "profiles/start.safetensors")
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
         steps = experiment.settings.steps
@@ -85,6 +88,7 @@ def train(
         try:
             while True:
                 if evaluation_due(experiment, state):
+                    display.doing("evaluating")
                     record = evaluate(experiment, state, pause)
                     folder.records.append(record)
                     display.recorded(record)
@@ -106,6 +110,7 @@ def train(
             write_json(folder / "failure.json", {"step": state.t, "reason": str(failure)})
             raise
         if profiled(state, execution):
+            display.doing("measuring c after training")
             state.algorithm.profile().save(folder / "profiles/end.safetensors")
         result = finished(experiment, state, run)
         checkpoints.clear()

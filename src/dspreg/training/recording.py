@@ -29,6 +29,7 @@ def record_of(
         "log": log,  # means over the steps since the record before
         "accuracy": accuracy,
         "validation": validation,  # mean over the sources of their "out" accuracy
+        "weights": {"tag": experiment.backbone.weights.tag, "sha256": experiment.backbone.weights.sha256},
         "seconds": seconds | {"evaluate_seconds": evaluating},
     }
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
@@ -81,7 +82,7 @@ class State:
 
 def first_bad(algorithm: Algorithm, batches: list[Any], log: dict[str, float]) -> str | None:
     """The first thing that is not a number: an input, a parameter, a buffer, a logged value. None if all are."""
-    total = sum(float(p.detach().sum()) for p in algorithm.parameters())
+    total = float(torch.stack([p.detach().sum() for p in algorithm.parameters()]).sum())
     if math.isfinite(total) and all(map(math.isfinite, log.values())):
         return None  # the quick way; below, which one
     domains = algorithm.task.domains
