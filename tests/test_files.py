@@ -300,7 +300,7 @@ def test_what_could_not_have_been_written_is_not_read(tmp_path, content):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(IntegrityError, match="gone can't be read: .*No such file"):
+    with pytest.raises(IntegrityError, match=r"gone can't be read: .*No such file"):
         read_json(tmp_path / "gone")
 
 
@@ -400,11 +400,10 @@ def test_every_flipped_bit_before_the_mark_is_noticed_when_rewinding(tmp_path):
 
 def test_a_damaged_line_is_named_by_its_number(tmp_path):
     (tmp_path / "l").write_bytes(b'{"a":1}\n{"a":2}\n{"a":\n{"a":4}\n')
-    seen = []
+    lines = iter(Lines(tmp_path / "l"))
+    assert [next(lines), next(lines)] == [{"a": 1}, {"a": 2}]
     with pytest.raises(IntegrityError, match=r"l, line 3, is damaged: "):
-        for value in Lines(tmp_path / "l"):
-            seen.append(value["a"])  # noqa: PERF401
-    assert seen == [1, 2]
+        next(lines)
     (tmp_path / "l").write_bytes(b'{"a":1}\n\xff\n')
     with pytest.raises(IntegrityError, match="line 2, is damaged"):
         list(Lines(tmp_path / "l"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.errors import IntegrityError, Notice
-from dspreg.files import clear_unfinished, digest, remove, write
+from dspreg.files import clear_unfinished, digest, make_folder, remove, write
 from dspreg.training.packing import pack, unpack
 
 FORMAT = "dspreg.checkpoint/1"
@@ -32,7 +32,7 @@ class Checkpoints:
 
     def save(self, step: int, state: Any) -> None:
         """Write the new one, and only then drop old ones."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         data = pack(state, format=FORMAT, run=self.run, step=str(step))
         write(self.folder / f"step-{step:08d}-{digest(data)}.safetensors", data)
         for path in self.files()[KEPT:]:
