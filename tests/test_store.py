@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 from test_files import as_nobody
@@ -121,7 +122,7 @@ def test_every_leaf_that_differs_is_named():
 def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(folder, name):
     (folder / name).write_text("mine")
     (folder / ".other.download.part").write_text("mine too")
-    with folder.locked(), pytest.raises(ConfigError, match="is not empty and holds no run .*; take a new folder"):
+    with folder.locked(), pytest.raises(ConfigError, match=r"is not empty and holds no run .*; take a new folder"):
         folder.agree(DESCRIBED)
     assert sorted(p.name for p in folder.path.iterdir()) == sorted([".other.download.part", "lock", name])
 
@@ -143,7 +144,7 @@ def test_what_a_crash_left_is_cleared_once_the_folder_is_known_to_be_ours(folder
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="holds no run: there is no run.json. Give the --out folder of a training"):
+    with pytest.raises(ConfigError, match=r"holds no run: there is no run.json. Give the --out folder of a training"):
         RunFolder(tmp_path).description()
 
 
@@ -166,10 +167,10 @@ def test_no_flipped_bit_of_run_json_changes_what_is_trained_unnoticed(folder):
         (folder / "run.json").write_bytes(damaged)
         try:
             found = folder.description()
-            assert {**found, "where": None} == {**json.loads(whole), "where": None}  # where it ran decides nothing
-        except IntegrityError as error:
-            assert str(folder / "run.json") in str(error)
+        except IntegrityError:
             noticed += 1
+        else:  # where it ran decides nothing
+            assert {**found, "where": None} == {**json.loads(whole), "where": None}
     assert noticed > 0.8 * len(bits)
 
 
@@ -247,16 +248,14 @@ def test_no_prefix_and_no_flipped_bit_of_the_result_says_anything_else(tmp_path)
         damages.append(whole[:at] + bytes([whole[at] ^ 1 << pick.randrange(8)]) + whole[at + 1 :])
     for damage in damages:
         path.write_bytes(damage)
-        try:
+        with suppress(IntegrityError):
             assert folder.result() == truth  # 1e-3 and 1E-3, say
-        except IntegrityError as error:
-            assert "run/" in str(error)
 
 
 @pytest.mark.parametrize("content", ["[]", "null", "3", '{"files": {}}', '{"sha256": null}'])
 def test_a_result_without_its_stamp_is_damaged(folder, content):
     (folder / "result.json").write_text(content)
-    with pytest.raises(IntegrityError, match="result.json is damaged"):
+    with pytest.raises(IntegrityError, match=r"result\.json is damaged"):
         folder.result()
 
 
