@@ -186,11 +186,3 @@ def test_workers_survive_a_signal_to_the_group_and_still_let_the_trainer_exit():
     """With batches left over: Python waits at exit for every worker, without end for one that ignores SIGTERM."""
     said = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=60)
     assert (said.returncode, said.stdout) == (0, "done\n"), said.stderr
-
-
-def test_an_error_in_a_worker_arrives():
-    broken = [(Image.new("RGB", (4, 4)), 0)]
-    steps = TrainingSteps([Part("broken", broken, [0, 5], Transform(8, MEAN, STD))], 20, KEY)
-    for workers in (0, 1):
-        with pytest.raises(IndexError):
-            list(loaded(steps, range(2), workers))

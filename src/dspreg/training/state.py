@@ -81,7 +81,7 @@ class State:
 
 def first_bad(algorithm: Algorithm, batches: list[Any], log: dict[str, float]) -> str | None:
     """The first thing that is not a number: an input, a parameter, a buffer, a logged value. None if all are."""
-    total = sum(float(p.detach().sum()) for p in algorithm.parameters())
+    total = sum(float(each.detach().sum()) for each in (*algorithm.parameters(), *algorithm.buffers()))
     if math.isfinite(total) and all(map(math.isfinite, log.values())):
         return None  # the quick way; below, which one
     domains = algorithm.task.domains
