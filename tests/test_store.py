@@ -183,6 +183,7 @@ FILES = {
     "README.md": "# Ü".encode(),
     "selected.safetensors": bytes(range(256)) * 4,
     "profiles/start.safetensors": b"abc",
+    "profiles/lock": b"a name of ours, in another place",
     "models/step-00000000.safetensors": b"def",
 }
 OUTCOME = {"format": "dspreg.result/1", "selected": {"step": 0, "validation": 0.75}}

@@ -144,7 +144,7 @@ def test_a_hundred_damages_of_a_hundred_are_noticed_and_the_one_before_is_taken(
         shutil.rmtree(two.folder)
         shutil.copytree(backup, two.folder)
         count += 1
-    assert count == 104
+    assert count == 106
 
 
 def test_a_checkpoint_of_another_run_is_refused(two):
