@@ -128,3 +128,27 @@ def test_noise_is_the_same_at_every_evaluation():
     assert torch.equal(first, again)
     assert 60 < int((first == 0).sum()) < 140
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("there", ["cuda", "mps"])
+def test_where_there_is_another_device_its_generator_is_seeded_as_well(monkeypatch, there):
+    """`torch.manual_seed` seeds all devices, the CPU's own generator none but itself."""
+    place = torch.cuda if there == "cuda" else torch.backends.mps
+    seeds = []
+    monkeypatch.setattr(place, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "manual_seed", seeds.append)
+    with seeded("a", 1):
+        pass
+    assert seeds == [seed_for("a", 1)]
+
+
+def test_the_quick_way_draws_what_the_other_one_draws(monkeypatch):
+    with seeded("a", 1):
+        quick = torch.rand(5), torch.randperm(9)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    before = torch.get_rng_state()
+    with seeded("a", 1):
+        slow = torch.rand(5), torch.randperm(9)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(map(torch.equal, quick, slow))

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,9 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
+        canonical(value).encode()  # Python reads NaN, 1e999 and halves of characters, which are never written here
+        return value
     except (ValueError, OSError) as error:
         raise IntegrityError(f"{path} can't be read: {error}") from error
 
@@ -66,9 +68,15 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def make_folder(path: Path) -> None:
+    """A folder and those above it, where they are missing."""
+    with refusals(path, 0):
+        path.mkdir(parents=True, exist_ok=True)
+
+
 def clear_unfinished(folder: Path) -> None:
-    """Remove what a crash left half-written."""
-    for path in folder.glob(f".*{UNFINISHED}"):
+    """Remove what a crash left half-written in a folder of ours or below it."""
+    for path in folder.rglob(f".*{UNFINISHED}"):
         remove(path)
 
 
@@ -80,10 +88,14 @@ class Lines:
 
     def append(self, value: Any) -> None:
         line = (canonical(value) + "\n").encode()
-        with refusals(self.path, len(line)), self.path.open("ab") as file:
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
+        with refusals(self.path, len(line)):
+            new = not self.path.exists()
+            with self.path.open("ab") as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+            if new:
+                _sync_folder(self.path.parent)
 
     def mark(self) -> dict[str, Any]:
         data = self._bytes()
@@ -124,8 +136,10 @@ def refusals(path: Path, size: int) -> Iterator[None]:
 def _room(path: Path, size: int) -> str:
     if not size:
         return ""
-    there = next((p for p in path.parents if p.exists()), Path("/"))
-    return f"; {size:,} bytes wanted, {shutil.disk_usage(there).free:,} free"
+    for there in path.absolute().parents:
+        with suppress(OSError):  # not there, or not to be looked into: the folder above it is on the same disk or near
+            return f"; {size:,} bytes wanted, {shutil.disk_usage(there).free:,} free"
+    return f"; {size:,} bytes wanted"
 
 
 def _sync_folder(folder: Path) -> None:

@@ -28,7 +28,7 @@ def generator(*key: Key) -> torch.Generator:
 @contextmanager
 def seeded(*key: Key) -> Iterator[None]:
     """Inside, torch's global generators start from `key`; afterwards they are as before."""
-    if not torch.cuda.is_available():  # the quick way: a loader does this for every image
+    if not (torch.cuda.is_available() or torch.backends.mps.is_available()):  # the quick way, for every image loaded
         state = torch.default_generator.get_state()
         torch.default_generator.manual_seed(seed_for(*key))
         try:

@@ -14,16 +14,29 @@ No file says "done": a run is finished when result.json and all it names have th
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dspreg.errors import ConfigError, IntegrityError, ResourceError
-from dspreg.files import Lines, canonical, clear_unfinished, digest, digest_of, read_json, refusals, write_json
+from dspreg.files import (
+    UNFINISHED,
+    Lines,
+    canonical,
+    clear_unfinished,
+    digest,
+    digest_of,
+    read_json,
+    refusals,
+    write_json,
+)
 
 FORMAT = "dspreg.run/1"
 LEFT_OUT = {"lock", "result.json", "checkpoints", "tensorboard"}  # of what result.json vouches for
+HELD: set[IO[str]] = set()  # locks of this process
 
 
 class RunFolder:
@@ -56,15 +69,16 @@ class RunFolder:
         Raises:
             ConfigError: The folder belongs to another training; the message shows the difference.
         """
-        mine = {**described, "format": FORMAT}
+        mine = json.loads(canonical({**described, "format": FORMAT}))  # as it comes back: tuples are lists
         mine["id"] = identity(mine)
         if not (self / "run.json").exists():
-            strangers = [p.name for p in self.path.iterdir() if p.name != "lock"]
+            ours = ("lock", f".run.json.*{UNFINISHED}")  # of a start that crashed
+            strangers = [p.name for p in self.path.iterdir() if not any(map(p.match, ours))]
             if strangers:
                 raise ConfigError(f"{self.path} is not empty and holds no run ({strangers[0]}, …); take a new folder")
             write_json(self / "run.json", mine)
-            return str(mine["id"])
         there = self.description()
+        clear_unfinished(self.path)  # not before: the folder might have been somebody else's
         ignored = {"environment"} if changed_environment else set()
         changes = [c for c in differences(there, mine) if c[0].split(".")[0] not in ignored | {"id", "where"}]
         if changes:
@@ -82,13 +96,8 @@ class RunFolder:
 
     def finish(self, outcome: Mapping[str, Any]) -> None:
         """Write result.json, which names every file and what it must be."""
-        names = sorted(
-            str(p.relative_to(self.path))
-            for p in self.path.rglob("*")
-            if p.is_file()
-            and p.name not in ("lock", "result.json")
-            and not {"checkpoints", "tensorboard"} & set(p.parts)
-        )
+        found = {p.relative_to(self.path) for p in self.path.rglob("*") if p.is_file()}
+        names = sorted(str(p) for p in found if p.parts[0] not in LEFT_OUT)
         result = {**outcome, "files": {name: digest_of(self / name) for name in names}}
         write_json(self / "result.json", {**result, "sha256": digest(canonical(result).encode())})
 
@@ -127,13 +136,24 @@ class RunFolder:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ResourceError(f"{self.path} is in use by another training; wait for it or stop it") from None
-            clear_unfinished(self.path)
+            HELD.add(handle)
             try:
                 yield
             finally:
+                HELD.remove(handle)
                 if [p.name for p in self.path.iterdir()] == ["lock"]:  # refused before anything was written
                     (self / "lock").unlink()
                     self.path.rmdir()
+
+
+def _let_go() -> None:
+    """In a forked worker: it would hold the lock for seconds after the trainer was killed."""
+    for handle in HELD:
+        handle.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
 
 
 def identity(described: Mapping[str, Any]) -> str:

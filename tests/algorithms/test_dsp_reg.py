@@ -195,6 +195,51 @@ def test_a_profile_shows_c_of_the_refresh_beside_its_floor(options):
     assert torch.equal(weights(stack), weights(_after(DSPReg(**options), 3)))
 
 
+def test_erm_is_profiled_as_measure_does_it_by_hand():
+    stack = ready(ERM(), toy_task(dropout=0.0))
+    steps(stack, 2)
+    before, random = weights(stack), torch.get_rng_state()
+    profile = stack.profile()
+    samples = {name: [(b.x, b.y) for b in each] for name, each in stack.task.samples(2, 4).items()}
+    by_hand = dspreg.measure(stack.net, samples)
+    assert torch.allclose(profile.c.flat(), by_hand.c.flat(), rtol=1e-10)
+    assert profile.null is not None
+    assert torch.equal(weights(stack), before)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert stack.t == 2
+    assert all(module.training for module in stack.modules())
+
+
+def test_a_profile_of_one_domain_is_refused():
+    with pytest.raises(ConfigError, match="c compares source domains and there is 1: domain 0"):
+        ready(ERM(), toy_task(1)).profile()
+
+
+def test_every_refresh_is_told_once_with_c_by_layer():
+    stack = ready(SAM(DSPReg(refresh_steps=2)))
+    told = []
+    for t in range(5):
+        steps(stack, 1, t)
+        told += stack.stack.told
+    assert [(event["event"], event["step"]) for event in told] == [("refresh", 2), ("refresh", 4)]
+    c = stack.base.c
+    layers = {name.rpartition(".")[0] for name in c}
+    assert set(told[-1]["layers"]) == layers
+    for layer, said in told[-1]["layers"].items():
+        values = sorted(v for name, t in c.items() if name.rpartition(".")[0] == layer for v in t.flatten().tolist())
+        assert said["max"] == values[-1]
+        assert said["mean"] == pytest.approx(sum(values) / len(values))
+        assert said["median"] == values[(len(values) - 1) // 2]
+
+
+def test_a_failed_step_tells_nothing_twice():
+    stack = ready(DSPReg(refresh_steps=1))
+    steps(stack, 2)
+    assert len(stack.stack.told) == 1
+    with stack.stepping(record=False):
+        assert stack.stack.told == []
+
+
 def test_measuring_sees_the_whole_stack():
     """A layer above DSPReg that changes `predict` is measured too."""
 

@@ -1,9 +1,12 @@
 """Spec strings: what they stand for, and what is said when they stand for nothing."""
 
+import numpy as np
 import pytest
 
 from dspreg.algorithms import CORAL, ERM, SAM, Algorithm, DSPReg, Fish, GroupDRO, Mixup, describe, parse
+from dspreg.algorithms.spec import drawn
 from dspreg.errors import ConfigError, DspregError
+from dspreg.priors import seed_hash
 
 
 def names(stack):
@@ -165,3 +168,70 @@ def test_a_wrong_spec_is_a_wrong_value_with_exit_code_2():
 def test_constructors_have_the_last_word():
     with pytest.raises(ConfigError, match="weight=-1; wanted a finite number"):
         parse("DSPReg(weight=-1)")
+
+
+# Drawn at random.
+
+
+def by_hand(seed, key, sample):
+    """One draw as DomainBed's registry makes it: a generator of its own for every name."""
+    return sample(np.random.RandomState(seed_hash(seed, key)))
+
+
+def log10(low, high):
+    return lambda random: 10 ** random.uniform(low, high)
+
+
+@pytest.mark.parametrize(("draw", "trial"), [(1, 0), (1, 1), (7, 2)])
+def test_what_is_left_open_is_drawn_as_domainbed_does(draw, trial):
+    seed = seed_hash(draw, trial)
+    stack = parse(drawn("Mixup+CORAL+SAM+DSPReg", seed))
+    dspreg, sam, coral, mixup, _ = stack.layers()
+    assert coral.weight == by_hand(seed, "mmd_gamma", log10(-1, 1))
+    assert mixup.alpha == by_hand(seed, "mixup_alpha", log10(-1, 1))
+    assert sam.rho == by_hand(seed, "SAM.rho", lambda r: r.choice([0.01, 0.02, 0.05, 0.1]))
+    assert dspreg.weight == by_hand(seed, "DSPReg.weight", log10(-4, -1))
+    assert dspreg.refresh_epochs == by_hand(seed, "DSPReg.refresh_epochs", lambda r: r.choice([1, 2, 3, 4]))
+
+
+def test_the_first_draw_of_coral_is_literally_domainbeds():
+    assert drawn("CORAL", 785910682) == "CORAL(weight=1.4227570299330277)"
+
+
+def test_given_options_stay_also_where_they_are_the_defaults():
+    seed = seed_hash(3, 0)
+    dspreg, coral, _ = parse(drawn("CORAL(weight=1.0)+DSPReg(weight=0.25, warmup=7)", seed)).layers()
+    assert (coral.weight, dspreg.weight, dspreg.warmup) == (1.0, 0.25, 7)
+    assert dspreg.refresh_epochs == by_hand(seed, "DSPReg.refresh_epochs", lambda r: r.choice([1, 2, 3, 4]))
+    assert drawn("DSPReg(weight=0.001, refresh_epochs=2)", seed) == "DSPReg"
+
+
+def test_a_layer_is_drawn_alike_in_every_stack():
+    seed = seed_hash(2, 1)
+    alone = parse(drawn("CORAL", seed)).weight
+    assert parse(drawn("CORAL+DSPReg", seed)).base.weight == alone
+    assert parse(drawn("GroupDRO+CORAL", seed)).weight == alone
+
+
+@pytest.mark.parametrize("spec", ["ERM", "Fish", "Mixup+CORAL+SAM+DSPReg", "ERM+GroupDRO", "SAM+SAM"])
+def test_a_drawn_spec_is_as_short_as_it_can_be_and_drawing_again_changes_nothing(spec):
+    for draw in range(1, 6):
+        seed = seed_hash(draw, 0)
+        found = drawn(spec, seed)
+        assert describe(parse(found)) == found
+        assert names(parse(found)) == names(parse(spec))
+        assert drawn(found, seed) == found
+
+
+@pytest.mark.usefixtures("my_methods")
+def test_a_class_of_ones_own_without_a_space_is_left_as_it_is():
+    assert drawn("spec_methods.LogitNorm(once=True)", 5) == "spec_methods.LogitNorm(once=True)"
+
+
+@pytest.mark.parametrize("spec", ["CORL", "CORAL(", "", "CORAL(wieght=1)", "CORAL+ERM", "CORAL(2)"])
+def test_a_wrong_spec_is_refused_when_drawing_as_when_parsing(spec):
+    with pytest.raises(ConfigError) as parsed:
+        parse(spec)
+    with pytest.raises(ConfigError) as tried:
+        drawn(spec, 1)
+    assert str(tried.value) == str(parsed.value)

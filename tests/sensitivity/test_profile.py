@@ -111,6 +111,16 @@ def test_loading_something_else_is_refused(profile, tmp_path):
         dspreg.Profile.load(tmp_path / "odd.safetensors")
 
 
+def test_one_entry_describes_a_profile_so_that_equal_profiles_are_equal_bytes(profile, tmp_path):
+    """safetensors writes several entries in an order that changes from process to process."""
+    profile.save(tmp_path / "deep" / "p.safetensors")
+    data = (tmp_path / "deep" / "p.safetensors").read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    assert list(header["__metadata__"]) == ["dspreg.profile/1"]
+    dspreg.Profile.load(tmp_path / "deep" / "p.safetensors").save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == data
+
+
 def test_repr_shows_c_beside_its_floor(profile):
     text = repr(profile)
     assert f"mean c {float(profile.c.flat().mean()):.3f} (null {float(profile.null.flat().mean()):.3f})" in text

@@ -46,6 +46,7 @@ def drawn(text: str, seed: int) -> str:
         text: A spec.
         seed: `seed_hash(draw, trial)`.
     """
+    parse(text)  # refuses what is wrong
     parts = []
     for node in _layers(ast.parse(text.strip(), mode="eval").body):
         layer = _made(node, None)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import signal
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 XY = tuple[Tensor, Tensor]
+WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()  # processes
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,10 @@ def loaded(source: Any, order: Iterable[Any], workers: int) -> Iterator[Any]:
             worker_init_fn=_leave_signals_to_the_trainer,
             generator=torch.Generator(),  # otherwise every loader would move the global generator
         )
-    return iter(loader)
+    before = set(multiprocessing.active_children())
+    made = iter(loader)
+    WORKERS.update(set(multiprocessing.active_children()) - before)
+    return made
 
 
 @contextmanager
@@ -137,3 +144,11 @@ def _leave_signals_to_the_trainer(worker: int) -> None:  # noqa: ARG001
     # a terminal or a scheduler signals the whole group; the trainer finishes its step first and needs the next batch
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+@atexit.register
+def _end_workers() -> None:
+    # those whose batches were not used up: Python sends them SIGTERM at exit, and would wait for them without end
+    for worker in WORKERS:
+        if worker.is_alive():
+            worker.kill()

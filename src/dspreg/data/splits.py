@@ -26,8 +26,7 @@ def split(num_images: int, trial: int, position: int, holdout: float = 0.2) -> t
     Returns:
         (in, out), together every position 0 … N-1 once.
     """
-    if not 0 <= holdout <= 1:
-        raise ConfigError(f"holdout is the fraction of images held out, between 0 and 1, but got {holdout}. Try 0.2.")
+    _check(holdout)
     keys = list(range(num_images))
     # The legacy generator, and a list: a Generator, or shuffling an array, gives another order.
     np.random.RandomState(seed_hash(trial, position)).shuffle(keys)
@@ -40,6 +39,7 @@ def stratified(labels: Sequence[int], trial: int, position: int, holdout: float 
 
     One shuffle, DomainBed's, decides; a class too small for one held-out image is trained on whole.
     """
+    _check(holdout)
     order = split(len(labels), trial, position, 0.0)[0]
     quota = {label: int(count * holdout) for label, count in Counter(labels).items()}
     out: list[int] = []
@@ -64,3 +64,8 @@ def steps_per_epoch(in_sizes: Iterable[int], images_per_step: int) -> int:
         images_per_step: Over all source domains, e.g. 3 · 32.
     """
     return max(1, sum(in_sizes) // images_per_step)
+
+
+def _check(holdout: float) -> None:
+    if not 0 <= holdout <= 1:
+        raise ConfigError(f"holdout is the fraction of images held out, between 0 and 1, but got {holdout}. Try 0.2.")

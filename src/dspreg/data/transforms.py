@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Transform:
-    """PIL image, RGB → tensor (3, size, size), normalised.
+    """PIL image, seen in RGB → tensor (3, size, size), normalised.
 
     Plain, for evaluating and measuring: resized to size × size whatever the shape. Augmented, for training: a crop of
     70–100 % of the area, mirrored half of the time, colours changed, one in ten grey; drawn from torch's global
@@ -41,6 +41,8 @@ class Transform:
 
     def pixels(self, image: Image) -> Tensor:
         """(3, size, size), uint8."""
+        if image.mode != "RGB":  # a data set of one's own may hand over any PIL image
+            image = image.convert("RGB")
         # on PIL images, not on tensors: other interpolation and rounding would be other pixels than DomainBed's
         shown = self._drawn(image) if self.augment else functional.resize(image, [self.size, self.size])
         return cast(Tensor, functional.pil_to_tensor(shown))

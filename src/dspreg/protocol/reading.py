@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,10 @@ from typing import Any
 import yaml
 
 from dspreg.errors import ConfigError
+from dspreg.protocol import settings
 from dspreg.protocol.settings import FIELDS, Execution, Settings, check, wanted
+
+PLAIN = {"null", "bool", "int", "float", "str", "timestamp", "seq", "map"}  # what YAML makes of values without a tag
 
 
 def made(values: Mapping[str, Any]) -> tuple[dict[str, Any], Execution]:
@@ -40,9 +42,9 @@ def read(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"the configuration {path} can't be read: {error}") from None
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if root is None:
+    if root is None or root.tag.endswith(":null"):
         return {}
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}, line 1: wanted 'key: value' lines, such as 'lr: 1e-4'")
@@ -56,10 +58,10 @@ def read(path: str | Path) -> dict[str, Any]:
     return values
 
 
-def written(settings: Settings, execution: Execution) -> str:
+def written(trained: Settings, execution: Execution) -> str:
     """As YAML that `read` reads, options of one kind together."""
     parts = []
-    for title, each in (("what is trained", settings), ("how it is run", execution)):
+    for title, each in (("what is trained", trained), ("how it is run", execution)):
         values = {n: list(v) if isinstance(v, tuple) else v for n, v in dataclasses.asdict(each).items()}
         lines = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=False)
         parts.append(f"# {title}\n{lines}")
@@ -67,36 +69,38 @@ def written(settings: Settings, execution: Execution) -> str:
 
 
 def known(key: str, place: str, also: Iterable[str] = ()) -> str:
-    """The name of an option, or an error with the nearest one."""
+    """The name of an option as text may have it, or an error with the nearest one."""
     key = key.replace("-", "_")
-    if key == "target":
-        return "targets"
-    if key not in FIELDS:
-        names = [*FIELDS, *also]
-        close = difflib.get_close_matches(key, names, 1, 0.5)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"{place}: unknown option {key!r}.{hint} Known: {', '.join(names)}")
-    return key
+    return "targets" if key == "target" else settings.known(key, f"{place}: ", also)
 
 
 def valued(key: str, given: Any, place: str) -> Any:
     """A value of the option's type from text, or from what YAML made of it."""
     each = FIELDS[key := known(key, place)]
+    value = _typed(each, given, place)
+    try:
+        check({key: value})
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+    return value
+
+
+def _typed(each: dataclasses.Field[Any], given: Any, place: str) -> Any:
     kind = str(each.type)
     if given in (None, "null", "") and "None" in kind:
         return None
     match kind.removesuffix(" | None"):
-        case "tuple[str, ...]":
+        case "tuple[str, ...]" if isinstance(given, str | list):
             return targets(given.split(",") if isinstance(given, str) else given)
         case "str" if isinstance(given, str | int | float) and not isinstance(given, bool):
             return str(given)
         case "bool" if str(given).lower() in ("true", "yes", "1", "false", "no", "0"):
             return str(given).lower() in ("true", "yes", "1")
         case "int" if _is_number(given) and float(given) == int(float(given)):
-            return int(float(given))
+            return int(given) if str(given).isdecimal() else int(float(given))  # 1e3 too; large ones to the last digit
         case "float" if _is_number(given):
             return float(given)
-    raise ConfigError(f"{place}: {key}={given!r}; wanted {wanted(each)}")
+    raise ConfigError(f"{place}: {each.name}={given!r}; wanted {wanted(each)}")
 
 
 def targets(given: Iterable[Any]) -> tuple[str, ...]:
@@ -106,10 +110,13 @@ def targets(given: Iterable[Any]) -> tuple[str, ...]:
 
 
 def _plain(node: yaml.Node, place: str) -> Any:
+    kind = node.tag.removeprefix("tag:yaml.org,2002:")
+    if kind not in PLAIN:
+        raise ConfigError(f"{place}: the tag {node.tag!r} is not understood; write the value alone")
     if isinstance(node, yaml.ScalarNode):
         return None if node.tag.endswith(":null") else node.value
     if isinstance(node, yaml.SequenceNode) and all(isinstance(n, yaml.ScalarNode) for n in node.value):
-        return [n.value for n in node.value]
+        return [_plain(n, place) for n in node.value]
     raise ConfigError(f"{place}: wanted a plain value or a list of them")
 
 

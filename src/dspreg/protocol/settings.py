@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Protocol
 
@@ -60,6 +61,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         check(vars(self))
+        for each in fields(self):
+            if each.type == "float":  # 0 and 0.0 are one training, and the id of a run is made of what is written
+                object.__setattr__(self, each.name, float(getattr(self, each.name)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +104,9 @@ RULES: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def check(values: Mapping[str, Any]) -> None:
-    """Refuse a value of the wrong type or outside its range."""
+    """Refuse an unknown name, and a value of the wrong type or outside its range."""
     for name, value in values.items():
-        each = FIELDS[name]
+        each = FIELDS[known(name)]
         kind, *optional = str(each.type).split(" | ")
         if value is None and optional:
             continue
@@ -121,6 +125,16 @@ def check(values: Mapping[str, Any]) -> None:
         raise ConfigError(f"targets {', '.join(targets)}: one domain twice")
 
 
+def known(name: str, place: str = "", also: Iterable[str] = ()) -> str:
+    """The name of an option, or an error with the nearest one."""
+    if name not in FIELDS:
+        names = [*FIELDS, *also]
+        close = difflib.get_close_matches(name, names, 1, 0.5)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"{place}unknown option {name!r}.{hint} Known: {', '.join(names)}")
+    return name
+
+
 def wanted(each: Field[Any]) -> str:
     """The range of an option, in words."""
     if "choices" in each.metadata:
@@ -137,8 +151,11 @@ FIELDS = {each.name: each for kind in (Settings, Execution) for each in fields(k
 
 def resolved(given: Mapping[str, Any], data: Facts) -> Settings:
     """All options filled in: given ones, then the random draw, then the defaults of data set and protocol."""
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items() if v is not None}
     check(given)
+    for name in given:
+        if name not in {each.name for each in fields(Settings)}:
+            raise ConfigError(f"{name!r} says how it is run and not what is trained; give it to Execution")
     protocol, draw = given.get("protocol", "domainbed"), given.get("draw", 0)
     values = defaults(protocol, data)
     if draw:

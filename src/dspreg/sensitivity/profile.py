@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from dspreg.errors import ConfigError, IntegrityError, Notice
-from dspreg.files import write
+from dspreg.files import make_folder, write
 from dspreg.vectors import ParamVector
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class Profile:
         # one entry: safetensors writes several in an order that changes from process to process
         metadata = {FORMAT: json.dumps(described, allow_nan=False, sort_keys=True)}
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write(path, save({k: t.contiguous() for k, t in tensors.items()}, metadata))
 
     @classmethod

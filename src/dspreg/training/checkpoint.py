@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dspreg.errors import IntegrityError, Notice
-from dspreg.files import clear_unfinished, digest, remove, write
+from dspreg.files import clear_unfinished, digest, make_folder, remove, write
 from dspreg.training.packing import pack, unpack
 
 FORMAT = "dspreg.checkpoint/1"
@@ -32,7 +33,7 @@ class Checkpoints:
 
     def save(self, step: int, state: Any) -> None:
         """Write the new one, and only then drop old ones."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         data = pack(state, format=FORMAT, run=self.run, step=str(step))
         write(self.folder / f"step-{step:08d}-{digest(data)}.safetensors", data)
         for path in self.files()[KEPT:]:
@@ -55,7 +56,8 @@ class Checkpoints:
     def read(self, path: Path) -> tuple[int, Any]:
         """One file, or an IntegrityError."""
         try:
-            step, expected = path.stem.split("-")[1:]
+            number, expected = path.stem.split("-")[1:]
+            step = int(number)
             data = path.read_bytes()
         except (ValueError, OSError) as error:
             raise IntegrityError(f"{path} can't be read: {error}") from error
@@ -64,9 +66,9 @@ class Checkpoints:
         state, about = unpack(data, str(path))
         if about.get("format") != FORMAT:
             raise IntegrityError(f"{path} has the format {about.get('format')!r}; this version reads {FORMAT!r}")
-        if about.get("run") != self.run or about.get("step") != str(int(step)):
+        if about.get("run") != self.run or about.get("step") != str(step):
             raise IntegrityError(f"{path} belongs to another run or step")
-        return int(step), state
+        return step, state
 
     def clear(self) -> None:
         """The run is complete: nothing to resume."""
@@ -74,4 +76,5 @@ class Checkpoints:
             remove(path)
         if self.folder.exists():
             clear_unfinished(self.folder)
-            self.folder.rmdir()
+            with suppress(OSError):  # somebody else's file is in it; the run is complete all the same
+                self.folder.rmdir()

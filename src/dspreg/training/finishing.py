@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dspreg.files import write
+from dspreg.files import make_folder, write
 from dspreg.training.experiment import Experiment
 from dspreg.training.model import tensors_of
 from dspreg.training.packing import pack
@@ -46,7 +46,7 @@ def finished(experiment: Experiment, state: State, run: str) -> dict[str, Any]:
 
 def save_model(experiment: Experiment, path: Path, tensors: dict[str, Tensor], step: int) -> None:
     """One safetensors file that also says how to build the network and what its outputs mean."""
-    path.parent.mkdir(exist_ok=True)
+    make_folder(path.parent)
     s, b = experiment.settings, experiment.backbone
     built: dict[str, Any] = {name: getattr(s, name) for name in BUILT}
     built |= {"mean": b.mean, "std": b.std, "classes": list(experiment.data.classes)}

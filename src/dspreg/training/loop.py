@@ -15,7 +15,7 @@ import torch
 from dspreg.batches import Batch
 from dspreg.data.loading import XY, deaths_of_readers_told, loaded
 from dspreg.errors import DspregError, IntegrityError, Notice
-from dspreg.files import read_json, write_json
+from dspreg.files import make_folder, read_json, write_json
 from dspreg.protocol.settings import Execution
 from dspreg.store import RunFolder
 from dspreg.training.checkpoint import Checkpoints
@@ -72,7 +72,7 @@ def train(
         if (folder / "result.json").exists():
             return folder.result() or {}
         refuse_failed(folder)
-        (folder.path / "profiles").mkdir(exist_ok=True)
+        make_folder(folder / "profiles")
 
         state = State(algorithm, folder)
         checkpoints = Checkpoints(folder / "checkpoints", run)

@@ -82,7 +82,8 @@ class State:
 
 def first_bad(algorithm: Algorithm, batches: list[Any], log: dict[str, float]) -> str | None:
     """The first thing that is not a number: an input, a parameter, a buffer, a logged value. None if all are."""
-    total = float(torch.stack([p.detach().sum() for p in algorithm.parameters()]).sum())
+    each = [t.detach().sum() for t in (*algorithm.parameters(), *algorithm.buffers())]
+    total = float(torch.stack([t.to(torch.float64) for t in each]).sum())
     if math.isfinite(total) and all(map(math.isfinite, log.values())):
         return None  # the quick way; below, which one
     domains = algorithm.task.domains

@@ -1,0 +1,56 @@
+"""Images are decoded once before the first training, and again when they change."""
+
+import pytest
+from PIL import Image
+
+from dspreg.data.checked import check_once
+from dspreg.data.named import dataset_named
+from dspreg.errors import DataError
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("DSPREG_CACHE", str(tmp_path / "cache"))
+    for domain in ("art", "photo"):
+        for label in ("cat", "dog"):
+            place = tmp_path / "data" / domain / label
+            place.mkdir(parents=True)
+            for n in range(3):
+                Image.new("RGB", (5, 4), (n * 9, len(domain), len(label))).save(place / f"{n}.png")
+    return tmp_path / "data"
+
+
+def looked_at(folder):
+    """How many images a check decodes."""
+    seen = []
+    dataset = dataset_named(f"folder:{folder}", None, None)
+    images = {name: dataset.domain(name) for name in dataset.domains}
+    check_once(dataset, images, lambda done, total: seen.append((done, total)))
+    return seen[-1] if seen else None
+
+
+def test_all_images_are_looked_at_once(folder, tmp_path):
+    assert looked_at(folder) == (12, 12)
+    assert looked_at(folder) is None
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert looked_at(moved) is None
+    Image.new("RGB", (5, 4), "red").save(moved / "art" / "cat" / "0.png")
+    assert looked_at(moved) == (12, 12)
+
+
+def test_bad_images_are_named_and_not_remembered_as_sound(folder):
+    (folder / "art" / "cat" / "1.png").write_bytes(b"no image")
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"1 images of data can't be used:\n  art/cat/1\.png: "):
+            looked_at(folder)
+    for path in folder.rglob("*.png"):
+        path.write_bytes(path.name.encode())
+    with pytest.raises(DataError, match=r"12 images(.|\n)*and 7 more\n.*`dspreg data verify` names all of them"):
+        looked_at(folder)
+
+
+def test_where_nothing_can_be_remembered_it_is_looked_at_again(folder, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DSPREG_CACHE", str(tmp_path / "file"))
+    assert looked_at(folder) == (12, 12)
+    assert looked_at(folder) == (12, 12)

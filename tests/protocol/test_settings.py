@@ -1,0 +1,257 @@
+"""Defaults and draws, literally as DomainBed and SWAD have them, and what is refused."""
+
+import dataclasses
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from dspreg.data import Digits
+from dspreg.data.domain_net import DomainNet
+from dspreg.data.office_home import OfficeHome
+from dspreg.data.pacs import PACS
+from dspreg.data.terra_incognita import TerraIncognita
+from dspreg.data.vlcs import VLCS
+from dspreg.errors import ConfigError
+from dspreg.protocol.settings import FIELDS, PROTOCOLS, Execution, Settings, check, resolved, wanted
+
+
+def facts(cls):
+    """What the defaults depend on, of a data set whose files are not here."""
+    return SimpleNamespace(**{n: getattr(cls, n) for n in ("name", "steps", "evaluate_every", "image_size", "small")})
+
+
+DATA = {cls.name: facts(cls) for cls in (PACS, VLCS, OfficeHome, TerraIncognita, DomainNet, Digits)}
+
+
+def settings(dataset="PACS", **given):
+    return resolved({"dataset": dataset, **given}, DATA[dataset])
+
+
+LARGE = {
+    "model": "resnet50.tv_in1k", "weights": "default", "image_size": 224, "steps": 5_001, "batch_size": 32, "lr": 5e-5,
+    "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True, "augment": True, "augment_validation": True,
+    "split": "domainbed", "holdout": 0.2, "evaluate_every": 300, "evaluate": "needed", "evaluation_batch": 64,
+    "targets": (), "algorithm": "DSPReg", "trial": 0, "draw": 0,
+}  # fmt: skip
+SMALL = LARGE | {
+    "model": "small-cnn", "image_size": 28, "steps": 301, "lr": 1e-3, "augment": False, "augment_validation": False,
+    "evaluate_every": 50,
+}  # fmt: skip
+SWAD = {"augment_validation": False, "evaluate_every": 200, "evaluation_batch": 128}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "protocol", "expected"),
+    [
+        *((name, "domainbed", LARGE) for name in ("PACS", "VLCS", "OfficeHome", "TerraIncognita")),
+        ("DomainNet", "domainbed", LARGE | {"evaluate_every": 1_000}),
+        ("digits", "domainbed", SMALL),
+        ("PACS", "domainbed-stratified", LARGE | {"split": "stratified"}),
+        ("digits", "domainbed-stratified", SMALL | {"split": "stratified"}),
+        *((name, "swad", LARGE | SWAD) for name in ("PACS", "VLCS", "OfficeHome", "TerraIncognita")),
+        ("DomainNet", "swad", LARGE | SWAD | {"steps": 15_001, "evaluate_every": 1_000}),
+        ("digits", "swad", SMALL | {"evaluation_batch": 128}),
+    ],
+)
+def test_every_default_of_every_protocol(dataset, protocol, expected):
+    made = settings(dataset, protocol=protocol)
+    assert dataclasses.asdict(made) == expected | {"dataset": dataset, "protocol": protocol}
+
+
+def test_the_protocols_are_these():
+    assert set(PROTOCOLS) == {"domainbed", "domainbed-stratified", "swad"}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "draw", "trial", "expected"),
+    [
+        ("PACS", 1, 0, {"lr": 2.7028930742148706e-05, "weight_decay": 0.00044832883881609976, "batch_size": 39,
+                        "dropout": 0.5}),
+        ("DomainNet", 1, 0, {"lr": 2.7028930742148706e-05, "weight_decay": 0.00044832883881609976, "batch_size": 28,
+                             "dropout": 0.5}),
+        ("digits", 1, 0, {"lr": 0.00011906162909279594, "batch_size": 372, "weight_decay": 0.0, "dropout": 0.0}),
+        ("PACS", 1, 1, {"lr": 2.2352558725944602e-05, "weight_decay": 1.9967320578799288e-06, "batch_size": 8,
+                        "dropout": 0.5}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_random_draws_are_domainbeds(dataset, draw, trial, expected, protocol):
+    """The numbers were produced by DomainBed itself."""
+    made = dataclasses.asdict(settings(dataset, draw=draw, trial=trial, protocol=protocol))
+    assert {name: made[name] for name in expected} == expected
+    plain = dataclasses.asdict(settings(dataset, protocol=protocol, trial=trial))
+    assert {n for n in made if made[n] != plain[n]} == {"draw", *(n for n in expected if expected[n] != plain[n])}
+
+
+def test_given_options_go_before_drawn_ones_and_drawn_ones_before_defaults():
+    made = settings(draw=1, lr=0.5, batch_size=None)
+    assert (made.lr, made.batch_size, made.holdout) == (0.5, 39, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("given", "every"),
+    [
+        ({"steps": 5_001}, 300),
+        ({"steps": 10_000}, 300),
+        ({"steps": 500}, 30),  # 300 · 500/5001 = 29.99
+        ({"steps": 2_500}, 150),
+        ({"steps": 10}, 1),
+        ({"steps": 1}, 1),
+        ({"steps": 500, "evaluate_every": 77}, 77),
+        ({"steps": 5_001, "evaluate_every": 77}, 77),
+        ({"steps": 500, "protocol": "swad"}, 20),
+    ],
+)
+def test_short_runs_are_evaluated_more_often_as_often_in_all(given, every):
+    made = settings(**given)
+    assert made.evaluate_every == every
+    assert made.steps == given["steps"]
+
+
+@pytest.mark.parametrize(("every", "steps"), [(200, 5_001), (300, 4_801), (1_000, 5_001), (5_000, 5_001), (7, 4_999)])
+def test_swad_ends_with_an_evaluation(every, steps):
+    """floor(steps/freq)·freq + 1, as SWAD has it."""
+    assert settings(protocol="swad", evaluate_every=every).steps == steps
+    assert (steps - 1) % every == 0
+
+
+def test_a_whole_number_is_as_good_as_a_number_and_the_same_training():
+    """0 and 0.0 are written differently, and the id of a run is made of what is written."""
+    one, other = settings(lr=1, weight_decay=0), settings(lr=1.0, weight_decay=0.0)
+    assert [repr(value) for value in dataclasses.astuple(one)] == [repr(value) for value in dataclasses.astuple(other)]
+
+
+# What is refused.
+
+WRONG_TYPES = {
+    "str": [3, None, True, ["a"], b"a"],
+    "bool": [1, 0, "true", None],
+    "int": [1.0, "3", True, None, [1]],
+    "float": ["0.1", True, None, float("nan"), float("inf"), -float("inf"), [0.1], 1j],
+    "tuple[str, ...]": ["sketch", ["sketch"], (1,), None, {"sketch"}],
+}
+OUTSIDE = {
+    "protocol": ["Domainbed", ""],
+    "trial": [-1],
+    "draw": [-1],
+    "image_size": [0, -1, 4_097],
+    "steps": [0, -5],
+    "batch_size": [0],
+    "lr": [0, 0.0, -1e-9],
+    "weight_decay": [-1e-9],
+    "dropout": [-0.1, 1, 1.0, 1.5],
+    "split": ["random"],
+    "holdout": [0, 0.0, 1, 1.0, -0.2],
+    "evaluate_every": [0],
+    "evaluate": ["some"],
+    "evaluation_batch": [0],
+    "threads": [0, -1],
+    "precision": ["fp16", "float64"],
+    "workers": [-1],
+    "cache": ["Disk"],
+    "keep": ["last"],
+    "save_every": [0],
+    "profile": ["yes"],
+    "check_images": ["always"],
+}
+INSIDE = {
+    "protocol": list(PROTOCOLS), "trial": [0, 7], "draw": [0, 7], "image_size": [1, 4_096], "steps": [1],
+    "batch_size": [1], "lr": [1e-12, 5, 0.5], "weight_decay": [0, 0.0, 3.0], "dropout": [0, 0.0, 0.999],
+    "split": ["domainbed", "stratified"], "holdout": [0.001, 0.999], "evaluate_every": [1],
+    "evaluate": ["needed", "all"], "evaluation_batch": [1], "threads": [1, None], "precision": ["float32", "bf16"],
+    "workers": [0, None], "cache": ["none", "ram", "disk"], "keep": ["none", "best", "all"], "save_every": [1, None],
+    "profile": ["auto", "always", "never"], "check_images": ["once", "never"],
+}  # fmt: skip
+UNLIMITED = {"dataset", "targets", "algorithm", "model", "weights", "frozen_bn", "augment", "augment_validation",
+             "root", "name", "device", "tensorboard", "domainbed_records", "allow_changed_environment"}  # fmt: skip
+
+
+def test_every_option_is_in_these_tables():
+    assert set(OUTSIDE) == set(INSIDE)
+    assert set(OUTSIDE) | UNLIMITED == set(FIELDS)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_option_has_a_help_and_its_wrong_types_are_refused(name):
+    kind, *optional = FIELDS[name].type.split(" | ")
+    assert FIELDS[name].metadata["help"]
+    for value in WRONG_TYPES[kind]:
+        if value is None and optional:
+            check({name: None})
+        else:
+            with pytest.raises(ConfigError, match=rf"^{name}=.*; wanted \w+"):
+                check({name: value})
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_values_outside_the_range_are_refused_and_its_ends_are_not(name):
+    for value in OUTSIDE[name]:
+        with pytest.raises(ConfigError) as caught:
+            check({name: value})
+        assert str(caught.value) == f"{name}={value!r}; wanted {wanted(FIELDS[name])}"
+        assert caught.value.exit_code == 2
+    for value in INSIDE[name]:
+        check({name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("lr", "a number above 0"),
+        ("holdout", "a number above 0 and below 1"),
+        ("dropout", "a number at least 0 and below 1"),
+        ("image_size", "a whole number at least 1 and at most 4096"),
+        ("protocol", "one of domainbed, domainbed-stratified, swad"),
+        ("targets", "a list of names"),
+        ("workers", "a whole number at least 0"),
+        ("augment", "true or false"),
+        ("root", "text"),
+    ],
+)
+def test_ranges_in_words(name, words):
+    assert wanted(FIELDS[name]) == words
+
+
+def test_a_list_of_targets_is_a_tuple_of_them():
+    assert settings(targets=["photo", "sketch"]).targets == ("photo", "sketch")
+
+
+def test_one_domain_twice_is_refused():
+    with pytest.raises(ConfigError, match="targets photo, photo: one domain twice"):
+        settings(targets=("photo", "photo"))
+
+
+@pytest.mark.parametrize("name", ["datset", "learning_rate", ""])
+def test_a_name_that_is_no_option_is_refused(name):
+    with pytest.raises(ConfigError, match=f"unknown option {name!r}"):
+        settings(**{name: 1})
+
+
+def test_how_it_is_run_is_not_what_is_trained():
+    with pytest.raises(ConfigError, match="'device' says how it is run"):
+        settings(device="cpu")
+
+
+def test_values_are_checked_wherever_they_come_from():
+    with pytest.raises(ConfigError, match="lr=-1"):
+        settings(lr=-1)
+    with pytest.raises(ConfigError, match="lr=-1"):
+        dataclasses.replace(settings(), lr=-1)
+    with pytest.raises(ConfigError, match="workers=-1"):
+        Execution(workers=-1)
+
+
+def test_options_have_one_meaning_each():
+    names = [each.name for kind in (Settings, Execution) for each in dataclasses.fields(kind)]
+    assert len(names) == len(set(names)) == len(FIELDS)
+
+
+def test_the_protocol_is_read_without_torch():
+    program = (
+        "import sys, dspreg.protocol.settings, dspreg.protocol.reading\n"
+        "print([m for m in ('torch', 'torchvision', 'PIL', 'pandas', 'matplotlib') if m in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout == "[]\n"
