@@ -196,7 +196,7 @@ def test_a_profile_shows_c_of_the_refresh_beside_its_floor(options):
 
 
 def test_erm_is_profiled_as_measure_does_it_by_hand():
-    stack = ready(ERM(), toy_task(dropout=0.0))
+    stack = ready(ERM(), toy_task())
     steps(stack, 2)
     before, random = weights(stack), torch.get_rng_state()
     profile = stack.profile()
