@@ -27,6 +27,7 @@ SLOW = frozenset({"pandas", "matplotlib", "rich"})
 TABLE = {
     "errors": Place(1, NUMPY),
     "files": Place(1),
+    "names": Place(1),
     "priors": Place(1, NUMPY),
     "protocol": Place(1, NUMPY | {"yaml"}),
     "store": Place(1, NUMPY),
