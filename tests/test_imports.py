@@ -46,7 +46,7 @@ TABLE = {
     "cli": Place(7, frozenset(), SLOW),
     "__init__": Place(8),
 }
-DRAWS = {"sensitivity/figures.py", "report/figures.py"}  # may import matplotlib at the top
+DRAWS = {"sensitivity/figures.py", "report/figures.py", "training/confusion.py"}  # may import matplotlib at the top
 INDEXES = {"__init__.py", "spec.py", "catalogue.py"}  # may import other algorithms
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}  # run code from files
 
