@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from dspreg.names import shown
 from dspreg.training.assessment import Assessment, Judged
@@ -33,8 +34,8 @@ def draw(found: Assessment) -> Figure:
     margin = 0.35 + 0.0085 * size * max(map(len, names))  # room for the names, in inches
     columns = min(len(found.domains), 2 if side > 5 or len(found.domains) == 4 else 3)
     rows = math.ceil(len(found.domains) / columns)
-    width, height = columns * (side + margin + 0.25), rows * (side + margin + 0.45)
-    figure = Figure(figsize=(width + 0.9, height + 0.3), layout="constrained")
+    width, height = columns * (side + margin + 0.25), rows * (side + margin + 0.9)
+    figure = Figure(figsize=(width + 0.9, height + 0.3), layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.08))
     grid = [*figure.subplots(rows, columns, squeeze=False).flat]
     image = None
     for axes, each in zip(grid, found.domains, strict=False):
