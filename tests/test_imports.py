@@ -40,7 +40,7 @@ TABLE = {
     "networks": Place(3, VISION, frozenset({"timm", "huggingface_hub"})),
     "data": Place(3, VISION | {"PIL", "sklearn"}, SLOW),
     "algorithms": Place(4, TORCH),
-    "training": Place(5, TORCH, SLOW),
+    "training": Place(5, TORCH, SLOW | {"onnxruntime"}),
     "testing": Place(5, TORCH),
     "launch": Place(6, TORCH, SLOW | {"ray"}),
     "cli": Place(7, frozenset(), SLOW),
