@@ -111,7 +111,19 @@ def loaded(source: Any, order: Iterable[Any], workers: int) -> Iterator[Any]:
         worker_init_fn=_leave_signals_to_the_trainer,
         generator=torch.Generator(),  # otherwise every loader would move the global generator
     )
-    return iter(loader)
+    return _ended(iter(loader))
+
+
+def _ended(batches: Any) -> Iterator[Any]:
+    """The batches of a loader whose processes end with the last one, or with an error.
+
+    Whoever keeps an error, as a notebook does, keeps the loader that raised it. Its processes would be left to the end
+    of the program, which waits for them; and they ignore the signal that is to end them.
+    """
+    try:
+        yield from batches
+    finally:
+        batches._shutdown_workers()
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:  # noqa: ARG001
