@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import warnings
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -159,12 +160,14 @@ def test_classes_are_matched_by_name(run, tmp_path):
     images, (model, transform) = Folder(fewer).domain("night"), dspreg.load(run)
     with torch.no_grad():
         said = [model.classes[int(model(transform(image)[None]).argmax())] for image, _ in images]
-    assert found.domains[0].scores.accuracy == np.mean([a == ("dog", "owl")[y] for a, (_, y) in zip(said, images)])
+    assert found.domains[0].scores.accuracy == np.mean(
+        [a == ("dog", "owl")[y] for a, (_, y) in zip(said, images, strict=True)]
+    )
 
 
 def test_strange_classes_are_named(run, tmp_path):
     strange = photos(tmp_path / "strange", domains=("night",), classes=("dog", "yak"))
-    with pytest.raises(DataError, match="model does not know: 'yak'. It knows 'cat', 'dog', 'owl'"):
+    with pytest.raises(DataError, match=r"model does not know: 'yak'. It knows 'cat', 'dog', 'owl'"):
         assess(run, dataset=f"folder:{strange}")
 
 
@@ -178,7 +181,7 @@ def test_a_data_set_that_moved(folder, tmp_path):
     copy = photos(tmp_path / "copy")
     run = trained(copy, tmp_path / "run", steps=1)
     copy.rename(tmp_path / "moved")
-    with pytest.raises(DataError, match="That is the run's own data set. If it moved, say --dataset"):
+    with pytest.raises(DataError, match=r"That is the run's own data set. If it moved, say --dataset"):
         assess(run)
     assert len(assess(run, dataset=f"folder:{tmp_path / 'moved'}").domains) == 3
 
@@ -311,7 +314,7 @@ def test_pictures_have_one_panel_per_domain_and_no_labels_upon_another(classes, 
     for axes in panels:
         for labels in (axes.get_yticklabels(), axes.get_xticklabels()):
             boxes = [label.get_window_extent(renderer) for label in labels]
-            assert not any(a.overlaps(b) for a, b in zip(boxes, boxes[1:], strict=False))
+            assert not any(a.overlaps(b) for a, b in pairwise(boxes))
     tight = [axes.get_tightbbox(renderer) for axes in panels]
     assert not any(a.overlaps(b) for i, a in enumerate(tight) for b in tight[i + 1 :])
 

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import tempfile
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from dspreg import __version__
 from dspreg.errors import ConfigError, IntegrityError
 from dspreg.files import refusals, write
-from dspreg.randomness import generator
 from dspreg.store import RunFolder
-from dspreg.training.layouts import Layout, layouts
-from dspreg.training.model import Model
+from dspreg.training.export_formats import EQUAL, Made, difference, random_images, require_onnx, written
 from dspreg.training.saved import built, contents, model_file
 
 FORMAT = "dspreg.export/1"
 ENDINGS = {"safetensors": ".safetensors", "torch.export": ".pt2", "onnx": ".onnx"}
-TOLERANCE = {"safetensors": 1e-6, "torch.export": 1e-6, "onnx": 1e-4}  # onnxruntime has kernels of its own
+TOLERANCE = {"safetensors": EQUAL, "torch.export": EQUAL, "onnx": 1e-4}  # onnxruntime has kernels of its own
 SIZES = (1, 2, 5)  # of batches that are compared; traced is 2
-ENTRY = "dspreg"  # under which every file describes itself
-
-Function = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -91,7 +79,7 @@ def export(
     if normalise and format == "safetensors":
         raise ConfigError("safetensors holds weights and no program that could normalise; use torch.export or onnx")
     if format == "onnx":
-        _require_onnx()
+        require_onnx()
     source = model_file(run, which)
     name = f"{which}-normalising" if normalise else which
     path = Path(out) if out else Path(run) / "exported" / f"{name}{ENDINGS[format]}"
@@ -102,89 +90,8 @@ def export(
     module: nn.Module = Normalised(model, transform.mean, transform.std).eval() if normalise else model
     told = _told(RunFolder(run), how, which, normalise)
     with torch.no_grad():
-        made = _written(module, model, how, told, format)
+        made = written(module, model, how, told, format)
         return Exported(path, _kept(made, module, path, how["image_size"], TOLERANCE[format]), made.code)
-
-
-@dataclass(frozen=True)
-class Made:
-    """The bytes of a file, and how it is read by a reader of its own."""
-
-    data: bytes
-    read: Callable[[Path], Function]
-    code: str
-
-
-def _written(module: nn.Module, model: Model, how: dict[str, Any], told: dict[str, Any], format: str) -> Made:
-    if format == "safetensors":
-        return _weights(model, how, told)
-    images = _images(2, how["image_size"])
-    shapes = ({0: torch.export.Dim("batch", min=1)},)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about what torch will change one day
-        try:
-            if format == "onnx":
-                return _onnx(module, images, shapes, told)
-            return _program(module, images, shapes, told)
-        except Exception as error:  # a tracer may stumble over anything that a network does
-            said = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise ConfigError(f"torch can't export {how['model']} as {format}: {said}") from error
-
-
-def _weights(model: Model, how: dict[str, Any], told: dict[str, Any]) -> Made:
-    net, images = model.algorithm.net, _images(3, how["image_size"])
-    if _difference(net, model, images) > TOLERANCE["safetensors"]:
-        raise ConfigError(
-            f"{how['algorithm']} predicts by more than its network, so that the weights alone are not the model; use "
-            f"--format torch.export or onnx"
-        )
-    for layout in layouts(net, how["model"], how["image_size"]):
-        if _difference(_loaded(layout, layout.tensors), model, images) <= TOLERANCE["safetensors"]:
-            about = json.dumps(told | {"load": layout.code}, ensure_ascii=False, sort_keys=True)
-            # one entry, because safetensors writes several in an order that changes from process to process
-            data = save(layout.tensors, {ENTRY: about})
-            return Made(data, partial(_read_weights, layout), layout.code)
-    raise ConfigError(f"{how['model']} can't be loaded by timm alone; use --format torch.export or onnx")
-
-
-def _read_weights(layout: Layout, path: Path) -> Function:
-    return _loaded(layout, load_file(path))
-
-
-def _loaded(layout: Layout, tensors: dict[str, Tensor]) -> nn.Module:
-    fresh = layout.fresh()
-    fresh.load_state_dict(tensors)
-    return fresh.eval()
-
-
-def _program(module: nn.Module, images: Tensor, shapes: Any, told: dict[str, Any]) -> Made:
-    code = 'import torch\n\nmodel = torch.export.load("FILE").module()\nlogits = model(images)\n'
-    program = torch.export.export(module, (images,), dynamic_shapes=shapes)
-    out = io.BytesIO()
-    torch.export.save(program, out, extra_files={f"{ENTRY}.json": json.dumps(told | {"load": code})})
-    return Made(out.getvalue(), lambda path: torch.export.load(path).module(), code)
-
-
-def _onnx(module: nn.Module, images: Tensor, shapes: Any, told: dict[str, Any]) -> Made:
-    code = (
-        'import onnxruntime\n\nmodel = onnxruntime.InferenceSession("FILE")\n# model.run(None, {"images": images})[0]\n'
-    )
-    program = torch.onnx.export(
-        module, (images,), dynamo=True, dynamic_shapes=shapes, input_names=["images"], output_names=["logits"],
-        verbose=False,
-    )  # fmt: skip
-    assert program is not None
-    proto = program.model_proto
-    entry = proto.metadata_props.add()
-    entry.key, entry.value = ENTRY, json.dumps(told | {"load": code})
-    return Made(proto.SerializeToString(), _session, code)
-
-
-def _session(path: Path) -> Function:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    return lambda x: torch.from_numpy(session.run(None, {"images": x.numpy()})[0])
 
 
 def _kept(made: Made, module: nn.Module, path: Path, image_size: int, tolerance: float) -> float:
@@ -209,22 +116,12 @@ def _compared(made: Made, path: Path, module: nn.Module, image_size: int) -> lis
     """The difference for every size of batch."""
     try:
         read = made.read(path)
-        return [_difference(read, module, _images(n, image_size)) for n in SIZES]
+        return [difference(read, module, random_images(n, image_size)) for n in SIZES]
     except OSError:
         raise
     except Exception as error:  # readers of other people raise errors of their own
         said = str(error).strip().partition("\n")[0] or type(error).__name__
         raise IntegrityError(f"the exported model can't be read back and run: {said}. Nothing was kept") from error
-
-
-def _difference(a: Function, b: Function, images: Tensor) -> float:
-    """The largest difference of two functions' logits, relative to the largest logit."""
-    ours, theirs = a(images).double(), b(images).double()
-    return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
-
-
-def _images(n: int, size: int) -> Tensor:
-    return torch.rand(n, 3, size, size, generator=generator("export", n))
 
 
 def _told(folder: RunFolder, how: dict[str, Any], which: str, normalise: bool) -> dict[str, Any]:
@@ -240,9 +137,3 @@ def _told(folder: RunFolder, how: dict[str, Any], which: str, normalise: bool) -
         "output": "logits (B, C), one column per class; softmax makes them probabilities",
         **{key: how[key] for key in ("model", "algorithm", "step", "classes", "image_size", "mean", "std")},
     }
-
-
-def _require_onnx() -> None:
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(f"--format onnx needs {', '.join(missing)}: pip install 'dspreg[onnx]'")
