@@ -86,6 +86,11 @@ def test_evaluate_prints_tables_and_leaves_files(run, capsys):
     assert json.loads(capsys.readouterr().out)["domains"]["noon"]["images"] == 18
 
 
+def test_an_evaluation_of_some_domains_leaves_the_others_result(run, capsys):
+    assert main(["evaluate", str(run), "--domain", "noon", "dawn", "--which", "last"]) == 0
+    assert "evaluation-photos-noon-dawn-last/confusion.png" in capsys.readouterr().out
+
+
 def test_evaluate_elsewhere(run, tmp_path, capsys):
     other = photos(tmp_path / "night shift", domains=("night",), classes=("cat",), each=3)
     where = tmp_path / "out"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,24 +62,22 @@ def run(given: Any) -> int:
             adapt=given.adapt, which=given.which, device=given.device, workers=given.workers, batch=given.batch,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
-    out = Path(given.out) if given.out else Path(given.run_folder) / folder_name(found)
+    out = Path(given.out) if given.out else Path(given.run_folder) / folder_name(found, given.domain)
     save(found, out)
     if given.json:
         print(json.dumps(as_json(found), indent=1, ensure_ascii=True, sort_keys=True))
     else:
         print("\n".join(text(found)))
-        print(
-            f"\nsee {shown(str(out / 'confusion.png'))}; numbers in scores.json, per_class.csv and confusion.csv there"
-        )
+        print(f"\npicture and files: {shown(str(out / 'confusion.png'))}, scores.json, per_class.csv, confusion.csv")
     return 0
 
 
-def folder_name(found: Assessment) -> str:
+def folder_name(found: Assessment, domains: Sequence[str]) -> str:
     """One for every way to evaluate, so that none overwrites the result of another."""
-    parts = ["evaluation", re.sub(r"[^\w.-]", "_", found.dataset)]
+    parts = ["evaluation", found.dataset, *domains]
     parts += ["last"] if found.which == "last" else []
     parts += [f"adapt-{found.adapt}"] if found.adapt != "none" else []
-    return "-".join(parts)
+    return re.sub(r"[^\w.-]", "_", "-".join(parts))[:120]
 
 
 def text(found: Assessment) -> Iterator[str]:
@@ -100,10 +98,8 @@ def text(found: Assessment) -> Iterator[str]:
     if len(found.domains) > 1:
         rows += [[name, "", "", *_written({n: mean(group, n) for n in NUMBERS})] for name, group in groups]
     yield from aligned(rows, left=2)
-    yield ""
-    if len(found.domains) > 1:
-        yield f"worst domain: {shown(found.worst.domain)}, {100 * found.worst.scores.accuracy:.1f} %"
-    yield from _remarks(found)
+    remarks = list(_remarks(found))
+    yield from ["", *remarks] if remarks else []
     yield from _by_class(found)
 
 
@@ -113,6 +109,8 @@ def _written(numbers: dict[str, float]) -> list[str]:
 
 
 def _remarks(found: Assessment) -> Iterator[str]:
+    if len(found.domains) > 1:
+        yield f"worst domain: {shown(found.worst.domain)}, {100 * found.worst.scores.accuracy:.1f} %"
     roles = {each.role for each in found.domains}
     if "source" in roles:
         yield "out: the run was trained on this domain; only the images held out from training are scored"

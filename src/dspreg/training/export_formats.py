@@ -87,9 +87,8 @@ def _program(module: nn.Module, images: Tensor, shapes: Any, told: dict[str, Any
 
 
 def _onnx(module: nn.Module, images: Tensor, shapes: Any, told: dict[str, Any]) -> Made:
-    code = (
-        'import onnxruntime\n\nmodel = onnxruntime.InferenceSession("FILE")\n# model.run(None, {"images": images})[0]\n'
-    )
+    code = 'import onnxruntime\n\nmodel = onnxruntime.InferenceSession("FILE")\n'
+    code += 'logits = model.run(None, {"images": images})[0]\n'
     program = torch.onnx.export(
         module, (images,), dynamo=True, dynamic_shapes=shapes, input_names=["images"], output_names=["logits"],
         verbose=False,
