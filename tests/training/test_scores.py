@@ -241,8 +241,8 @@ def test_adapting_changes_scores_and_nothing_else(bn_run):
     plain, changed = assess(bn_run), assess(bn_run, adapt="bn")
     assert [d.part for d in plain.domains] == [d.part for d in changed.domains]
     assert all(a.scores.log_loss != b.scores.log_loss for a, b in zip(plain.domains, changed.domains, strict=True))
-    assert assess(bn_run).domains[0].scores.log_loss == plain.domains[0].scores.log_loss
-    assert assess(bn_run, adapt="bn", batch=64).domains[2].scores.log_loss == changed.domains[2].scores.log_loss
+    again = assess(bn_run, adapt="bn", domains=["noon"])
+    assert again.domains[0].scores.log_loss == changed.domains[2].scores.log_loss
 
 
 def test_a_network_without_batch_norm_has_nothing_to_adapt(run):
@@ -301,7 +301,7 @@ def made_up(classes, domains=2):
     return Assessment("id", "selected", 0, "made up", names, "none", tuple(judged))
 
 
-@pytest.mark.parametrize(("classes", "domains"), [(2, 1), (5, 4), (20, 3)])
+@pytest.mark.parametrize(("classes", "domains"), [(2, 1), (5, 4), (16, 2)])
 def test_pictures_have_one_panel_per_domain_and_no_labels_upon_another(classes, domains):
     figure = draw(made_up(classes, domains))
     panels = [axes for axes in figure.axes if axes.get_visible() and axes.get_title()]
