@@ -27,6 +27,7 @@ SLOW = frozenset({"pandas", "matplotlib", "rich"})
 TABLE = {
     "errors": Place(1, NUMPY),
     "files": Place(1),
+    "names": Place(1),
     "priors": Place(1, NUMPY),
     "protocol": Place(1, NUMPY | {"yaml"}),
     "store": Place(1, NUMPY),
@@ -39,13 +40,13 @@ TABLE = {
     "networks": Place(3, VISION, frozenset({"timm", "huggingface_hub"})),
     "data": Place(3, VISION | {"PIL", "sklearn"}, SLOW),
     "algorithms": Place(4, TORCH),
-    "training": Place(5, TORCH, SLOW),
+    "training": Place(5, TORCH, SLOW | {"onnxruntime"}),
     "testing": Place(5, TORCH | {"PIL"}),  # an image of a data set is PIL's
     "launch": Place(6, TORCH, SLOW | {"ray"}),
     "cli": Place(7, frozenset(), SLOW),
     "__init__": Place(8),
 }
-DRAWS = {"sensitivity/figures.py", "report/figures.py"}  # may import matplotlib at the top
+DRAWS = {"sensitivity/figures.py", "report/figures.py", "training/confusion.py"}  # may import matplotlib at the top
 INDEXES = {"__init__.py", "spec.py", "catalogue.py"}  # may import other algorithms
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}  # run code from files
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from dspreg import __version__
-from dspreg.cli import algorithms, data, train
+from dspreg.cli import algorithms, data, evaluate, export, predict, train
 from dspreg.cli.parser import Parser
 from dspreg.errors import DspregError, Notice, ResourceError
 
-COMMANDS = (train, data, algorithms)
+COMMANDS = (train, evaluate, predict, export, data, algorithms)
 
 EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print

@@ -120,8 +120,8 @@ def loaded(source: Any, order: Iterable[Any], workers: int) -> Iterator[Any]:
             worker_init_fn=_leave_signals_to_the_trainer,
             generator=torch.Generator(),  # otherwise every loader would move the global generator
         )
-    before = set(multiprocessing.active_children())
-    made = iter(loader)
+        before = set(multiprocessing.active_children())
+        made = iter(loader)
     WORKERS.update(set(multiprocessing.active_children()) - before)
     return made
 

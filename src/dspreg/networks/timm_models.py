@@ -49,17 +49,24 @@ def on_the_hub(name: str, config: Any) -> tuple[str, str]:
 
 def created(name: str, image_size: int | None) -> nn.Module:
     """A fresh network without its head; `None` for the image size it is known for."""
+    return called(name, image_size, 0)[0]
+
+
+def called(name: str, image_size: int | None, num_classes: int) -> tuple[nn.Module, str]:
+    """A fresh network with timm's own head, or without if there are 0 classes; and the call of timm that makes it."""
     import timm
 
+    call = f"timm.create_model({name!r}, num_classes={num_classes}"
     if image_size is not None:
         try:
-            return timm.create_model(name, pretrained=False, num_classes=0, img_size=image_size)
+            sized = timm.create_model(name, pretrained=False, num_classes=num_classes, img_size=image_size)
+            return sized, f"{call}, img_size={image_size})"
         except TypeError as error:
             if "img_size" not in str(error):  # a network that takes any size does not know the word
                 raise
         except UNFIT as error:
             raise _unfit(name, image_size, error) from error
-    return timm.create_model(name, pretrained=False, num_classes=0)
+    return timm.create_model(name, pretrained=False, num_classes=num_classes), f"{call})"
 
 
 def loaded(name: str, image_size: int, path: Path) -> tuple[nn.Module, str]:

@@ -158,14 +158,15 @@ def resolved(given: Mapping[str, Any], data: Facts) -> Settings:
             raise ConfigError(f"{name!r} says how it is run and not what is trained; give it to Execution")
     protocol, draw = given.get("protocol", "domainbed"), given.get("draw", 0)
     values = defaults(protocol, data)
+    usual = values["steps"]
     if draw:
         seed = seed_hash(draw, given.get("trial", 0))
         values |= {name: prior.draw(seed, name) for name, prior in space(data).items()}
     values |= given
     if "frozen_bn" not in given and values["weights"] == "none":
         values["frozen_bn"] = False  # statistics that nobody trained are not worth keeping
-    if "evaluate_every" not in given and values["steps"] < data.steps:
-        values["evaluate_every"] = max(1, round(values["evaluate_every"] * values["steps"] / data.steps))
+    if "evaluate_every" not in given and values["steps"] < usual:
+        values["evaluate_every"] = max(1, round(values["evaluate_every"] * values["steps"] / usual))
     if protocol == "swad" and "steps" not in given:  # so that the last step is an evaluated one
         values["steps"] = values["steps"] // values["evaluate_every"] * values["evaluate_every"] + 1
     return Settings(**values)

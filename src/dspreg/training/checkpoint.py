@@ -35,8 +35,11 @@ class Checkpoints:
         """Write the new one, and only then drop old ones."""
         make_folder(self.folder)
         data = pack(state, format=FORMAT, run=self.run, step=str(step))
-        write(self.folder / f"step-{step:08d}-{digest(data)}.safetensors", data)
-        for path in self.files()[KEPT:]:
+        new = self.folder / f"step-{step:08d}-{digest(data)}.safetensors"
+        write(new, data)
+        others = [path for path in self.files() if path != new]
+        same = [path for path in others if path.name.startswith(f"step-{step:08d}-")]  # as before its evaluation
+        for path in [*same, *[path for path in others if path not in same][KEPT - 1 :]]:
             remove(path)
 
     def files(self) -> list[Path]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dspreg.algorithms import Task, parse
 from dspreg.data.transforms import Transform
@@ -31,6 +32,11 @@ def load(run: str | Path, which: str = "selected", device: str = "cpu") -> tuple
     Returns:
         The model in evaluation mode, with `model.classes`, and a function from a PIL image to a (3, H, W) tensor.
     """
+    return built(model_file(run, which), device)
+
+
+def model_file(run: str | Path, which: str = "selected") -> Path:
+    """Where a finished run keeps a model; every file of the run is verified."""
     folder = RunFolder(run)
     folder.description()
     if folder.result() is None:
@@ -38,15 +44,12 @@ def load(run: str | Path, which: str = "selected", device: str = "cpu") -> tuple
     path = folder / f"{which}.safetensors"
     if not path.exists():
         raise ConfigError(f"{folder.path} kept no {which!r} model (--keep none, or not 'selected' or 'last')")
-    return built(path, device)
+    return path
 
 
 def built(path: Path, device: str = "cpu") -> tuple[Model, Transform]:
     """From one model file, without its run."""
-    saved, about = unpack(path.read_bytes(), str(path))
-    if about.get("format") != MODEL:
-        raise IntegrityError(f"{path} is of the format {about.get('format')!r}; wanted {MODEL!r}")
-    how: dict[str, Any] = saved["built"]
+    how, tensors = contents(path)
     backbone = backbone_named(
         how["model"],
         weights="none",
@@ -56,9 +59,17 @@ def built(path: Path, device: str = "cpu") -> tuple[Model, Transform]:
     )
     task = Task(len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_none)
     algorithm = parse(how["algorithm"]).setup(task, torch.optim.Adam, device)
-    load_tensors(algorithm, saved["tensors"], str(path))
+    load_tensors(algorithm, tensors, str(path))
     model = Model(algorithm, tuple(how["classes"])).eval()
     return model, Transform(how["image_size"], how["mean"], how["std"])
+
+
+def contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """How the network of a model file is made and what its outputs mean, and its tensors."""
+    saved, about = unpack(path.read_bytes(), str(path))
+    if about.get("format") != MODEL:
+        raise IntegrityError(f"{path} is of the format {about.get('format')!r}; wanted {MODEL!r}")
+    return saved["built"], saved["tensors"]
 
 
 def _none(t: int, batches: int) -> Any:

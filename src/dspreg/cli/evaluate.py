@@ -1,0 +1,132 @@
+"""`dspreg evaluate`: how good a trained run is, domain by domain."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dspreg.cli.options import count, device, natural, which
+from dspreg.cli.parser import Commands, described
+from dspreg.cli.tables import aligned
+from dspreg.names import shown
+
+if TYPE_CHECKING:
+    from dspreg.training.assessment import Assessment
+
+EXAMPLES = """examples:
+  dspreg evaluate runs/print                                on its own data set
+  dspreg evaluate runs/print --dataset folder:new-photos    on images of your own: domain/class/image
+  dspreg evaluate runs/sketch --domain sketch --adapt bn    batch-norm statistics of the images evaluated
+  dspreg evaluate runs/print --json > scores.json
+
+of domains the run was trained on, only held-out images count. Classes are matched by name."""
+SHOWN = 30  # classes up to which they are printed
+
+
+def add(commands: Commands) -> None:
+    parser = described(commands, "evaluate", "score a trained run on every domain of a data set", EXAMPLES)
+    parser.add_argument("run_folder", metavar="RUN", help="the folder that dspreg train left")
+    parser.add_argument("--dataset", metavar="NAME", help="as in dspreg train (default: the run's own)")
+    parser.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data, or the run's)")
+    parser.add_argument("--name", metavar="NAME", help="of a folder: or index: data set (default: end of its path)")
+    parser.add_argument("--domain", metavar="D", nargs="+", default=[], help="only these domains (default: all)")
+    says = "bn: batch-norm statistics from the images evaluated, without their labels; the model has then seen them"
+    parser.add_argument("--adapt", choices=("none", "bn"), default="none", help=says)
+    says = "folder for scores.json, per_class.csv, confusion.csv and confusion.png (default: RUN/evaluation-DATASET)"
+    parser.add_argument("--out", metavar="DIR", help=says)
+    parser.add_argument("--json", action="store_true", help="print scores.json instead of tables")
+    parser.add_argument("--batch", metavar="N", type=natural, help="images at a time (default: as in training)")
+    parser.add_argument("--workers", metavar="N", type=count, help="processes that read images")
+    which(parser)
+    device(parser)
+    parser.set_defaults(run=run)
+
+
+def run(given: Any) -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from dspreg.training.assessment import assess
+    from dspreg.training.experiment import check_device
+    from dspreg.training.score_files import as_json, save
+
+    check_device(given.device)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("evaluating", total=None)
+        found = assess(
+            given.run_folder, dataset=given.dataset, root=given.root, name=given.name, domains=given.domain,
+            adapt=given.adapt, which=given.which, device=given.device, workers=given.workers, batch=given.batch,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )  # fmt: skip
+    out = Path(given.out) if given.out else Path(given.run_folder) / folder_name(found, given.domain)
+    save(found, out)
+    if given.json:
+        print(json.dumps(as_json(found), indent=1, ensure_ascii=True, sort_keys=True))
+    else:
+        print("\n".join(text(found)))
+        print(f"\npicture and files: {shown(str(out / 'confusion.png'))}, scores.json, per_class.csv, confusion.csv")
+    return 0
+
+
+def folder_name(found: Assessment, domains: Sequence[str]) -> str:
+    """One for every way to evaluate, so that none overwrites the result of another."""
+    parts = ["evaluation", found.dataset, *domains]
+    parts += ["last"] if found.which == "last" else []
+    parts += [f"adapt-{found.adapt}"] if found.adapt != "none" else []
+    return re.sub(r"[^\w.-]", "_", "-".join(parts))[:120]
+
+
+def text(found: Assessment) -> Iterator[str]:
+    """The tables."""
+    from dspreg.training.score_files import NUMBERS, mean
+
+    yield f"{shown(found.dataset)}, {found.which} model, of step {found.step}"
+    if found.adapt != "none":
+        yield "batch norm adapted on the images evaluated: the model has seen them, though not their labels"
+    yield ""
+    rows = [["domain", "part", "images", "accuracy", "class mean", "calibration error", "log loss"]]
+    for each in found.domains:
+        numbers = {name: number(each.scores) for name, number in NUMBERS.items()}
+        rows.append([shown(each.domain), each.part, f"{each.scores.images:,}", *_written(numbers)])
+    groups = [("mean", found.domains)]
+    if found.unseen and len(found.unseen) < len(found.domains):
+        groups.append(("mean unseen", found.unseen))
+    if len(found.domains) > 1:
+        rows += [[name, "", "", *_written({n: mean(group, n) for n in NUMBERS})] for name, group in groups]
+    yield from aligned(rows, left=2)
+    remarks = list(_remarks(found))
+    yield from ["", *remarks] if remarks else []
+    yield from _by_class(found)
+
+
+def _written(numbers: dict[str, float]) -> list[str]:
+    shares = [f"{100 * numbers[name]:.1f} %" for name in ("accuracy", "class_mean", "calibration_error")]
+    return [*shares, f"{numbers['log_loss']:.3f}"]
+
+
+def _remarks(found: Assessment) -> Iterator[str]:
+    if len(found.domains) > 1:
+        yield f"worst domain: {shown(found.worst.domain)}, {100 * found.worst.scores.accuracy:.1f} %"
+    roles = {each.role for each in found.domains}
+    if "source" in roles:
+        yield "out: the run was trained on this domain; only the images held out from training are scored"
+    if "changed source" in roles:
+        names = ", ".join(shown(each.domain) for each in found.domains if each.role == "changed source")
+        yield f"{names}: of the name of a domain trained on, with other images; some of them may have been trained on"
+
+
+def _by_class(found: Assessment) -> Iterator[str]:
+    classes = sorted({c for each in found.domains for c in each.scores.by_class})
+    yield ""
+    if len(classes) > SHOWN:
+        yield f"accuracy of the {len(classes)} classes: see per_class.csv"
+        return
+    rows = [["accuracy in %", *(shown(each.domain) for each in found.domains)]]
+    for c in classes:
+        shares = [each.scores.by_class.get(c) for each in found.domains]
+        rows.append([shown(found.classes[c]), *("" if s is None else f"{100 * s[1]:.1f}" for s in shares)])
+    yield from aligned(rows)

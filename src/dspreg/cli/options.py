@@ -1,0 +1,34 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def which(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--which",
+        choices=("selected", "last"),
+        default="selected",
+        help="the model of the step that source validation chose, or of the last step (default: selected)",
+    )
+
+
+def device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+
+
+def natural(text: str) -> int:
+    """1, 2, 3, …"""
+    return _whole(text, 1)
+
+
+def count(text: str) -> int:
+    """0, 1, 2, …"""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if text.isascii() and text.isdigit() and int(text) >= least:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}; wanted a whole number, at least {least}")

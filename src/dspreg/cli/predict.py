@@ -1,0 +1,91 @@
+"""`dspreg predict`: the class of images, by a trained run."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dspreg.cli.options import device, natural, which
+from dspreg.cli.parser import Commands, described
+from dspreg.cli.tables import aligned
+from dspreg.names import cell, shown
+
+if TYPE_CHECKING:
+    from dspreg.training.predicting import Prediction
+
+EXAMPLES = """examples:
+  dspreg predict runs/print photo.jpg
+  dspreg predict runs/print inbox                 all images below a folder
+  dspreg predict runs/print inbox --csv > classes.csv
+
+an image that can't be used is named on stderr, the others are predicted, and the exit code is 3."""
+
+
+def add(commands: Commands) -> None:
+    parser = described(commands, "predict", "say what is on images, by a trained run", EXAMPLES)
+    parser.add_argument("run_folder", metavar="RUN", help="the folder that dspreg train left")
+    parser.add_argument("images", metavar="IMAGE", nargs="+", help="image files, or folders of them")
+    parser.add_argument("--csv", action="store_true", help="print CSV with the probability of every class")
+    parser.add_argument("--batch", metavar="N", type=natural, default=64, help="images at a time (default: 64)")
+    which(parser)
+    device(parser)
+    parser.set_defaults(run=run)
+
+
+def run(given: Any) -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from dspreg.training.experiment import check_device
+    from dspreg.training.predicting import image_files, predicted
+    from dspreg.training.saved import load
+
+    check_device(given.device)
+    model, transform = load(given.run_folder, given.which, given.device)
+    files = image_files(given.images)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("predicting", total=len(files))
+        found = predicted(
+            model, transform, files, batch=given.batch, device=given.device,
+            progress=lambda done, _: bar.update(task, completed=done),
+        )  # fmt: skip
+    good = [each for each in found if not each.fault]
+    if given.csv:
+        _csv(good, model.classes)
+    elif good:
+        print("\n".join(_table(good, model.classes)))
+    sys.stdout.flush()  # before what is said on stderr, where both are one terminal
+    for each in found:
+        if each.fault:
+            print(f"dspreg: {shown(str(each.path))}: {shown(each.fault)}", file=sys.stderr)
+    if len(good) < len(found):
+        print(f"dspreg: {len(found) - len(good)} of {len(found)} images can't be used", file=sys.stderr)
+        return 3
+    return 0
+
+
+def _table(good: Sequence[Prediction], classes: Sequence[str]) -> list[str]:
+    second = len(classes) > 1
+    rows = [["image", "class", "probability", *(["second best", "probability"] if second else [])]]
+    for each in good:
+        row = [shown(str(each.path))]
+        for c in [each.best(rank) for rank in range(2 if second else 1)]:
+            row += [shown(classes[c]), _percent(each.probabilities[c])]
+        rows.append(row)
+    return list(aligned(rows, left=len(rows[0])))
+
+
+def _percent(probability: float) -> str:
+    return f"{100 * probability:5.1f} %"
+
+
+def _csv(good: Sequence[Prediction], classes: Sequence[str]) -> None:
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(["path", "class", "probability", *(cell(f"p_{name}") for name in classes)])
+    for each in good:
+        best = each.best()
+        numbers = [f"{p:.6g}" for p in each.probabilities]
+        out.writerow([cell(str(each.path)), cell(classes[best]), numbers[best], *numbers])
