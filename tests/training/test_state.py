@@ -8,6 +8,7 @@ import torch
 
 from dspreg.algorithms import parse
 from dspreg.batches import Batch
+from dspreg.networks.pretrained import NO_WEIGHTS
 from dspreg.store import RunFolder
 from dspreg.testing import ready, toy_batches
 from dspreg.training import loop, train_step
@@ -104,7 +105,7 @@ def test_of_equal_evaluations_the_first_is_selected(tmp_path, monkeypatch, stack
         settings=SimpleNamespace(steps=99, targets=(), evaluation_batch=4),
         execution=SimpleNamespace(keep="best", device="cpu"),
         evaluated=lambda last: [("a", "out", None), ("b", "out", None)],
-        sources=("a", "b"), key=("k",), workers=0, epoch=2,
+        sources=("a", "b"), key=("k",), workers=0, epoch=2, backbone=SimpleNamespace(weights=NO_WEIGHTS),
     )  # fmt: skip
     state = State(stack, RunFolder(tmp_path))
     chosen = []
