@@ -215,15 +215,16 @@ def refuse_failed(folder: RunFolder) -> None:
 @contextmanager
 def reproducible(execution: Execution) -> Iterator[None]:
     """Pin what the bits depend on, and put it back."""
-    count, filled = torch.get_num_threads(), torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic
+    count, filled = torch.get_num_threads(), memory.fill_uninitialized_memory
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.set_num_threads(threads(execution))
     # only warned about on a GPU: some layers have no deterministic backward pass there
     torch.use_deterministic_algorithms(True, warn_only=execution.device != "cpu")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it finds bugs of torch, and costs time at every step
+    memory.fill_uninitialized_memory = False  # it finds bugs of torch, and costs time at every step
     try:
         yield
     finally:
         torch.set_num_threads(count)
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        memory.fill_uninitialized_memory = filled
