@@ -165,3 +165,10 @@ def test_a_reader_that_dies_is_told_and_the_run_goes_on_later(images, tmp_path):
     assert "a process that reads images died" in err
     assert "Traceback" not in err
     assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
+
+
+def test_names_can_not_command_the_terminal(tmp_path, capsys):
+    assert main(["train", "--dataset", f"folder:{tmp_path}/\x1b[2Jgone", "--target", "a", "--out", "x"]) == 3
+    err = capsys.readouterr().err
+    assert "gone" in err
+    assert "\x1b" not in err

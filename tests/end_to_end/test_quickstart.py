@@ -11,7 +11,7 @@ QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.py"
 
 
 def test_the_demo_ends_in_a_page_with_pictures(tmp_path):
-    command = [sys.executable, str(QUICKSTART), "--out", str(tmp_path / "demo"), "--steps", "3"]
+    command = [sys.executable, str(QUICKSTART), "--out", str(tmp_path / "demo"), "--steps", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "demo" / "index.html").read_text()

@@ -12,6 +12,7 @@ from dspreg import __version__
 from dspreg.cli import algorithms, data, evaluate, export, predict, train
 from dspreg.cli.parser import Parser
 from dspreg.errors import DspregError, Notice, ResourceError
+from dspreg.names import shown
 
 COMMANDS = (train, evaluate, predict, export, data, algorithms)
 
@@ -58,8 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _said(error: DspregError) -> int:
-    print(f"dspreg: {error}", file=sys.stderr)
+    print(f"dspreg: {_harmless(error)}", file=sys.stderr)
     return error.exit_code
+
+
+def _harmless(message: object) -> str:
+    """A file's name may hold what a terminal obeys."""
+    return "\n".join(map(shown, str(message).split("\n")))
 
 
 def _notice(
@@ -71,6 +77,6 @@ def _notice(
     line: str | None = None,
 ) -> None:
     if issubclass(category, Notice):
-        print(f"notice: {message}", file=sys.stderr)
+        print(f"notice: {_harmless(message)}", file=sys.stderr)
     else:
         print(warnings.formatwarning(message, category, filename, lineno, line), file=file or sys.stderr, end="")
