@@ -230,3 +230,7 @@ def test_a_finished_run_is_verified_and_left_alone(images, tmp_path):
     assert train(tiny.settings(images), tiny.execution(), tmp_path / "run") == first
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("*") if p.name != "lock"} == before
     assert not (tmp_path / "run" / "checkpoints").exists()
+    (tmp_path / "run" / "checkpoints").mkdir()  # killed between the last file and tidying up
+    (tmp_path / "run" / "checkpoints" / "step-00000014-0.safetensors").touch()
+    assert train(tiny.settings(images), tiny.execution(threads=2), tmp_path / "run") == first
+    assert not (tmp_path / "run" / "checkpoints").exists()

@@ -68,14 +68,17 @@ def train(
         algorithm = experiment.algorithm()  # whatever it refuses, it refuses before there is a run
         where = {"dataset": settings["dataset"], "weights": experiment.settings.weights, **asdict(execution)}
         described = experiment.description() | {"where": where}
-        run = folder.agree(described, changed_environment=execution.allow_changed_environment)
-        if (folder / "result.json").exists():
-            return folder.result() or {}
+        was_finished = (folder / "result.json").exists()  # then no bit can change any more
+        run = folder.agree(described, changed_environment=was_finished or execution.allow_changed_environment)
+        checkpoints = Checkpoints(folder / "checkpoints", run)
+        if was_finished:
+            result = folder.result()
+            checkpoints.clear()
+            return result or {}
         refuse_failed(folder)
         make_folder(folder / "profiles")
 
         state = State(algorithm, folder)
-        checkpoints = Checkpoints(folder / "checkpoints", run)
         resume(state, checkpoints)
         display.started(experiment, state.t)
         if state.t == 0 and profiled(state, execution):
