@@ -62,9 +62,12 @@ def test_the_id_does_not_depend_on_where_the_run_is_or_on_the_order_of_keys():
 def test_a_new_folder_is_written_and_the_same_training_agrees_with_it(folder):
     first = folder.agree(DESCRIBED)
     before = (folder / "run.json").read_bytes()
-    assert folder.agree(DESCRIBED) == folder.agree(changed("where.workers", 0)) == first
+    assert folder.agree(DESCRIBED) == first
     assert (folder / "run.json").read_bytes() == before
     assert folder.description() == {**DESCRIBED, "format": "dspreg.run/1", "id": first}
+    moved = changed("where.root", "/elsewhere")
+    assert folder.agree(moved) == first
+    assert folder.description() == {**moved, "format": "dspreg.run/1", "id": first}  # where to look for it now
 
 
 def test_a_tuple_is_the_list_that_json_makes_of_it(folder):
@@ -101,6 +104,9 @@ def test_a_changed_environment_is_refused_unless_allowed_and_keeps_the_id(folder
     ):
         folder.agree(newer)
     assert folder.agree(newer, changed_environment=True) == first
+    assert folder.agree(newer, changed_environment=True) == first
+    assert folder.description()["environment"] == DESCRIBED["environment"]
+    assert folder.description()["where"]["environments"] == [newer["environment"]]  # it leaves a trace
 
 
 def test_a_changed_environment_and_other_settings_are_not_excused_as_an_environment(folder):
@@ -122,9 +128,11 @@ def test_every_leaf_that_differs_is_named():
 def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(folder, name):
     (folder / name).write_text("mine")
     (folder / ".other.download.part").write_text("mine too")
-    with folder.locked(), pytest.raises(ConfigError, match=r"is not empty and holds no run .*; take a new folder"):
-        folder.agree(DESCRIBED)
+    (folder / "lock").write_text("also mine")
+    with pytest.raises(ConfigError, match=r"is not empty and holds no run .*; take a new folder"), folder.locked():
+        pass
     assert sorted(p.name for p in folder.path.iterdir()) == sorted([".other.download.part", "lock", name])
+    assert (folder / "lock").read_text() == "also mine"
 
 
 def test_a_first_start_that_crashed_can_be_repeated(folder):
@@ -183,7 +191,6 @@ FILES = {
     "README.md": "# Ü".encode(),
     "selected.safetensors": bytes(range(256)) * 4,
     "profiles/start.safetensors": b"abc",
-    "profiles/lock": b"a name of ours, in another place",
     "models/step-00000000.safetensors": b"def",
 }
 OUTCOME = {"format": "dspreg.result/1", "selected": {"step": 0, "validation": 0.75}}
@@ -260,14 +267,14 @@ def test_a_result_without_its_stamp_is_damaged(folder, content):
         folder.result()
 
 
-def test_events_checkpoints_and_the_lock_are_nobodys_result(tmp_path):
+def test_events_checkpoints_and_files_of_others_are_nobodys_result(tmp_path):
     folder = finished(tmp_path / "run")
-    for name in ("tensorboard/events", "checkpoints/step-1.safetensors", "lock"):
+    for name in ("tensorboard/events", "checkpoints/step-1.safetensors", "lock", "slurm-3.out", "profiles/notes.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("a")
     folder.finish(OUTCOME)
     assert sorted(folder.result()["files"]) == sorted(FILES)
-    (folder / "tensorboard/events").write_text("b")
+    (folder / "slurm-3.out").write_text("b")
     assert folder.result() is not None
 
 
@@ -338,9 +345,10 @@ def test_the_lock_is_given_back_after_a_failure(folder):
 
 def test_an_output_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    for place in ("file", "file/below"):
-        with pytest.raises(ResourceError, match=f"{place} can't be written: "):
-            RunFolder(tmp_path / place).locked().__enter__()
+    with pytest.raises(ConfigError, match="file is a file; give --out a folder"):
+        RunFolder(tmp_path / "file").locked().__enter__()
+    with pytest.raises(ResourceError, match="below can't be written: "):
+        RunFolder(tmp_path / "file" / "below").locked().__enter__()
 
 
 def test_a_read_only_place_is_refused_before_anything_else(tmp_path):

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from dspreg.errors import Preempted
 from dspreg.files import digest_of
 from dspreg.protocol.settings import Execution
 from dspreg.store import RunFolder
-from dspreg.training.loop import Preempted
 
 DOMAINS = ("ash", "birch", "cedar", "elm")
 CLASSES = ("cat", "dog", "fox")

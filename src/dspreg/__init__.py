@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dspreg.errors import IntegrityError as IntegrityError
     from dspreg.errors import Notice as Notice
     from dspreg.errors import ResourceError as ResourceError
+    from dspreg.protocol.settings import Execution as Execution
     from dspreg.sensitivity import Profile as Profile
     from dspreg.sensitivity import RunningVariance as RunningVariance
     from dspreg.sensitivity import coefficient_of_variation as coefficient_of_variation
@@ -46,6 +47,7 @@ _HOMES = {
     "describe": "algorithms",
     "train": "training",
     "load": "training",
+    "Execution": "protocol.settings",
     "train_step": "training",
     # write your own
     "Algorithm": "algorithms",

@@ -31,5 +31,21 @@ class ResourceError(DspregError):
     exit_code = 6
 
 
+class Preempted(DspregError):
+    """Told to stop; the run can be resumed."""
+
+    exit_code = 75
+
+
+class Diverged(DspregError):
+    """Training came to something that is not a number."""
+
+    exit_code = 5
+
+    def __init__(self, message: str, step: int):
+        super().__init__(message)
+        self.step = step
+
+
 class Notice(UserWarning):
     """Something worth knowing that is not an error: a fallback, a floor, an odd magnitude."""

@@ -1,8 +1,10 @@
-"""Names from outside, such as of files and classes, made harmless where they are shown."""
+"""Names from outside: made harmless where they are shown, and what was probably meant where they are unknown."""
 
 from __future__ import annotations
 
+import difflib
 import unicodedata
+from collections.abc import Iterable
 
 HIDDEN = {"Cc", "Cs", "Zl", "Zp"}  # control characters, halves of characters, line and paragraph separators
 TURNING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # writing direction
@@ -23,6 +25,23 @@ def cell(text: str) -> str:
     Only for text. A number such as -0.5 is to stay a number.
     """
     return f"'{shown(text)}" if text.startswith(FORMULA) else shown(text)
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The known name that `name` was probably meant to be: the same but for case and punctuation, or a typing error."""
+    known = list(known)
+    same = [k for k in known if _bare(k) == _bare(name)]
+    return next(iter(same or difflib.get_close_matches(name, known, 1, cutoff)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """For a message: a sentence with a space before it, or nothing."""
+    near = nearest(name, known)
+    return f" Did you mean {near!r}?" if near else ""
+
+
+def _bare(name: str) -> str:
+    return "".join(c for c in name.casefold() if c.isalnum())
 
 
 def _escaped(c: str) -> str:

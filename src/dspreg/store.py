@@ -35,7 +35,10 @@ from dspreg.files import (
 )
 
 FORMAT = "dspreg.run/1"
-LEFT_OUT = {"lock", "result.json", "checkpoints", "tensorboard"}  # of what result.json vouches for
+OURS = (  # what result.json vouches for; other files may lie there too, such as a scheduler's log
+    "run.json", "records.jsonl", "refreshes.jsonl", "results.jsonl", "README.md",
+    "selected.safetensors", "last.safetensors", "profiles/*.safetensors", "models/*.safetensors",
+)  # fmt: skip
 HELD: set[IO[str]] = set()  # locks of this process
 
 
@@ -72,17 +75,13 @@ class RunFolder:
         mine = json.loads(canonical({**described, "format": FORMAT}))  # as it comes back: tuples are lists
         mine["id"] = identity(mine)
         if not (self / "run.json").exists():
-            ours = ("lock", f".run.json.*{UNFINISHED}")  # of a start that crashed
-            strangers = [p.name for p in self.path.iterdir() if not any(map(p.match, ours))]
-            if strangers:
-                raise ConfigError(f"{self.path} is not empty and holds no run ({strangers[0]}, …); take a new folder")
             write_json(self / "run.json", mine)
         there = self.description()
         clear_unfinished(self.path)  # not before: the folder might have been somebody else's
         ignored = {"environment"} if changed_environment else set()
         changes = [c for c in differences(there, mine) if c[0].split(".")[0] not in ignored | {"id", "where"}]
         if changes:
-            lines = "\n".join(f"  {name}: {was!r} → {now!r}" for name, was, now in changes)
+            lines = "\n".join(f"  {name}: {_brief(was)} → {_brief(now)}" for name, was, now in changes)
             environment = all(name.startswith("environment") for name, _, _ in changes)
             way = (
                 "the bits would differ. Go back to what it was, or add --allow-changed-environment to go on regardless"
@@ -90,14 +89,23 @@ class RunFolder:
                 else "go on with the settings it has, or give another --out"
             )
             raise ConfigError(f"{self.path} holds another training:\n{lines}\n{way}")
+        self._note_changes(there, mine)
         return str(there["id"])
+
+    def _note_changes(self, there: dict[str, Any], mine: dict[str, Any]) -> None:
+        """Where the files lie now, and in which other environments it was gone on with; neither is part of the id."""
+        where = {**there.get("where", {}), **mine.get("where", {})}
+        seen = [there["environment"], *where.get("environments", [])] if "environment" in there else []
+        if mine.get("environment") not in seen and seen:
+            where["environments"] = [*where.get("environments", []), mine["environment"]]
+        if where != there.get("where", {}) and not (self / "result.json").exists():
+            write_json(self / "run.json", {**there, "where": where})
 
     # Whether it is finished.
 
     def finish(self, outcome: Mapping[str, Any]) -> None:
         """Write result.json, which names every file and what it must be."""
-        found = {p.relative_to(self.path) for p in self.path.rglob("*") if p.is_file()}
-        names = sorted(str(p) for p in found if p.parts[0] not in LEFT_OUT)
+        names = sorted(str(p.relative_to(self.path)) for pattern in OURS for p in self.path.glob(pattern))
         result = {**outcome, "files": {name: digest_of(self / name) for name in names}}
         write_json(self / "result.json", {**result, "sha256": digest(canonical(result).encode())})
 
@@ -123,14 +131,25 @@ class RunFolder:
 
     # Who works on it.
 
+    def _refuse_strangers(self) -> None:
+        """Before anything is written: the folder might be somebody else's."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"{self.path} is a file; give --out a folder")
+        if self.path.exists() and not (self / "run.json").exists():
+            ours = ("lock", f".run.json.*{UNFINISHED}")  # of a start that crashed
+            strangers = sorted(p.name for p in self.path.iterdir() if not any(map(p.match, ours)))
+            if strangers:
+                raise ConfigError(f"{self.path} is not empty and holds no run ({strangers[0]}, …); take a new folder")
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Alone in this folder; the lock goes with the process, however it ends."""
         import fcntl  # here: reading results must work where it does not exist
 
+        self._refuse_strangers()
         with refusals(self.path, 0):
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = (self / "lock").open("w")
+            handle = (self / "lock").open("a")
         with handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -154,6 +173,11 @@ def _let_go() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go)
+
+
+def _brief(value: Any) -> str:
+    """The start of a SHA-256 is enough to see that it changed."""
+    return value[:8] + "…" if isinstance(value, str) and len(value) == 64 else repr(value)
 
 
 def identity(described: Mapping[str, Any]) -> str:

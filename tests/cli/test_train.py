@@ -86,12 +86,16 @@ def test_a_signal_leaves_a_checkpoint_and_its_code(images, tmp_path, number, cod
     assert not list((tmp_path / "run").rglob(".*part"))
 
 
-def test_a_second_signal_ends_it_at_once(images, tmp_path):
-    process = started(images, tmp_path / "run")
-    process.send_signal(signal.SIGTERM)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
-    assert process.returncode == 75
+def test_a_second_ctrl_c_ends_it_at_once_and_a_second_sigterm_does_not(images, tmp_path):
+    for number, code in ((signal.SIGTERM, 75), (signal.SIGINT, 130)):
+        process = started(images, tmp_path / str(code))
+        process.send_signal(number)
+        time.sleep(0.05)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == code
+        if number == signal.SIGTERM:  # the scheduler waits for the checkpoint
+            assert "run the same command again to go on" in err
 
 
 def test_two_at_once_are_refused(images, tmp_path, capsys):

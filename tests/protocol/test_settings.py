@@ -199,7 +199,7 @@ def test_values_outside_the_range_are_refused_and_its_ends_are_not(name):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("lr", "a number above 0"),
+        ("lr", "a number above 0 and at most 1000000.0"),
         ("holdout", "a number above 0 and below 1"),
         ("dropout", "a number at least 0 and below 1"),
         ("image_size", "a whole number at least 1 and at most 4096"),

@@ -9,10 +9,10 @@ from safetensors import safe_open
 
 import dspreg
 from dspreg import ConfigError, DataError, IntegrityError
+from dspreg.errors import Diverged, Preempted
 from dspreg.store import RunFolder
 from dspreg.training import train
 from dspreg.training.checkpoint import Checkpoints
-from dspreg.training.loop import Diverged, Preempted
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
 
@@ -191,8 +191,8 @@ def test_half_precision_trains(images, tmp_path):
 @pytest.mark.parametrize(
     ("change", "names"),
     [
-        ({"lr": 1e30}, r"step 0: the logits of 'ash'"),
-        ({"algorithm": "DSPReg(weight=1e30, coefficients='ones')"}, r"step [01]: the (parameter|logged)"),
+        ({"algorithm": "CORAL(weight=1e300)"}, r"step 0: not finite: the logged loss"),
+        ({"algorithm": "DSPReg(weight=1e30, coefficients='ones')"}, r"step [01]: not finite: the (parameter|logged)"),
     ],
 )
 def test_what_is_not_finite_ends_the_run_as_failed(images, tmp_path, change, names):
@@ -201,8 +201,10 @@ def test_what_is_not_finite_ends_the_run_as_failed(images, tmp_path, change, nam
     assert failed.value.exit_code == 5
     folder = RunFolder(tmp_path / "run")
     assert folder.result() is None
-    assert json.loads((tmp_path / "run" / "failure.json").read_text())["reason"] == str(failed.value)
-    with pytest.raises(ConfigError, match="not finished"):
+    failure = json.loads((tmp_path / "run" / "failure.json").read_text())
+    assert failure == {"step": failed.value.step, "reason": str(failed.value)}
+    assert str(failed.value).startswith(f"step {failed.value.step}: ")
+    with pytest.raises(ConfigError, match="failed and has no model: step"):
         dspreg.load(tmp_path / "run")
     with pytest.raises(Diverged, match="failed before"):
         train(erm(images, **change), tiny.execution(save_every=1), tmp_path / "run")
@@ -220,7 +222,7 @@ def test_the_last_finite_checkpoint_is_kept(images, tmp_path, monkeypatch):
         return log
 
     monkeypatch.setattr(loop, "train_step", breaking)
-    with pytest.raises(Diverged, match=r"step 3: the parameter classifier\.bias is not finite any more"):
+    with pytest.raises(Diverged, match=r"step 3: not finite: the parameter classifier\.bias"):
         train(erm(images), tiny.execution(save_every=1), tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     (step, state), *_ = Checkpoints(folder / "checkpoints", folder.description()["id"]).good()
@@ -233,7 +235,7 @@ def test_images_that_are_not_numbers_are_named(images, tmp_path, monkeypatch):
 
     whole = Transform.normalised
     monkeypatch.setattr(Transform, "normalised", lambda self, x: whole(self, x) * float("inf"))
-    with pytest.raises(Diverged, match="step 0: the images of 'ash' is not finite"):
+    with pytest.raises(Diverged, match="step 0: not finite: the images of 'ash'"):
         train(erm(images), tiny.execution(), tmp_path / "run")
 
 
@@ -322,3 +324,74 @@ def test_a_bad_image_is_named_before_the_first_step(tmp_path, monkeypatch):
     image.unlink()
     train(erm(root), tiny.execution(check_images="once"), tmp_path / "run")
     assert len(list((tmp_path / "cache" / "sound").iterdir())) == 1
+
+
+# What a review found.
+
+
+def test_held_out_images_are_known_also_where_domains_are_not_sorted(images, tmp_path, monkeypatch):
+    """A data set of one's own has the order it says, and splits go by position."""
+    from dspreg.training.assessment import Trained
+    from dspreg.training.experiment import prepared
+
+    code = f"""
+from dspreg.data import DomainDataset, Folder
+class Woods(DomainDataset):
+    name, domains, classes = "woods", ("elm", "ash", "cedar", "birch"), {tiny.CLASSES!r}
+    def domain(self, name):
+        return Folder({str(images)!r}).domain(name)
+"""
+    (tmp_path / "woods_of_mine.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = prepared(erm(images, dataset="woods_of_mine.Woods", targets=("ash",)), tiny.execution())
+    trained = Trained(json.loads(json.dumps(experiment.description())))
+    for name in ("elm", "cedar", "birch"):
+        assert trained.held_out(experiment.images[name], name) == experiment.splits[name][1]
+
+
+def test_keeping_models_may_be_decided_later(images, tmp_path):
+    with pytest.raises(Preempted):
+        train(erm(images), tiny.execution(keep="none"), tmp_path / "run", pause=tiny.stop_at(12))
+    train(erm(images), tiny.execution(keep="best"), tmp_path / "run")
+    model, _ = dspreg.load(tmp_path / "run")
+    assert sum(p.numel() for p in model.parameters()) > 1000
+
+
+def test_domainbeds_records_are_a_setting_because_they_want_every_split(images, tmp_path):
+    from dspreg.cli.train import summary
+
+    with pytest.raises(Preempted):
+        train(erm(images), tiny.execution(), tmp_path / "run", pause=tiny.stop_at(12))
+    with pytest.raises(ConfigError, match="settings.evaluate: 'needed' → 'all'"):
+        train(erm(images), tiny.execution(domainbed_records=True), tmp_path / "run")
+    result = train(erm(images), tiny.execution(domainbed_records=True), tmp_path / "other")
+    said = summary(result, tmp_path / "other", False)
+    assert "unseen elm" in said
+    assert "ash" not in said  # evaluated on its training images, but not unseen
+
+
+def test_a_bad_image_in_another_process_is_named_without_a_traceback(tmp_path):
+    root = tiny.make_images(tmp_path / "woods")
+    for path in (root / "birch").rglob("*.png"):
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError) as failed:
+        train(erm(root), tiny.execution(workers=1), tmp_path / "run")
+    assert "birch/" in str(failed.value)
+    assert "Traceback" not in str(failed.value)
+
+
+def test_a_run_inside_its_images_is_refused(images):
+    with pytest.raises(ConfigError, match="lies inside the data set"):
+        train(erm(images), tiny.execution(), images / "ash" / "run")
+    assert not (images / "ash" / "run").exists()
+
+
+def test_a_renamed_domain_is_the_same_data(images, tmp_path):
+    import shutil
+
+    from dspreg.data import Folder, fingerprint
+
+    shutil.copytree(images, tmp_path / "woods")
+    (tmp_path / "woods" / "ash").rename(tmp_path / "woods" / "rowan")
+    assert fingerprint(Folder(tmp_path / "woods").domain("rowan")) == fingerprint(Folder(images).domain("ash"))
+    assert fingerprint(Folder(tmp_path / "woods").domain("elm")) != fingerprint(Folder(images).domain("ash"))

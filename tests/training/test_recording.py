@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from dspreg.errors import ConfigError
-from dspreg.training.recording import TensorBoard, domainbed_lines
+from dspreg.training.recording import TensorBoard, domainbed_lines, require_tensorboard
 
 SETTINGS = SimpleNamespace(
     augment=True, dropout=0.1, frozen_bn=True, lr=5e-5, weight_decay=0.0, batch_size=32, algorithm="CORAL",
@@ -90,7 +90,7 @@ def test_tensorboard_gets_every_scalar_at_its_step(monkeypatch, tmp_path):
     ]  # fmt: skip
 
 
-def test_where_tensorboard_is_missing_it_is_said_how_to_get_it(monkeypatch, tmp_path):
+def test_where_tensorboard_is_missing_it_is_said_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match=r"--tensorboard needs TensorBoard: pip install 'dspreg\[tensorboard\]'"):
-        TensorBoard(tmp_path, 0)
+        require_tensorboard()

@@ -5,10 +5,10 @@ import tiny
 import torch
 
 from dspreg import ConfigError, Profile
+from dspreg.errors import Preempted
 from dspreg.store import RunFolder
 from dspreg.training import train
 from dspreg.training.display import Display
-from dspreg.training.loop import Preempted
 from dspreg.training.state import State
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")

@@ -8,7 +8,6 @@ import torch
 
 from dspreg.algorithms import parse
 from dspreg.batches import Batch
-from dspreg.networks.pretrained import NO_WEIGHTS
 from dspreg.store import RunFolder
 from dspreg.testing import ready, toy_batches
 from dspreg.training import loop, train_step
@@ -97,6 +96,9 @@ def test_a_window_survives_a_checkpoint(tmp_path, stack):
     assert (again.recorded, again.selected.step, again.selected.validation) == (3, 3, 0.5)
 
 
+NO_WEIGHTS = {"source": "none", "tag": "none", "sha256": None}
+
+
 def test_of_equal_evaluations_the_first_is_selected(tmp_path, monkeypatch, stack):
     """In the trainer's own `evaluate`, with accuracies by hand."""
     scores = iter([(5, 7), (7, 5), (6, 7), (7, 6), (1, 1), (6, 7)])  # means 6, 6, 6.5, 6.5, 1, 6.5 of 10
@@ -105,7 +107,7 @@ def test_of_equal_evaluations_the_first_is_selected(tmp_path, monkeypatch, stack
         settings=SimpleNamespace(steps=99, targets=(), evaluation_batch=4),
         execution=SimpleNamespace(keep="best", device="cpu"),
         evaluated=lambda last: [("a", "out", None), ("b", "out", None)],
-        sources=("a", "b"), key=("k",), workers=0, epoch=2, backbone=SimpleNamespace(weights=NO_WEIGHTS),
+        sources=("a", "b"), key=("k",), workers=0, epoch=2, weights=NO_WEIGHTS,
     )  # fmt: skip
     state = State(stack, RunFolder(tmp_path))
     chosen = []

@@ -7,15 +7,14 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import math
 import pkgutil
-from collections.abc import Iterable
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from dspreg.algorithms.base import ERM, Algorithm, options_of
 from dspreg.errors import ConfigError
+from dspreg.names import did_you_mean
 
 
 def parse(text: str) -> Algorithm:
@@ -65,11 +64,12 @@ def algorithm_named(name: str) -> type[Algorithm]:
     known = {n: c for n in index.__all__ if isinstance(c := getattr(index, n), type) and issubclass(c, Algorithm)}
     known.pop("Algorithm")
     if not all(part.isidentifier() for part in name.split(".")):
-        raise ConfigError(f"{name!r} is not the name of an algorithm")
+        written = name.replace(" - ", "-")  # as the user wrote it
+        raise ConfigError(f"{written!r} is not the name of an algorithm.{did_you_mean(written, known)}")
     if "." not in name:
         if name not in known:
             raise ConfigError(
-                f"unknown algorithm {name!r}.{_nearest(name, known)} Known: {', '.join(sorted(known))}. "
+                f"unknown algorithm {name!r}.{did_you_mean(name, known)} Known: {', '.join(sorted(known))}. "
                 f"For your own class use its import path, e.g. 'my_methods.{name}'"
             )
         return known[name]
@@ -111,7 +111,7 @@ def _options(cls: type[Algorithm], name: str, keywords: list[ast.keyword]) -> di
         option = str(keyword.arg)
         if option not in known:
             raise ConfigError(
-                f"{name} has no option {option!r}.{_nearest(option, known)} It has: {', '.join(known) or 'none'}"
+                f"{name} has no option {option!r}.{did_you_mean(option, known)} It has: {', '.join(known) or 'none'}"
             )
         if option in options:
             raise ConfigError(f"{name}: the option {option!r} is given twice")
@@ -153,8 +153,3 @@ def _text(layer: Algorithm) -> str:
     cls, options = type(layer), layer.extra_repr()
     name = cls.__name__ if getattr(index, cls.__name__, None) is cls else f"{cls.__module__}.{cls.__qualname__}"
     return f"{name}({options})" if options else name
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), 1, 0.5) or [k for k in known if k.lower() == name.lower()]
-    return f" Did you mean {close[0]!r}?" if close else ""

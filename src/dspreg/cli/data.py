@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.cli.parser import Commands, described
-from dspreg.errors import Notice
+from dspreg.errors import ConfigError, Notice
+from dspreg.names import did_you_mean
 
 EXAMPLES = """examples:
   dspreg data list
@@ -38,12 +39,14 @@ def verify(given: Any) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from dspreg.data.named import dataset_named
+    from dspreg.data.named import dataset_named, known_names
     from dspreg.data.verify import verify as verified
 
     text = given.path
     if ":" not in text and Path(text).exists():
         text = f"index:{text}" if Path(text).is_file() else f"folder:{text}"
+    elif ":" not in text and "." not in text and text not in known_names():
+        raise ConfigError(f"{text!r} is no folder, file or data set.{did_you_mean(text, known_names())} See data list")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # the report says them all
         data = dataset_named(text, given.root)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from typing import Any, NoReturn
+
+from dspreg.names import nearest
 
 Commands = Any  # argparse's action for sub-commands has no public name
 
@@ -30,8 +31,8 @@ class Parser(argparse.ArgumentParser):
 
     def nearest(self, option: str) -> str:
         known = [text for action in self._actions for text in action.option_strings]
-        close = difflib.get_close_matches(option.partition("=")[0], known, 1, 0.5)
-        return f". Did you mean {close[0]}?" if close else ""
+        near = nearest(option.partition("=")[0], known)
+        return f". Did you mean {near}?" if near else ""
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.cli.parser import Commands, described
-from dspreg.errors import ConfigError, DspregError, Notice
+from dspreg.errors import ConfigError, Notice, Preempted
 from dspreg.protocol.reading import assignment, made, read, targets, valued, written
 from dspreg.protocol.settings import PROTOCOLS, Execution, Settings, resolved
 
@@ -50,7 +50,8 @@ def metavar(each: dataclasses.Field[Any]) -> str:
     if "choices" in each.metadata:
         return "|".join(each.metadata["choices"])
     kind = str(each.type).removesuffix(" | None")
-    return {"int": "N", "float": "X", "bool": "yes|no", "str": each.name.upper()}.get(kind, "DOMAIN")
+    known = {"root": "DIR", "weights": "FILE", "algorithm": "SPEC", "dataset": "NAME"}
+    return known.get(each.name, {"int": "N", "float": "X", "bool": "yes|no", "str": "NAME"}.get(kind, "DOMAIN"))
 
 
 def says(each: dataclasses.Field[Any]) -> str:
@@ -59,14 +60,22 @@ def says(each: dataclasses.Field[Any]) -> str:
         text = "; ".join(f"{name}: {what}" for name, what in PROTOCOLS.items()).replace("%", "%%")
     if each.name == "targets":
         text += "; none: train on all of them"
-    return text if each.default in (None, (), False, dataclasses.MISSING) else f"{text} (default: {each.default})"
+    if each.default is dataclasses.MISSING:
+        return text if each.name == "dataset" else f"{text} (default: by data set)"
+    shown = isinstance(each.default, str | int) and not isinstance(each.default, bool)
+    return f"{text} (default: {each.default})" if shown else text
 
 
 def run(given: Any) -> int:
+    with stopping() as pause:  # first of all: loading torch takes seconds in which a signal may come
+        return trained(given, pause)
+
+
+def trained(given: Any, pause: Any) -> int:
     settings, execution = made(stated(given))
     filled = looked_at(settings, execution)
     if given.print_config:
-        print(written(filled, execution), end="")
+        print(written(with_drawn_options(filled), execution), end="")
         return 0
     if not given.out:
         raise ConfigError("where should the run go? Add --out DIR")
@@ -80,11 +89,10 @@ def run(given: Any) -> int:
     console = Console(stderr=True)
     display = Bar(console) if console.is_terminal else Display()
     finished_before = (Path(given.out) / "result.json").exists()
-    with stopping() as pause:
-        try:
-            result = train(settings, execution, given.out, display=display, pause=pause)
-        finally:
-            display.ended()
+    try:
+        result = train(settings, execution, given.out, display=display, pause=pause)
+    finally:
+        display.ended()
     print(summary(result, Path(given.out), finished_before))
     return 0
 
@@ -101,6 +109,16 @@ def looked_at(settings: dict[str, Any], execution: Execution) -> Settings:
     return resolved(settings, data)
 
 
+def with_drawn_options(settings: Settings) -> Settings:
+    """The method's own options, too, where they are drawn at random."""
+    if not settings.draw:
+        return settings
+    from dspreg.algorithms.spec import drawn
+    from dspreg.priors import seed_hash
+
+    return dataclasses.replace(settings, algorithm=drawn(settings.algorithm, seed_hash(settings.draw, settings.trial)))
+
+
 def stated(given: Any) -> dict[str, Any]:
     """What the configuration file, `--set` and the flags say, later ones winning."""
     values = read(given.config) if given.config else {}
@@ -110,13 +128,17 @@ def stated(given: Any) -> dict[str, Any]:
             value = getattr(given, each.name)
             if value is not None:
                 flag = f"--{each.name.replace('_', '-')}"
-                values[each.name] = targets(value) if each.name == "targets" else valued(each.name, value, flag)
+                values[each.name] = (
+                    targets(part for text in value for part in text.split(","))
+                    if each.name == "targets"
+                    else valued(each.name, value, flag)
+                )
     return values
 
 
 def summary(result: dict[str, Any], out: Path, finished_before: bool) -> str:
     chosen = result["selected"]
-    unseen = [f"{name} {100 * each['in']:.1f} %" for name, each in chosen["accuracy"].items() if "in" in each]
+    unseen = [f"{name} {100 * chosen['accuracy'][name]['in']:.1f} %" for name in result["targets"]]
     lines = [f"held-out sources {100 * chosen['validation']:.1f} %, selected at step {chosen['step']}"]
     if unseen:
         lines.insert(0, f"unseen {', '.join(unseen)}")
@@ -126,24 +148,25 @@ def summary(result: dict[str, Any], out: Path, finished_before: bool) -> str:
 
 @contextmanager
 def stopping() -> Iterator[Any]:
-    """A first signal stops at the next safe point, with a checkpoint; a second one at once."""
-    from dspreg.training.loop import Preempted
+    """A signal stops at the next safe point, with a checkpoint; a second Ctrl-C at once.
 
-    class Interrupted(Preempted):
-        exit_code = 130
-
+    A second SIGTERM does not: schedulers send it to a process and to its group, and it is the checkpoint they wait for.
+    """
     received: list[int] = []
 
     def note(number: int, _frame: Any) -> None:
-        if received:
-            os._exit(130 if number == signal.SIGINT else 75)  # the last checkpoint is whole: nothing is lost but steps
+        if number == signal.SIGINT and signal.SIGINT in received:
+            os._exit(130)  # the last checkpoint is whole: nothing is lost but steps
+        if not received:
+            again = "; Ctrl-C once more to stop at once" if number == signal.SIGINT else ""
+            print(f"\ndspreg: stopping after this step{again}", file=sys.stderr)
         received.append(number)
-        print("\ndspreg: stopping after this step; once more to stop at once", file=sys.stderr)
 
     def pause() -> None:
         if received:
-            kind: type[DspregError] = Interrupted if received[0] == signal.SIGINT else Preempted
-            raise kind("stopped; run the same command again to go on")
+            stopped = Preempted("stopped; run the same command again to go on")
+            stopped.exit_code = 130 if received[0] == signal.SIGINT else 75
+            raise stopped
 
     before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dspreg.errors import ConfigError
+from dspreg.names import did_you_mean
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -67,7 +68,8 @@ class DomainDataset(ABC):
         """Raise a ConfigError unless `name` is one of `domains`."""
         if name not in self.domains:
             raise ConfigError(
-                f"Unknown domain {name!r} of {self.name}. Known: {', '.join(self.domains)}. "
+                f"Unknown domain {name!r} of {self.name}.{did_you_mean(name, self.domains)} "
+                f"Known: {', '.join(self.domains)}. "
                 f"Use one of these full names; abbreviations and positions are not understood."
             )
 

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from dspreg.data.folders import ImageFolders
 from dspreg.data.tree import folders_in, images_in
-from dspreg.data.words import few, nearest, plural
+from dspreg.data.words import few, plural
 from dspreg.errors import DataError
+from dspreg.names import nearest
 
 
 class Benchmark(ImageFolders):

@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 def fingerprint(domain: Sequence[tuple[Image, int]]) -> str:
     """SHA-256, in hexadecimal, of a domain.
 
-    Of image files: over the name, the name of the class and the SHA-256 of the bytes of each, in order. Moving the
-    folder or touching its files changes nothing; a flipped byte, a rename, an image more or less does.
+    Of image files: over the name, the name of the class and the SHA-256 of the bytes of each, in order. Moving or
+    renaming the folder or touching its files changes nothing; a flipped byte, a renamed file, an image more does.
 
     Of any other sequence: over the sizes, RGB pixels and labels, in order.
     """
     total = hashlib.sha256()
     if isinstance(domain, Images):
-        for name, label, sha in zip(domain.names, domain.labels, domain.hashes, strict=True):
+        # without the domain's own name: under another one it is the same data
+        start = {name.partition("/")[0] + "/" for name in domain.names}
+        names = [name.removeprefix(next(iter(start))) if len(start) == 1 else name for name in domain.names]
+        for name, label, sha in zip(names, domain.labels, domain.hashes, strict=True):
             total.update(_line(name, domain.classes[label], sha))
     else:
         for i in range(len(domain)):

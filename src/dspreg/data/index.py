@@ -12,8 +12,9 @@ from typing import NamedTuple
 from dspreg.data.base import DomainDataset
 from dspreg.data.folders import check_name, thin
 from dspreg.data.images import Images
-from dspreg.data.words import nearest, plural
+from dspreg.data.words import plural
 from dspreg.errors import DataError, Notice
+from dspreg.names import nearest
 
 COLUMNS = ("path", "label", "domain")
 

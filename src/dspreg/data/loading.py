@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dspreg.batches import Batch
+from dspreg.data.decoding import BadImage
 from dspreg.data.sampling import measured, trained
 from dspreg.data.transforms import Transform
-from dspreg.errors import ResourceError
+from dspreg.errors import DataError, ResourceError
 from dspreg.randomness import Key, seeded
 
 if TYPE_CHECKING:
@@ -42,10 +43,13 @@ class Part:
         return len(self.positions)
 
     def batch(self, chosen: Sequence[int], *key: Key) -> XY:
-        """The chosen ones, each with random numbers of its own: keyed by its place in the batch."""
+        """Pixels (B, 3, H, W), uint8, and labels of the chosen ones: small, for they travel between processes.
+
+        Each has random numbers of its own: keyed by its place in the batch.
+        """
         pairs = [self.images[self.positions[i]] for i in chosen]
         shown = [self._pixels(image, *key, self.domain, place) for place, (image, _) in enumerate(pairs)]
-        return self.transform.normalised(torch.stack(shown)), torch.tensor([label for _, label in pairs])
+        return torch.stack(shown), torch.tensor([label for _, label in pairs])
 
     def _pixels(self, image: Image, *key: Key) -> Tensor:
         if not self.transform.augment:
@@ -99,7 +103,8 @@ class Measured:
         order = [(d, tuple(which)) for d, each in enumerate(chosen) for which in each]
         result: dict[str, list[Batch]] = {part.domain: [] for part in self.parts}
         for (d, _), (x, y) in zip(order, loaded(self, order, self.workers), strict=True):
-            result[self.parts[d].domain].append(Batch(x.to(self.device), y.to(self.device), d))
+            part = self.parts[d]
+            result[part.domain].append(Batch(part.transform.normalised(x.to(self.device)), y.to(self.device), d))
         return result
 
     def __getitem__(self, which: tuple[int, tuple[int, ...]]) -> XY:
@@ -111,7 +116,7 @@ def loaded(source: Any, order: Iterable[Any], workers: int) -> Iterator[Any]:
     if workers == 0:
         return (source[i] for i in order)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # more workers than cores is torch's concern, not an error
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # more workers than cores: so be it
         loader: DataLoader[Any] = DataLoader(
             source,
             sampler=list(order),
@@ -127,16 +132,18 @@ def loaded(source: Any, order: Iterable[Any], workers: int) -> Iterator[Any]:
 
 
 @contextmanager
-def deaths_of_readers_told() -> Iterator[None]:
-    """torch raises in the midst of anything when a process of a loader dies; say what it means."""
+def told() -> Iterator[None]:
+    """What goes wrong in a process that reads images, in our words: torch adds tracebacks, or raises anywhere."""
     try:
         yield
+    except BadImage as error:
+        raise DataError(str(error).rpartition("BadImage: ")[2].strip()) from None
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
         raise ResourceError(
-            "a process that reads images died, perhaps for want of memory. Run the same command again to go on from "
-            "the last checkpoint; fewer --workers need less memory"
+            "a process that reads images died, perhaps for want of memory (in a container, of shared memory). Run the "
+            "same command again to go on from the last checkpoint; fewer --workers need less memory"
         ) from error
 
 
@@ -149,6 +156,8 @@ def _leave_signals_to_the_trainer(worker: int) -> None:  # noqa: ARG001
 @atexit.register
 def _end_workers() -> None:
     # those whose batches were not used up: Python sends them SIGTERM at exit, and would wait for them without end
+    if WORKERS and hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise for each that ends
     for worker in WORKERS:
         if worker.is_alive():
             worker.kill()

@@ -15,11 +15,15 @@ from dspreg.data.office_home import OfficeHome
 from dspreg.data.pacs import PACS
 from dspreg.data.terra_incognita import TerraIncognita
 from dspreg.data.vlcs import VLCS
-from dspreg.data.words import nearest
 from dspreg.errors import ConfigError
+from dspreg.names import nearest
 
 BENCHMARKS: dict[str, type[Benchmark]] = {c.name: c for c in (VLCS, PACS, OfficeHome, TerraIncognita, DomainNet)}
 ROOT = "data"
+
+
+def known_names() -> list[str]:
+    return [Digits.name, *BENCHMARKS]
 
 
 def dataset_named(text: str, root: str | Path | None = None, name: str | None = None) -> DomainDataset:
@@ -44,7 +48,7 @@ def dataset_named(text: str, root: str | Path | None = None, name: str | None = 
         return BENCHMARKS[text](ROOT if root is None else root)
     if "." in text and all(part.isidentifier() for part in text.split(".")):
         return _imported(text)(ROOT if root is None else root)
-    known = [Digits.name, *BENCHMARKS]
+    known = known_names()
     near = nearest(text, known)
     if near is None and Path(text).is_dir():
         near = f"folder:{text}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Protocol
 
 from dspreg.errors import ConfigError
+from dspreg.names import did_you_mean
 from dspreg.priors import Choice, LogUniform, Prior, seed_hash
 
 PROTOCOLS = {
@@ -15,6 +15,12 @@ PROTOCOLS = {
     "domainbed-stratified": "as domainbed, but every class is split 80/20 by itself",
     "swad": "SWAD's, MIRO's and SAGM's: plain validation images, 15,001 steps on DomainNet",
 }
+
+
+ALIASES = {  # what others call them, for the hint
+    "learning_rate": "lr", "wd": "weight_decay", "bs": "batch_size", "batch": "batch_size", "seed": "trial",
+    "epochs": "steps", "iterations": "steps", "backbone": "model", "arch": "model", "data": "dataset", "gpu": "device",
+}  # fmt: skip
 
 
 class Facts(Protocol):
@@ -47,7 +53,7 @@ class Settings:
     image_size: int = option("pixels, both sides", at_least=1, at_most=4096)
     steps: int = option("training steps", at_least=1)
     batch_size: int = option("images per source domain and step", at_least=1)
-    lr: float = option("learning rate of Adam", above=0)
+    lr: float = option("learning rate of Adam", above=0, at_most=1e6)
     weight_decay: float = option("of Adam", at_least=0)
     dropout: float = option("after the pooled features", at_least=0, below=1)
     frozen_bn: bool = option("keep batch-norm statistics as they came; scale and shift are trained")
@@ -94,6 +100,8 @@ class Execution:
         check(vars(self))
 
 
+SMALL_LR = 1e-3  # of networks that are not pretrained
+
 RULES: dict[str, Callable[[Any, Any], bool]] = {
     "at_least": lambda value, limit: value >= limit,
     "above": lambda value, limit: value > limit,
@@ -129,8 +137,7 @@ def known(name: str, place: str = "", also: Iterable[str] = ()) -> str:
     """The name of an option, or an error with the nearest one."""
     if name not in FIELDS:
         names = [*FIELDS, *also]
-        close = difflib.get_close_matches(name, names, 1, 0.5)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = f" Did you mean {ALIASES[name]!r}?" if name in ALIASES else did_you_mean(name, names)
         raise ConfigError(f"{place}unknown option {name!r}.{hint} Known: {', '.join(names)}")
     return name
 
@@ -163,6 +170,8 @@ def resolved(given: Mapping[str, Any], data: Facts) -> Settings:
         seed = seed_hash(draw, given.get("trial", 0))
         values |= {name: prior.draw(seed, name) for name, prior in space(data).items()}
     values |= given
+    if given.get("model") == "small-cnn" and "lr" not in given and not draw:
+        values["lr"] = SMALL_LR  # it starts from nothing, whatever the images
     if "frozen_bn" not in given and values["weights"] == "none":
         values["frozen_bn"] = False  # statistics that nobody trained are not worth keeping
     if "evaluate_every" not in given and values["steps"] < usual:
@@ -182,7 +191,7 @@ def defaults(protocol: str, data: Facts) -> dict[str, Any]:
         "image_size": data.image_size,
         "steps": 15_001 if swad and large else data.steps,
         "batch_size": 32,
-        "lr": 1e-3 if data.small else 5e-5,
+        "lr": SMALL_LR if data.small else 5e-5,
         "weight_decay": 0.0,
         "dropout": 0.0,
         "frozen_bn": True,

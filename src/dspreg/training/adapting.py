@@ -42,7 +42,7 @@ def adapted(model: Model, part: Part, *, size: int, device: str = "cpu", workers
                 norm.training = True  # its own flag: `train()` of a featurizer with frozen batch norm would not set it
             with torch.no_grad():
                 for x, _ in loaded(batches, range(len(batches)), workers):
-                    model(x.to(device))
+                    model(part.transform.normalised(x.to(device)))
         except ValueError as error:  # torch's, of batch norm
             raise DataError(f"{len(part)} images are too few to adapt on ({error}); do without --adapt bn") from error
         finally:

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from dspreg.data import BadImage, DomainDataset
+from dspreg.data import DomainDataset
 from dspreg.data.base import labels_of
 from dspreg.data.fingerprint import fingerprint
-from dspreg.data.loading import InOrder, Part
+from dspreg.data.loading import InOrder, Part, told
 from dspreg.data.named import dataset_named
 from dspreg.data.transforms import Transform
 from dspreg.data.words import few
@@ -126,16 +126,13 @@ def assess(
     for part, kind, role, prints in parts:
         scores = Scores.none(len(model.classes))
         own = adapted(model, part, size=size, device=device, workers=workers) if adapt == "bn" else nullcontext()
-        try:
-            with own:
-                order = InOrder([part], size)
-                for _, logits, y in predictions(model.algorithm, order, device=device, workers=workers):
-                    scores = scores.adding(logits, to_model[y.cpu()])
-                    done += len(y)
-                    if progress is not None:
-                        progress(done, total)
-        except BadImage as error:  # from another process its message comes with a traceback before it
-            raise DataError(str(error).rpartition("BadImage: ")[2].strip()) from None
+        with told(), own:
+            order = InOrder([part], size)
+            for _, logits, y in predictions(model.algorithm, order, device=device, workers=workers):
+                scores = scores.adding(logits, to_model[y.cpu()])
+                done += len(y)
+                if progress is not None:
+                    progress(done, total)
         judged.append(Judged(part.domain, kind, role, prints, scores))
     step = int(result[which]["step"])
     return Assessment(described["id"], which, step, data.name, model.classes, adapt, tuple(judged))
@@ -147,6 +144,7 @@ class Trained:
     def __init__(self, described: Mapping[str, Any]):
         settings = described["settings"]
         self.settings = Settings(**settings | {"targets": tuple(settings["targets"])})
+        self.domains: list[str] = described["data"]["domains"]  # in the data set's own order: splits go by position
         self.fingerprints: dict[str, str] = described["data"]["fingerprints"]
         self.sources = [name for name in self.fingerprints if name not in self.settings.targets]
 
@@ -156,7 +154,7 @@ class Trained:
 
     def held_out(self, images: Sequence[Any], source: str) -> list[int]:
         """Positions of the images of a source that training did not see."""
-        position = sorted(self.fingerprints).index(source)  # the domains of a data set are sorted
+        position = self.domains.index(source)
         return cut(images, self.settings, position)[1]
 
 

@@ -34,13 +34,15 @@ class Bar(Display):
     def __init__(self, console: Console, title: str = ""):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+        wide = console.width >= 110
         texts = ("{task.description}", "{task.fields[rate]}", "{task.fields[loss]}")
         name, rate, loss = (TextColumn(text) for text in texts)
         more = (TextColumn("{task.fields[validation]}"), TextColumn("{task.fields[penalty]}"))
-        self.progress = Progress(
-            name, BarColumn(16), MofNCompleteColumn(), rate, TimeRemainingColumn(compact=True), loss, *more,
-            console=console, transient=True,
-        )  # fmt: skip
+        left = TimeRemainingColumn(compact=True)
+        columns = (name, BarColumn(16), MofNCompleteColumn(), rate, left, loss, *more)
+        narrow = (name, MofNCompleteColumn(), rate, left, loss, *more)  # eighty columns: the bar says least
+        self.progress = Progress(*(columns if wide else narrow), console=console, transient=True)
+        self.room = 40 if wide else 16
         self.title = title
         self.task: Any = None
         self.progress.start()
@@ -52,6 +54,7 @@ class Bar(Display):
 
     def _line(self, title: str, total: int, done: int = 0) -> Any:
         fields: dict[str, Any] = dict.fromkeys(("rate", "loss", "validation", "penalty"), "")
+        title = title if len(title) <= self.room else title[: self.room - 1] + "…"
         return self.progress.add_task(title, total=total, completed=done, **fields)
 
     def started(self, experiment: Experiment, t: int) -> None:
@@ -66,14 +69,14 @@ class Bar(Display):
 
     def stepped(self, t: int, log: dict[str, float]) -> None:
         speed = self.progress.tasks[0].speed
-        shown = {"rate": f"{speed:.2f} it/s" if speed else "", "loss": f"loss {log['loss']:.3f}"}
+        shown = {"rate": f"{speed:.2f}/s" if speed else "", "loss": f"loss {log['loss']:.2f}"}
         ratio = next((value for name, value in log.items() if name.endswith(".ratio")), None)
         if ratio is not None:
-            shown["penalty"] = f"penalty {ratio:.1%}"
+            shown["penalty"] = f"pen {ratio:.0%}"
         self.progress.update(self.task, completed=t + 1, **shown)  # type: ignore[arg-type]
 
     def recorded(self, record: dict[str, Any]) -> None:
-        self.progress.update(self.task, validation=f"val {record['validation']:.1%}")
+        self.progress.update(self.task, validation=f"val {record['validation']:.0%}")
 
     def ended(self) -> None:
         self.progress.stop()

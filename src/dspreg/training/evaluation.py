@@ -67,4 +67,5 @@ def predictions(
     order = batches.order()
     with evaluating(algorithm), torch.no_grad():
         for (p, _), (x, y) in zip(order, loaded(batches, order, workers), strict=True):
-            yield p, algorithm.predict(x.to(device)), y.to(device)
+            shown = batches.parts[p].transform.normalised(x.to(device))
+            yield p, algorithm.predict(shown), y.to(device)

@@ -102,12 +102,11 @@ class Experiment:
         oracle looks at, at the last step alone.
         """
         s = self.settings
-        everything = s.evaluate == "all" or self.execution.domainbed_records
         chosen = []
         for name in self.data.domains:
             target = name in s.targets
             for which in ("in", "out"):
-                if everything or which == ("in" if target else "out") or (target and last):
+                if s.evaluate == "all" or which == ("in" if target else "out") or (target and last):
                     shown = self.shown(s.augment_validation and not target)
                     chosen.append((name, which, self.part(name, which, shown)))
         return chosen
@@ -117,18 +116,23 @@ class Experiment:
             return nullcontext()
         return torch.autocast(torch.device(self.execution.device).type, torch.bfloat16)
 
+    @property
+    def weights(self) -> dict[str, Any]:
+        """For every record. Of a file the SHA-256 says which it is, for its name may change."""
+        found = asdict(self.backbone.weights)
+        return found | {"tag": "file"} if found["source"] == "file" else found
+
     def description(self) -> dict[str, Any]:
         """All that decides the result, as JSON; paths are left out, for moving a folder changes nothing."""
         settings = asdict(self.settings) | {"dataset": self.data.name, "targets": list(self.settings.targets)}
-        weights = asdict(self.backbone.weights)
-        if weights["source"] == "file":
-            weights["tag"] = settings["weights"] = "file"  # its SHA-256 says which; its name may change
+        settings["weights"] = self.weights["tag"]
         sizes = {name: {"in": len(inside), "out": len(out)} for name, (inside, out) in self.splits.items()}
         prints = {name: fingerprint(images) for name, images in self.images.items()}
+        names = {"domains": list(self.data.domains), "classes": list(self.data.classes)}
         return {
             "settings": settings,
-            "data": {"classes": list(self.data.classes), "sizes": sizes, "fingerprints": prints},
-            "weights": weights,
+            "data": names | {"sizes": sizes, "fingerprints": prints},
+            "weights": self.weights,
             "environment": environment(self.execution),
         }
 
@@ -143,6 +147,8 @@ def prepared(
         execution: How.
         progress: Of looking at every image, with the number done and of all.
     """
+    if execution.domainbed_records:
+        given = {**given, "evaluate": "all"}  # its readers want every split
     data = dataset_named(given["dataset"], execution.root, execution.name)
     settings = resolved(given, data)
     for name in settings.targets:
@@ -217,7 +223,8 @@ def environment(execution: Execution) -> dict[str, Any]:
         "machine": platform.machine(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": threads(execution),
-        "device": execution.device,
+        "device": torch.device(execution.device).type,
+        "gpu": torch.cuda.get_device_name(execution.device) if execution.device.startswith("cuda") else None,
         "precision": execution.precision,
     }
 

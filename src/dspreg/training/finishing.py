@@ -34,6 +34,8 @@ def finished(experiment: Experiment, state: State, run: str) -> dict[str, Any]:
     outcome: dict[str, Any] = {
         "format": FORMAT,
         "run": run,
+        "targets": list(experiment.settings.targets),
+        "environments": folder.description()["where"].get("environments", []),  # other ones that it was gone on in
         **{name: {k: by_step[t][k] for k in ("step", "validation", "accuracy")} for name, t in at.items()},
         "refreshes": sum(1 for _ in folder.refreshes),
     }
@@ -73,7 +75,8 @@ def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
     kept = "" if experiment.execution.keep == "none" else USE
     return CARD.format(
         algorithm=s.algorithm, data=experiment.data.name, rows="\n".join(rows), target=target, kept=kept,
-        step=chosen["step"], steps=s.steps, validation=f"{100 * chosen['validation']:.1f}", protocol=s.protocol,
+        step=chosen["step"], last=s.steps - 1, validation=f"{100 * chosen['validation']:.1f}", protocol=s.protocol,
+        augmented=", augmented as in DomainBed; plain ones score otherwise" if s.augment_validation else "",
         trial=s.trial, draw=s.draw, model=s.model, tag=w.tag, sha=w.sha256 or "none", size=s.image_size,
         lr=s.lr, batch=s.batch_size, decay=s.weight_decay,
         classes=", ".join(experiment.data.classes[:20]) + (", …" if len(experiment.data.classes) > 20 else ""),
@@ -99,8 +102,10 @@ CARD = """# {algorithm} on {data}
 |---|---|---|---|---|
 {rows}
 
-The model selected is that of step {step} of {steps}, by the mean accuracy on held-out images of the sources
-({validation} %). {target} One run: another seed may differ by several points.
+The model selected is that of step {step} of 0 … {last}, by the mean accuracy on held-out images of the sources
+({validation} %{augmented}).
+{target}
+One run: another seed may differ by several points.
 
 - protocol {protocol}, trial {trial}, draw {draw}
 - network {model} at {size} pixels, weights {tag} (SHA-256 {sha})

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from dspreg.batches import Batch
-from dspreg.data.loading import XY, deaths_of_readers_told, loaded
-from dspreg.errors import DspregError, IntegrityError, Notice
-from dspreg.files import make_folder, read_json, write_json
+from dspreg.data import DomainDataset
+from dspreg.data.loading import XY, loaded, told
+from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted
+from dspreg.files import read_json, write_json
 from dspreg.protocol.settings import Execution
 from dspreg.store import RunFolder
 from dspreg.training.checkpoint import Checkpoints
@@ -24,23 +25,11 @@ from dspreg.training.evaluation import tallies
 from dspreg.training.experiment import Experiment, prepared, threads
 from dspreg.training.finishing import finished, save_model
 from dspreg.training.model import tensors_of
-from dspreg.training.recording import TensorBoard, record_of
+from dspreg.training.recording import TensorBoard, record_of, require_tensorboard
 from dspreg.training.state import Selected, State, first_bad
 from dspreg.training.step import train_step
 
 SECONDS = 120.0  # between checkpoints, unless steps are given
-
-
-class Preempted(DspregError):
-    """Told to stop; the run can be resumed."""
-
-    exit_code = 75
-
-
-class Diverged(DspregError):
-    """Training came to something that is not a number."""
-
-    exit_code = 5
 
 
 def train(
@@ -63,8 +52,16 @@ def train(
     """
     display = display or Display()
     folder = RunFolder(out)
-    with folder.locked(), reproducible(execution), deaths_of_readers_told():
-        experiment = prepared(settings, execution, display.checking)
+    with folder.locked(), reproducible(execution), told():
+        if execution.tensorboard:
+            require_tensorboard()
+
+        def checking(done: int, total: int) -> None:
+            display.checking(done, total)
+            pause()
+
+        experiment = prepared(settings, execution, checking)
+        refuse_inside(folder.path, experiment.data)
         algorithm = experiment.algorithm()  # whatever it refuses, it refuses before there is a run
         where = {"dataset": settings["dataset"], "weights": experiment.settings.weights, **asdict(execution)}
         described = experiment.description() | {"where": where}
@@ -76,7 +73,6 @@ def train(
             checkpoints.clear()
             return result or {}
         refuse_failed(folder)
-        make_folder(folder / "profiles")
 
         state = State(algorithm, folder)
         resume(state, checkpoints)
@@ -110,7 +106,7 @@ def train(
             checkpoints.save(state.t, state.pack())
             raise
         except Diverged as failure:
-            write_json(folder / "failure.json", {"step": state.t, "reason": str(failure)})
+            write_json(folder / "failure.json", {"step": failure.step, "reason": str(failure)})
             raise
         if profiled(state, execution):
             display.doing("measuring c after training")
@@ -124,17 +120,15 @@ def step(experiment: Experiment, state: State, made: Iterator[list[XY]], display
     """One training step, its log and its events. Its time is that of waiting for images, too."""
     started, algorithm = time.perf_counter(), state.algorithm
     device = experiment.execution.device
-    batches = [Batch(x.to(device), y.to(device), d) for d, (x, y) in enumerate(next(made))]
+    shown = experiment.shown(experiment.settings.augment).normalised
+    batches = [Batch(shown(x.to(device)), y.to(device), d) for d, (x, y) in enumerate(next(made))]
     t = state.t
     with experiment.autocast():
         log = train_step(algorithm, batches, record=evaluated_at(experiment, t))
     values = {name: float(value) for name, value in log.items()}
     bad = first_bad(algorithm, batches, values)
     if bad:
-        raise Diverged(
-            f"step {t}: {bad} is not finite any more. A smaller lr or penalty weight may help; the last finite "
-            f"checkpoint stays in {state.folder / 'checkpoints'}"
-        )
+        raise Diverged(f"step {t}: not finite: {bad}. A smaller lr or penalty weight may help", t)
     for event in algorithm.stack.told:
         state.folder.refreshes.append(event)
     state.took(values, time.perf_counter() - started)
@@ -157,12 +151,11 @@ def evaluate(experiment: Experiment, state: State, pause: Callable[[], None]) ->
     accuracy: dict[str, dict[str, float]] = {}
     for (domain, which, _), tally in zip(chosen, counted, strict=True):
         if domain not in s.targets and not tally.finite:
-            raise Diverged(f"step {t}: the logits of {domain!r}, split {which!r}, are not finite")
+            raise Diverged(f"step {t}: the logits of {domain!r}, split {which!r}, are not finite", t)
         accuracy.setdefault(domain, {})[which] = tally.accuracy
     validation = sum(accuracy[name]["out"] for name in experiment.sources) / len(experiment.sources)
     if state.selected is None or validation > state.selected.validation:
-        model = tensors_of(state.algorithm) if experiment.execution.keep != "none" else {}
-        state.selected = Selected(t, validation, model)
+        state.selected = Selected(t, validation, tensors_of(state.algorithm))
     if experiment.execution.keep == "all":
         save_model(experiment, state.folder / f"models/step-{t:08d}.safetensors", tensors_of(state.algorithm), t)
     state.recorded = t
@@ -211,8 +204,16 @@ def resume(state: State, checkpoints: Checkpoints) -> None:
 def refuse_failed(folder: RunFolder) -> None:
     """The same settings would fail the same way again."""
     if (folder / "failure.json").exists():
-        reason = read_json(folder / "failure.json")["reason"]
-        raise Diverged(f"{folder.path} failed before: {reason}. Change settings and --out, or remove failure.json")
+        failure = read_json(folder / "failure.json")
+        way = "Change settings and --out, or remove failure.json to try again from the last finite checkpoint"
+        raise Diverged(f"{folder.path} failed before: {failure['reason']}. {way}", failure["step"])
+
+
+def refuse_inside(out: Path, data: DomainDataset) -> None:
+    """A run inside the images would be a class or a domain of them next time."""
+    images = getattr(data, "folder", None)
+    if images is not None and out.resolve().is_relative_to(Path(images).resolve()):
+        raise ConfigError(f"--out {out} lies inside the data set {images}; give a folder outside of it")
 
 
 @contextmanager

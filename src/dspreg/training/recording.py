@@ -29,7 +29,7 @@ def record_of(
         "log": log,  # means over the steps since the record before
         "accuracy": accuracy,
         "validation": validation,  # mean over the sources of their "out" accuracy
-        "weights": {"tag": experiment.backbone.weights.tag, "sha256": experiment.backbone.weights.sha256},
+        "weights": experiment.weights,
         "seconds": seconds | {"evaluate_seconds": evaluating},
     }
 
@@ -70,14 +70,20 @@ def domainbed_lines(experiment: Experiment, records: list[dict[str, Any]]) -> st
     return "".join(line + "\n" for line in lines)
 
 
+def require_tensorboard() -> None:
+    """Said before a run exists."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError as missing:
+        raise ConfigError("--tensorboard needs TensorBoard: pip install 'dspreg[tensorboard]'") from missing
+
+
 class TensorBoard:
     """The scalars of every record as TensorBoard events."""
 
     def __init__(self, folder: Path, t: int):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as missing:
-            raise ConfigError("--tensorboard needs TensorBoard: pip install 'dspreg[tensorboard]'") from missing
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer = SummaryWriter(str(folder), purge_step=t)
 
     def add(self, record: dict[str, Any]) -> None:

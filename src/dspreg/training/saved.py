@@ -11,6 +11,7 @@ from torch import Tensor
 from dspreg.algorithms import Task, parse
 from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError, IntegrityError
+from dspreg.files import read_json
 from dspreg.networks.pretrained import backbone_named
 from dspreg.store import RunFolder
 from dspreg.training.finishing import MODEL
@@ -40,6 +41,8 @@ def model_file(run: str | Path, which: str = "selected") -> Path:
     folder = RunFolder(run)
     folder.description()
     if folder.result() is None:
+        if (folder / "failure.json").exists():
+            raise ConfigError(f"{folder.path} failed and has no model: {read_json(folder / 'failure.json')['reason']}")
         raise ConfigError(f"{folder.path} is not finished; run its train command again to finish it")
     path = folder / f"{which}.safetensors"
     if not path.exists():

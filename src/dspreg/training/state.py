@@ -81,15 +81,17 @@ class State:
 
 
 def first_bad(algorithm: Algorithm, batches: list[Any], log: dict[str, float]) -> str | None:
-    """The first thing that is not a number: an input, a parameter, a buffer, a logged value. None if all are."""
+    """The first thing that is not a number: an input, a logged value, a parameter, a buffer. None if all are."""
     each = [t.detach().sum() for t in (*algorithm.parameters(), *algorithm.buffers())]
     total = float(torch.stack([t.to(torch.float64) for t in each]).sum())
     if math.isfinite(total) and all(map(math.isfinite, log.values())):
         return None  # the quick way; below, which one
     domains = algorithm.task.domains
-    named = [(f"the images of {domains[b.domain]!r}", b.x) for b in batches]
-    named += [(f"the parameter {name}", p.detach()) for name, p in algorithm.net.named_parameters()]
-    named += [(f"the buffer {name}", b) for name, b in algorithm.net.named_buffers()]
-    named += [(f"the parameter {name}", p.detach()) for name, p in algorithm.named_parameters()]
-    bad = next((name for name, tensor in named if not bool(tensor.isfinite().all())), None)
-    return bad or next((f"the logged {name}" for name, value in log.items() if not math.isfinite(value)), None)
+    tensors = [(f"the images of {domains[b.domain]!r}", b.x) for b in batches]
+    bad = next((name for name, tensor in tensors if not bool(tensor.isfinite().all())), None)
+    # a loss that is no number makes parameters that are none: the loss came first
+    bad = bad or next((f"the logged {name}" for name, value in log.items() if not math.isfinite(value)), None)
+    tensors = [(f"the parameter {name}", p.detach()) for name, p in algorithm.net.named_parameters()]
+    tensors += [(f"the buffer {name}", b) for name, b in algorithm.net.named_buffers()]
+    tensors += [(f"{name}", t) for name, t in (*algorithm.named_parameters(), *algorithm.named_buffers())]
+    return bad or next((name for name, tensor in tensors if not bool(tensor.isfinite().all())), None)
