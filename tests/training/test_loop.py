@@ -362,7 +362,7 @@ def test_domainbeds_records_are_a_setting_because_they_want_every_split(images, 
 
     with pytest.raises(Preempted):
         train(erm(images), tiny.execution(), tmp_path / "run", pause=tiny.stop_at(12))
-    with pytest.raises(ConfigError, match="settings.evaluate: 'needed' → 'all'"):
+    with pytest.raises(ConfigError, match=r"settings\.evaluate: 'needed' → 'all'"):
         train(erm(images), tiny.execution(domainbed_records=True), tmp_path / "run")
     result = train(erm(images), tiny.execution(domainbed_records=True), tmp_path / "other")
     said = summary(result, tmp_path / "other", False)

@@ -298,7 +298,7 @@ def made_up(classes, domains=2):
         scores = scores_of(torch.randn(400, classes, generator=g), y)
         judged.append(Judged(f"domain {d}", "all", "unseen", "", scores))
     names = ("$a_{$", "=1+1", "\x1b[31m", "漢", "x" * 80, *map(str, range(400)))[:classes]
-    return Assessment("id", "selected", 0, "made up", names, "none", tuple(judged))
+    return Assessment("id", "selected", 0, "made up", names, "none", False, tuple(judged))
 
 
 @pytest.mark.parametrize(("classes", "domains"), [(2, 1), (5, 4), (16, 2)])

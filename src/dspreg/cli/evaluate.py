@@ -114,6 +114,8 @@ def _remarks(found: Assessment) -> Iterator[str]:
     roles = {each.role for each in found.domains}
     if "source" in roles:
         yield "out: the run was trained on this domain; only the images held out from training are scored"
+        if found.augmented:
+            yield "images are plain here; the run's own records score augmented ones of its sources, as DomainBed does"
     if "changed source" in roles:
         names = ", ".join(shown(each.domain) for each in found.domains if each.role == "changed source")
         yield f"{names}: of the name of a domain trained on, with other images; some of them may have been trained on"

@@ -61,6 +61,7 @@ class Assessment:
     dataset: str
     classes: tuple[str, ...]
     adapt: str
+    augmented: bool  # whether the run validated on augmented images, which score otherwise
     domains: tuple[Judged, ...]
 
     @property
@@ -135,7 +136,16 @@ def assess(
                     progress(done, total)
         judged.append(Judged(part.domain, kind, role, prints, scores))
     step = int(result[which]["step"])
-    return Assessment(described["id"], which, step, data.name, model.classes, adapt, tuple(judged))
+    return Assessment(
+        described["id"],
+        which,
+        step,
+        data.name,
+        model.classes,
+        adapt,
+        trained.settings.augment_validation,
+        tuple(judged),
+    )
 
 
 class Trained:
