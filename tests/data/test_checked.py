@@ -41,7 +41,7 @@ def test_all_images_are_looked_at_once(folder, tmp_path):
 def test_bad_images_are_named_and_not_remembered_as_sound(folder):
     (folder / "art" / "cat" / "1.png").write_bytes(b"no image")
     for _ in range(2):
-        with pytest.raises(DataError, match=r"1 images of data can't be used:\n  art/cat/1\.png: "):
+        with pytest.raises(DataError, match=r"1 image of data can't be used:\n  art/cat/1\.png: "):
             looked_at(folder)
     for path in folder.rglob("*.png"):
         path.write_bytes(path.name.encode())

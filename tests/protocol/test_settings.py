@@ -255,3 +255,19 @@ def test_the_protocol_is_read_without_torch():
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert said.stdout == "[]\n"
+
+
+def test_without_augmentation_validation_is_plain_too():
+    from dspreg.data import PACS
+
+    assert resolved({"dataset": "PACS", "augment": False}, PACS).augment_validation is False
+    assert resolved({"dataset": "PACS", "augment": False, "augment_validation": True}, PACS).augment_validation is True
+    assert resolved({"dataset": "PACS"}, PACS).augment_validation is True
+
+
+def test_a_network_that_is_not_pretrained_learns_faster_and_trains_its_batch_norm():
+    from dspreg.data import PACS
+
+    assert resolved({"dataset": "PACS", "model": "small-cnn"}, PACS).lr == 1e-3
+    assert resolved({"dataset": "PACS", "weights": "none"}, PACS).frozen_bn is False
+    assert resolved({"dataset": "PACS"}, PACS).frozen_bn is True

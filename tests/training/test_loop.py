@@ -318,7 +318,7 @@ def test_a_bad_image_is_named_before_the_first_step(tmp_path, monkeypatch):
     root = tiny.make_images(tmp_path / "woods")
     image = root / "birch" / "dog" / "03.png"
     image.write_bytes(image.read_bytes()[:200])
-    with pytest.raises(DataError, match=r"1 images of woods can't be used:\n  birch/dog/03\.png: "):
+    with pytest.raises(DataError, match=r"1 image of woods can't be used:\n  birch/dog/03\.png: "):
         train(erm(root), tiny.execution(check_images="once"), tmp_path / "run")
     assert not (tmp_path / "run" / "run.json").exists()
     image.unlink()

@@ -13,6 +13,7 @@ from dspreg.data.base import DomainDataset
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.images import Images
 from dspreg.data.verify import verify
+from dspreg.data.words import plural
 from dspreg.errors import DataError
 
 SHOWN = 5
@@ -43,7 +44,7 @@ def check_once(
         named = "\n".join(f"  {bad.image}: {bad.reason}" for bad in report.bad[:SHOWN])
         more = f"\n  and {len(report.bad) - SHOWN} more" if len(report.bad) > SHOWN else ""
         raise DataError(
-            f"{len(report.bad)} images of {dataset.name} can't be used:\n{named}{more}\n"
+            f"{plural(len(report.bad), 'image')} of {dataset.name} can't be used:\n{named}{more}\n"
             f"Mend or remove them; `dspreg data verify` names all of them"
         )
     with suppress(OSError):  # a reminder, nothing more: without it the images are looked at again next time

@@ -172,6 +172,8 @@ def resolved(given: Mapping[str, Any], data: Facts) -> Settings:
     values |= given
     if given.get("model") == "small-cnn" and "lr" not in given and not draw:
         values["lr"] = SMALL_LR  # it starts from nothing, whatever the images
+    if not values["augment"] and "augment_validation" not in given:
+        values["augment_validation"] = False
     if "frozen_bn" not in given and values["weights"] == "none":
         values["frozen_bn"] = False  # statistics that nobody trained are not worth keeping
     if "evaluate_every" not in given and values["steps"] < usual:
