@@ -49,7 +49,7 @@ def dataset_named(text: str, root: str | Path | None = None, name: str | None = 
     if "." in text and all(part.isidentifier() for part in text.split(".")):
         return _imported(text)(ROOT if root is None else root)
     known = known_names()
-    near = nearest(text, known)
+    near = nearest(text, known, 0.7)
     if near is None and Path(text).is_dir():
         near = f"folder:{text}"
     raise ConfigError(
