@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from dspreg.data.splits import split, steps_per_epoch, stratified
@@ -92,3 +93,12 @@ def test_one_class_alone_is_split_as_domainbed_does():
 def test_stratified_wants_a_fraction_too():
     with pytest.raises(ValueError, match=r"between 0 and 1, but got 20.*Try 0\.2"):
         stratified([0] * 10, 0, 0, holdout=20)
+
+
+@pytest.mark.parametrize(("trial", "position", "seed"), [(0, 1, 1514274641), (1, 0, 785910682)])
+def test_the_trial_comes_before_the_position_in_the_seed(trial, position, seed):
+    """DomainBed's published hashes, by hand: (0, 1) and (1, 0) are different splits."""
+    order = list(range(50))
+    np.random.RandomState(seed).shuffle(order)
+    inside, out = split(50, trial, position)
+    assert out + inside == order
