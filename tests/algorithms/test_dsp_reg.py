@@ -142,8 +142,10 @@ def test_every_option_of_measuring_is_used(options):
         each = []
         for d, batches in enumerate(samples.values()):
             pairs = [(meter.labelled(stack.net, Samples(b.x, b.y), d, i), i) for i, b in enumerate(batches)]
-            sums = [meter.mean(stack.net, s, d, i).flat() * len(s) for s, i in pairs]
-            each.append(sum(sums) / sum(len(s) for s, _ in pairs))
+            sums = meter.sums()
+            for s, i in pairs:
+                meter.add(stack.net, s, sums, d, i)
+            each.append(sums.taken(0, sum(len(s) for s, _ in pairs)).flat())
     s = torch.stack(each)
     expected = s.std(0, correction=0) / (s.mean(0) + options.get("eps", 0.0))
     assert torch.allclose(got, expected, rtol=1e-8)

@@ -10,8 +10,9 @@ from torch import nn
 
 import dspreg
 from dspreg.sensitivity import estimators
-from dspreg.sensitivity.meter import Meter
+from dspreg.sensitivity.persample import vectorised
 from dspreg.sensitivity.samples import Samples
+from dspreg.sensitivity.sums import Sums
 
 
 def measured(name, **options):
@@ -62,7 +63,6 @@ def test_what_cannot_be_vectorised_falls_back_to_the_loop_with_one_notice(name, 
         profile = dspreg.measure(problems.model(name), problems.domains(name), null=False)
     assert len(caught) == 1
     assert profile.s["photo"][parameter].abs().sum() > 0
-    assert profile.settings["estimator"] == "loop"
 
 
 def test_a_layer_registered_twice_stays_a_layer():
@@ -77,12 +77,18 @@ def test_a_layer_registered_twice_stays_a_layer():
 @pytest.mark.parametrize("chunk_bytes", [1, 1500, 10**9])
 def test_chunks_do_not_change_the_result(chunk_bytes):
     net = problems.model("mlp").eval()
-    samples, groups = Samples(*problems.batch("mlp", 0, 7)), torch.full((1, 7), 1 / 7, dtype=torch.float64)
+    samples = Samples(*problems.batch("mlp", 0, 7))
     reading = estimators.readings(net, "loss")
     params = dict(net.named_parameters())
-    expected = estimators.loop(reading, params, samples, groups)
-    got = estimators.persample(reading, params, samples, groups, net=net, chunk_bytes=chunk_bytes)
-    assert largest_difference(got, expected) < 1e-12
+    sums = [Sums(params, 2), Sums(params, 2)]
+    for each in sums:
+        each.weigh(torch.tensor([[1.0] * 7, [0.0, 0.5, 0.0, 1.0, 0.0, 0.0, 2.0]], dtype=torch.float64))
+    estimators.loop(reading, params, samples, sums[0])
+    vectorised(reading, params, samples, sums[1], net=net, chunk_bytes=chunk_bytes)
+    for row in (0, 1):
+        expected, got = (each.taken(row, 7) for each in sums)
+        assert largest_difference(got, expected) < 1e-12
+        assert float(expected.sum()) > 0
 
 
 @pytest.mark.parametrize("of", ["loss", "output"])
@@ -170,8 +176,30 @@ def test_small_gradients_do_not_underflow(estimator):
         assert torch.allclose(other["weight"], ordinary["weight"], rtol=1e-5)
 
 
-def test_meter_names_the_parameter_whose_gradient_is_not_finite():
-    net = nn.Linear(2, 2).double()
-    x = torch.full((3, 2), 1e200, dtype=torch.float64)
+@pytest.mark.parametrize("estimator", ["loop", "persample", "signed", "minibatch"])
+def test_the_parameter_whose_gradient_is_not_finite_is_named(estimator):
+    x, y = torch.ones(3, 2), torch.zeros(3, dtype=torch.long)
+    domains = {"a": [(x, y)] * 2, "b": [(x, y)] * 2}
+
+    def loss(out, _):
+        return (out * 0).sum(1).sqrt()  # 0, with a slope of 0·∞
+
     with pytest.raises(dspreg.DataError, match=r"gradient of 'weight' is NaN or infinite"):
-        Meter(net, of="output").mean(net, Samples(x * 1e200 * 0 + 1e200))
+        dspreg.measure(nn.Linear(2, 2), domains, loss=loss, estimator=estimator)
+
+
+@pytest.mark.parametrize("estimator", ["loop", "persample", "signed", "minibatch"])
+@pytest.mark.parametrize("factor", [1e-25, 1e25])
+def test_squares_that_float32_cannot_hold_still_give_c(estimator, factor):
+    """A loss of 1e-25 has squared gradients of 1e-50, zero in float32, and c does not depend on the loss's scale."""
+    model, domains = problems.model("mlp").float(), problems.domains("mlp")
+    small = {d: [(x.float(), y) for x, y in batches] for d, batches in domains.items()}
+
+    def loss(out, y):
+        return nn.functional.cross_entropy(out, y, reduction="none") * factor
+
+    scaled = dspreg.measure(model, small, loss=loss, estimator=estimator)
+    plain = dspreg.measure(model, small, estimator=estimator)
+    assert torch.allclose(scaled.c.flat(), plain.c.flat(), atol=1e-4)
+    assert torch.allclose(scaled.null.flat(), plain.null.flat(), atol=1e-4)
+    assert float(plain.c.flat().mean()) > 0.1

@@ -9,17 +9,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.randomness import Key
 from dspreg.sensitivity.estimators import Loss
-from dspreg.sensitivity.meter import Meter
+from dspreg.sensitivity.meter import Meter, finite
 from dspreg.sensitivity.null import Floor, FunctionOf, Walk
 from dspreg.sensitivity.profile import Profile, kinds_of
 from dspreg.sensitivity.purity import evaluating, require_separate_samples
 from dspreg.sensitivity.samples import Samples, batches_of
-from dspreg.sensitivity.statistics import Moments, coefficient, debiased, dispersion, rank_correlation, root_mean_square
+from dspreg.sensitivity.statistics import Moments, dispersion
+from dspreg.sensitivity.summary import Domain, Summary
 from dspreg.sensitivity.variance import Variance, variance_of
 from dspreg.vectors import ParamVector, Patterns
 
@@ -107,91 +108,78 @@ def profiled(
         walk: Shows how far it is.
     """
     scale = variance_of(variance, meter.params)
-    dtype = torch.promote_types(next(iter(meter.params.values())).dtype, torch.float32)
     loaded: dict[str, Iterable[Samples]] = {
-        name: _labelled(meter, f, name, d, batches) for d, (name, batches) in enumerate(domains.items())
+        name: _labelled(meter, f, name, d, batches, again=null) for d, (name, batches) in enumerate(domains.items())
     }
     floor = None
     if null:
         kept = {name: list(batches) for name, batches in loaded.items()}
         loaded = dict(kept)
         floor = Floor(meter, f, list(kept.values()), walk)
+    at_once = floor is not None and meter.takes_groups
+    # The first row is the current batch. The others, where there are any, are the pseudo-domains of the floor.
+    sums = meter.sums(1 + len(loaded) if at_once else 1)
 
-    across, halves = Moments(), (Moments(), Moments())
-    s: dict[str, ParamVector] = {}
-    errors: list[ParamVector] = []
-    counts: dict[str, dict[str, int]] = {}
+    measured: dict[str, Domain] = {}
     for d, (name, batches) in enumerate(loaded.items()):
-        within, parts = Moments(), (Moments(), Moments())
+        domain = measured[name] = Domain()
         for b, samples in enumerate(walk(batches, f"measuring {name}")):
-            mean = floor.shared(d, b, samples) if floor else meter.mean(f(samples, d), samples, d, b)
-            within.add(mean, len(samples))
-            parts[b % 2].add(mean, len(samples))
-        across.add(within.mean)
-        counts[name] = {"batches": within.count, "samples": int(within.weight)}
-        s[name] = (within.mean * scale).to(dtype)
-        if within.count > 1:
-            errors.append(within.standard_error)
-            for half, part in zip(halves, parts, strict=True):
-                half.add(part.mean)
-    null_c = floor.c(eps, scale) if floor else None
+            groups = None
+            if floor and at_once:
+                groups = torch.cat([torch.ones(1, len(samples), dtype=torch.float64), floor.members(d, b)])
+            meter.add(f(samples, d), samples, sums, d, b, groups=groups)
+            domain.add(sums.taken(0, len(samples)), len(samples))
+        domain.close()
+    pseudo = None
+    if floor:
+        pseudo = [sums.taken(1 + d, n) for d, n in enumerate(floor.sizes)] if at_once else floor.again()
+    few = [name for name, domain in measured.items() if domain.within.count < 2]
+    if few:
+        text = f"one batch only of {', '.join(few)}: c_debiased and reliability need two per domain"
+        warnings.warn(text, Notice, stacklevel=3)
 
-    enough = len(errors) == len(counts)
-    if not enough:
-        few = ", ".join(name for name, n in counts.items() if n["batches"] < 2)
-        warnings.warn(f"one batch only of {few}: c_debiased and reliability need two per domain", Notice, stacklevel=3)
-    scaled = across.scaled(scale)
+    summary = Summary(meter.scales, scale, eps)
+    for name in meter.params:
+        summary.add(name, list(measured.values()), None if pseudo is None else [p[name] for p in pseudo])
     return Profile(
-        s=s,
-        mean=scaled.mean.to(dtype),
-        variance=scaled.deviation.square().to(dtype),
-        c=coefficient(across, scale, eps).to(dtype),
-        c_debiased=debiased(scaled, root_mean_square(errors) * scale, eps).to(dtype) if enough else None,
-        null=None if null_c is None else null_c.to(dtype),
-        reliability=_agreement(across, [coefficient(half, scale, eps) for half in halves]) if enough else None,
+        **summary.fields(list(measured)),
         kinds=kinds_of(meter.net, meter.params),
         settings={
             "of": meter.of,
-            "estimator": meter.estimator,  # `loop` where `persample` fell back to it
+            "estimator": meter.estimator,
             "draws": meter.draws if meter.estimator == "signed" else None,
             "eps": eps,
             "variance": variance if isinstance(variance, (int, float)) else type(variance).__name__,
             "loss": "cross_entropy" if meter.loss is None else getattr(meter.loss, "__name__", "custom"),
-            "domains": counts,
+            "domains": {name: domain.counts for name, domain in measured.items()},
         },
     )
 
 
 def refreshed(meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]], eps: float = 0.0) -> ParamVector:
     """c alone, domain by domain: three vectors, however many domains. Arguments as in `profiled`."""
-    across = Moments()
+    across, sums = Moments(dtype=None), meter.sums()
     for d, (name, batches) in enumerate(domains.items()):
-        mean, n = ParamVector(), 0
-        for b, samples in enumerate(_labelled(meter, f, name, d, batches)):
+        n = 0
+        for b, samples in enumerate(_labelled(meter, f, name, d, batches, again=False)):
             n += len(samples)
-            mean = mean + (meter.mean(f(samples, d), samples, d, b) - mean) * (len(samples) / n)
+            meter.add(f(samples, d), samples, sums, d, b)
         if not n:
             raise DataError(f"there are no samples of {name!r} to measure on")
-        across.add(mean)
-    return dispersion(across, eps)
+        across.add(finite(sums.taken(0, n)))
+    return dispersion(across, eps, meter.scales).map(Tensor.contiguous)
 
 
-def _labelled(meter: Meter, f: FunctionOf, name: str, d: int, batches: Iterable[Samples]) -> Iterator[Samples]:
+def _labelled(
+    meter: Meter, f: FunctionOf, name: str, d: int, batches: Iterable[Samples], *, again: bool
+) -> Iterator[Samples]:
     for b, samples in enumerate(batches):
         if b == 0:
-            require_separate_samples(f(samples, d), samples)
+            require_separate_samples(meter.net, f(samples, d), samples)
         try:
-            yield meter.labelled(f(samples, d), samples, d, b)
+            yield meter.labelled(f(samples, d), samples, d, b, again=again)
         except DataError as error:
             raise DataError(f"domain {name!r}, batch {b}: {error}") from error
-
-
-def _agreement(across: Moments, halves: list[ParamVector]) -> float | None:
-    """Rank correlation over the parameters some domain is sensitive to: the others agree on c = 0 for no merit."""
-    alive = across.mean.flat() > 0
-    odd, even = (half.flat()[alive] for half in halves)
-    agreement = rank_correlation(odd, even)
-    return agreement if math.isfinite(agreement) else None  # NaN where c is the same everywhere
 
 
 @contextmanager

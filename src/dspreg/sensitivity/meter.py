@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
-from dspreg.errors import ConfigError, DataError, Notice
+from dspreg.errors import ConfigError, DataError
 from dspreg.randomness import Key, generator
 from dspreg.sensitivity import estimators
 from dspreg.sensitivity.estimators import Loss
+from dspreg.sensitivity.persample import persample
 from dspreg.sensitivity.samples import Function, Samples
+from dspreg.sensitivity.sums import Sums
 from dspreg.vectors import ParamVector, Patterns, selected, trainable
 
 OF = ("loss", "output", "fisher")
@@ -58,7 +60,8 @@ class Meter:
             raise ConfigError(f"{type(net).__name__} has no trainable parameter (requires_grad is False everywhere)")
         self.net, self.of, self.estimator, self.loss, self.key = net, of, estimator, loss, tuple(key)
         self.draws = draws or 1
-        self._compared = False
+        self.scales: dict[str, float] = {}  # sums hold s·scale², by parameter
+        self._outputs: int | None = None
         self.params: dict[str, Tensor] = {name: params[name] for name in selected(params, only, exclude)}
 
     @property
@@ -66,62 +69,52 @@ class Meter:
         """Whether per-sample squares are at hand, to be summed by any grouping in the same pass."""
         return self.estimator in ("loop", "persample")
 
-    def labelled(self, f: Function, samples: Samples, *place: Key) -> Samples:
-        """`samples` with the labels that count, checked."""
+    def labelled(self, f: Function, samples: Samples, *place: Key, again: bool = True) -> Samples:
+        """`samples` with the labels that count, checked. `again`: they will be asked for more than once."""
         if self.of == "output":
             return Samples(samples.inputs)
         if self.of == "fisher":
             self._classes(f, samples)
-            return samples.labelled(estimators.drawn_labels(f, samples, generator(*self.key, *place, "labels")))
+            if not again and not self.takes_groups:
+                return Samples(samples.inputs)  # drawn from the one forward pass there will be
+            with torch.no_grad():
+                out = samples.outputs(f)
+            return samples.labelled(estimators.drawn_labels(out, self._random(place, "labels")))
         if samples.y is None:
             raise DataError("the loader yields no labels, which of='loss' needs; use of='output' or of='fisher'")
         return samples.labelled(self._class_labels(f, samples, samples.y)) if self.loss is None else samples
 
-    def mean(self, f: Function, samples: Samples, *place: Key) -> ParamVector:
-        """s on these samples, float64. `place` names the batch, so that its signs are its own."""
-        if self.takes_groups:
-            one = torch.full((1, len(samples)), 1 / len(samples), dtype=torch.float64)
-            return self.grouped(f, samples, one).map(lambda t: t[0])
-        reading = estimators.readings(f, self.of, self.loss)
-        if self.estimator == "signed":
-            random = generator(*self.key, *place, "signs")
-            return finite(estimators.signed(reading, self.params, samples, draws=self.draws, random=random))
-        return finite(estimators.minibatch(reading, self.params, samples))
+    def sums(self, rows: int = 1) -> Sums:
+        """Empty sums, to be added to."""
+        return Sums(self.params, rows, self.scales)
 
-    def grouped(self, f: Function, samples: Samples, groups: Tensor) -> ParamVector:
-        """Σ_i groups_gi s(sample i), a row per group."""
-        reading = estimators.readings(f, self.of, self.loss)
-        groups = groups.to(next(iter(self.params.values())).device)
-        if self.estimator == "persample":
-            try:
-                s = finite(estimators.persample(reading, self.params, samples, groups, net=self.net))
-                self._require_all_reached(reading, samples, s)
-                return s
-            except (DataError, torch.OutOfMemoryError):
-                raise
-            except (RuntimeError, NotImplementedError) as error:
-                reason = str(error).strip().splitlines()[0]
-                warnings.warn(
-                    f"torch.func cannot vectorise this network ({reason}); "
-                    "measuring sample by sample: the same numbers, slower",
-                    Notice,
-                    stacklevel=2,
-                )
-                self.estimator = "loop"
-        return finite(estimators.loop(reading, self.params, samples, groups))
+    def add(self, f: Function, samples: Samples, sums: Sums, *place: Key, groups: Tensor | None = None) -> None:
+        """Add Σ_i s(sample i) to the one row of `sums`, or Σ_i groups_gi s(sample i) to every row.
 
-    def _require_all_reached(self, reading: estimators.Readings, samples: Samples, s: ParamVector) -> None:
-        """`torch.func` exchanges parameters in their modules; one used from elsewhere, a list, would seem unused."""
-        silent = [name for name, value in s.items() if not value.any()]
-        if silent and not self._compared:
-            params = {name: self.params[name] for name in silent}
-            total = reading(samples).square().sum()
-            for name, g in estimators.gradient(total, params, retain_graph=False).items():
-                if g.any():
-                    raise RuntimeError(f"{name!r} is used otherwise than as an attribute of its module")
-        self._compared = True
+        `place` names the batch, so that its signs are its own. Groups need `takes_groups`.
+        """
+        reading = estimators.readings(f, self.of, self.loss, self._random(place, "labels"))
+        match self.estimator:
+            case "signed":
+                random = self._random(place, "signs")
+                estimators.signed(reading, self.params, samples, sums, draws=self.draws, random=random)
+            case "minibatch":
+                estimators.minibatch(reading, self.params, samples, sums)
+            case _:
+                ones = torch.ones(1, len(samples), dtype=torch.float64)
+                device = next(iter(self.params.values())).device
+                sums.weigh((ones if groups is None else groups).to(device))
+                if self.estimator == "loop":
+                    estimators.loop(reading, self.params, samples, sums)
+                else:
+                    persample(reading, self.params, samples, sums, net=self.net)
+
+    def _random(self, place: tuple[Key, ...], what: str) -> torch.Generator:
+        return generator(*self.key, *place, what)
 
     def _classes(self, f: Function, samples: Samples) -> int:
+        if self._outputs is not None:
+            return self._outputs
         with torch.no_grad():
             out = samples.take(slice(0, 1)).outputs(f)
         if out.ndim != 2 or out.shape[1] < 2:
@@ -129,7 +122,8 @@ class Meter:
                 f"the network returns {tuple(out.shape)[1:]} per sample; cross-entropy wants one "
                 "number for each of at least two classes. Give loss=, a function (output, y) → one value per sample"
             )
-        return out.shape[1]
+        self._outputs = out.shape[1]
+        return self._outputs
 
     def _class_labels(self, f: Function, samples: Samples, y: Tensor) -> Tensor:
         """Labels that cross-entropy takes, or a refusal that says what is wrong with them."""
@@ -165,6 +159,6 @@ def check_settings(of: str, estimator: str, draws: int | None) -> None:
 
 def finite(s: ParamVector) -> ParamVector:
     for name, value in s.items():
-        if not torch.isfinite(value).all():
+        if not math.isfinite(value.sum()) and not torch.isfinite(value).all():
             raise DataError(f"the gradient of {name!r} is NaN or infinite; is the loss finite on these samples?")
     return s

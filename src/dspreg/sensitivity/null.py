@@ -16,7 +16,6 @@ from dspreg.errors import Notice
 from dspreg.randomness import Key, generator
 from dspreg.sensitivity.meter import Meter
 from dspreg.sensitivity.samples import Function, Samples
-from dspreg.sensitivity.statistics import Moments, coefficient
 from dspreg.vectors import ParamVector
 
 Batches = Sequence[Sequence[Samples]]  # per domain, its batches
@@ -59,32 +58,23 @@ class Floor:
         self.pseudo = [
             pseudo[ends[d] : ends[d + 1]].split([len(b) for b in batches]) for d, batches in enumerate(domains)
         ]
-        self.sums = ParamVector()
 
-    def shared(self, d: int, b: int, samples: Samples) -> ParamVector:
-        """s on batch b of domain d, while summing its samples by pseudo-domain."""
-        if not self.meter.takes_groups:
-            return self.meter.mean(self.f(samples, d), samples, d, b)
-        n = len(samples)
-        members = torch.arange(len(self.sizes))[:, None] == self.pseudo[d][b]
-        mean = torch.full((1, n), 1 / n, dtype=torch.float64)
-        rows = self.meter.grouped(self.f(samples, d), samples, torch.cat([mean, members.double()]))
-        self.sums = self.sums + rows.map(lambda t: t[1:])
-        return rows.map(lambda t: t[0])
+    def members(self, d: int, b: int) -> Tensor:
+        """Which samples of batch b of domain d are in which pseudo-domain. (D, B)"""
+        which = torch.arange(len(self.sizes))[:, None]
+        return torch.eq(which, self.pseudo[d][b]).double()
 
-    def c(self, eps: float, scale: ParamVector | float) -> ParamVector | None:
-        if self.meter.takes_groups:
-            pseudo = [self.sums.map(lambda t, g=g, n=n: t[g] / n) for g, n in enumerate(self.sizes)]
-            return coefficient(Moments(pseudo), scale, eps)
+    def again(self) -> list[ParamVector] | None:
+        """s of every pseudo-domain by a second pass, or None if samples cannot be dealt anew."""
         try:
             again = regrouped(self.domains, *self.meter.key)
         except RuntimeError as error:
             warnings.warn(f"no null: samples of different shapes cannot be dealt anew ({error})", Notice, stacklevel=3)
             return None
-        across = Moments()
-        for d, batches in enumerate(again):
-            within = Moments()
+        found = []
+        for d, (batches, size) in enumerate(zip(again, self.sizes, strict=True)):
+            sums = self.meter.sums()
             for b, samples in enumerate(self.walk(batches, f"measuring null {d + 1}")):
-                within.add(self.meter.mean(self.f(samples, d), samples, d, b, "null"), len(samples))
-            across.add(within.mean)
-        return coefficient(across, scale, eps)
+                self.meter.add(self.f(samples, d), samples, sums, d, b, "null")
+            found.append(sums.taken(0, size))
+        return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -30,8 +31,20 @@ def evaluating(net: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+_separate: WeakKeyDictionary[nn.Module, set[tuple[object, ...]]] = WeakKeyDictionary()
+
+
+def require_separate_samples(net: nn.Module, f: Function, samples: Samples) -> None:
+    """Refuse a network that mixes samples. Looked at once for each network and sort of samples."""
+    sort = tuple((t.dtype, t.shape[1:]) for t in samples.tensors())
+    seen = _separate.setdefault(net, set())
+    if sort not in seen:
+        look_at_samples_apart(f, samples)
+        seen.add(sort)
+
+
 @torch.no_grad()
-def require_separate_samples(f: Function, samples: Samples) -> None:
+def look_at_samples_apart(f: Function, samples: Samples) -> None:
     """Refuse a network whose output for one sample depends on the others: it has no per-sample gradient."""
     few = samples.take(slice(0, 4))
     if len(few) == 1:  # set it beside another one: mirrored along its last dimension

@@ -9,7 +9,7 @@ squares: s is a squared gradient already, and the square of s would leave even f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -20,32 +20,35 @@ from dspreg.vectors import ParamVector
 class Moments:
     """A running weighted mean and the root of the weighted sum of squared deviations, √Σ w (x − mean)².
 
-    Two vectors, however many are added.
+    Two vectors, however many are added. Computed in float64 tensor by tensor, and held in `dtype` (None: as given).
     """
 
-    def __init__(self, vectors: Iterable[ParamVector] = ()):
+    def __init__(self, vectors: Iterable[ParamVector] = (), dtype: torch.dtype | None = torch.float64):
         self.mean = ParamVector()
         self.root = ParamVector()
         self.weight = 0.0
         self.count = 0
+        self.dtype = dtype
         for vector in vectors:
             self.add(vector)
 
     def add(self, vector: ParamVector, weight: float = 1.0) -> None:
-        vector = vector.to(torch.float64)
         before, self.weight = self.weight, self.weight + weight
         self.count += 1
         if self.count == 1:
-            self.mean, self.root = vector, vector.map(torch.zeros_like)
+            self.mean = vector.map(lambda t: t.to(self.dtype or t.dtype, copy=True))
+            self.root = self.mean.map(torch.zeros_like)
             return
         step, spread = weight / self.weight, math.sqrt(weight * before / self.weight)
-        change = vector.map(torch.sub, self.mean)
-        self.root = self.root.map(lambda r, d: torch.hypot(r, d * spread), change)
-        self.mean = self.mean + change * step
+        for name, mean in self.mean.items():
+            middle = mean.double()
+            change = vector[name].double() - middle
+            mean.copy_(middle.add_(change, alpha=step))
+            self.root[name].copy_(torch.hypot(self.root[name].double(), change.mul_(spread)))
 
     def scaled(self, factor: ParamVector | float) -> Moments:
         """The moments of vector·factor."""
-        other = Moments()
+        other = Moments(dtype=self.dtype)
         other.mean, other.root = self.mean * factor, self.root * factor
         other.weight, other.count = self.weight, self.count
         return other
@@ -58,7 +61,10 @@ class Moments:
     @property
     def standard_error(self) -> ParamVector:
         """Of the mean, when the vectors are means of `weight` independent samples each. Needs two vectors."""
-        return self.root / math.sqrt(self.weight * (self.count - 1))
+        return ParamVector((name, self.standard_error_of(name)) for name in self.root)
+
+    def standard_error_of(self, name: str) -> Tensor:
+        return self.root[name].double() / math.sqrt(self.weight * (self.count - 1))
 
 
 def coefficient_of_variation(per_domain: Sequence[ParamVector], eps: float = 0.0) -> ParamVector:
@@ -69,10 +75,16 @@ def coefficient_of_variation(per_domain: Sequence[ParamVector], eps: float = 0.0
     return dispersion(Moments(per_domain), eps)
 
 
-def dispersion(across: Moments, eps: float = 0.0) -> ParamVector:
-    """c from the moments across domains."""
-    bound = math.sqrt(max(across.count - 1, 0))
-    return across.deviation.map(lambda d, m: ratio(d, m, eps).clamp(max=bound), across.mean)
+def dispersion(across: Moments, eps: float = 0.0, scales: Mapping[str, float] | None = None) -> ParamVector:
+    """c from the moments across domains, of s·scale² if there are scales."""
+    bound, root = math.sqrt(max(across.count - 1, 0)), math.sqrt(across.weight)
+
+    def one(name: str, mean: Tensor) -> Tensor:
+        deviation = across.root[name].double() / root
+        c = ratio(deviation, mean.double(), eps * (scales or {}).get(name, 1.0) ** 2).clamp(max=bound)
+        return c.to(mean.dtype)
+
+    return ParamVector((name, one(name, mean)) for name, mean in across.mean.items())
 
 
 def coefficient(across: Moments, scale: ParamVector | float, eps: float) -> ParamVector:
@@ -122,7 +134,13 @@ def rank_correlation(a: Tensor, b: Tensor) -> float:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    _, inverse, counts = torch.unique(values, return_inverse=True, return_counts=True)
-    last = torch.cumsum(counts, 0).double()
-    ranks: Tensor = last - (counts - 1) / 2
-    return ranks[inverse]
+    """Ranks from 1, float64, in the memory of one sort: networks have hundreds of millions of parameters."""
+    ordered, order = torch.sort(values.reshape(-1))
+    new = torch.ones(len(ordered), dtype=torch.bool, device=ordered.device)
+    torch.ne(ordered[1:], ordered[:-1], out=new[1:])
+    starts = new.nonzero()[:, 0]
+    ends = torch.cat([starts[1:], starts.new_tensor([len(ordered)])])
+    shared = (starts + ends + 1).double() / 2
+    ranks = torch.empty(len(ordered), dtype=torch.float64, device=ordered.device)
+    ranks[order] = shared.repeat_interleave(ends - starts)
+    return ranks

@@ -1,0 +1,223 @@
+"""Each engine's penalty part along a real ERM training: how near is it to `exact`, and which should be the default?
+
+    DSPREG_ROOT=data DSPREG_WEIGHTS=tf_efficientnet_lite0.safetensors python bench/trajectory.py --out build/trajectory
+
+PACS without sketch, a pretrained EfficientNet-Lite0, 3×32 images, Adam; λ = 1e-3, c measured when DSP-Reg measures it.
+The network follows the plain gradient; at every step all engines are asked for their penalty part, returned gradient
+less g, on the same batch. Parts are compared singly and summed over windows of max(20, 2k) steps, with `exact` on the
+same batches and with `exact` on one large batch at the middle of the window. Writes steps.jsonl, windows.jsonl and
+the last network, and ends with the table of the windows; `--table` shows it for what is there already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import save_file
+from torch import Tensor
+
+import dspreg
+from dspreg import vectors
+from dspreg.algorithms import DSPReg
+from dspreg.batches import Batch, Objective
+from dspreg.data.loading import loaded
+from dspreg.penalty import Step, engine_named
+from dspreg.protocol.settings import Execution
+from dspreg.training.experiment import Experiment, prepared
+from dspreg.training.step import train_step
+from dspreg.vectors import ParamVector
+
+ENGINES = ("exact", "lookahead", "lookahead(radius=0.2*weight)", "lookahead(radius=20*weight)", "momentum")
+LAZY = {f"lazy({k}, {inner})": (k, inner) for inner in ENGINES[:3] for k in (5, 10, 30)}
+BLOCK = 10  # steps summed into one vector; windows are made of these
+WINDOWS = {20: 10, 60: 30}  # length: a new one begins every so many steps
+LARGE_EVERY, LARGE_AT, LARGE_BATCHES = 30, 10, 32
+TARGETS = ("exact", "large")
+
+
+@dataclass(frozen=True)
+class Once(Step):
+    """A step that computes g at θ once, whichever engine asks."""
+
+    @cached_property
+    def plain(self) -> tuple[Tensor, ParamVector]:
+        return Step.gradient(self)
+
+    def gradient(self, delta: ParamVector | None = None) -> tuple[Tensor, ParamVector]:
+        return self.plain if delta is None else Step.gradient(self, delta)
+
+
+class Watched(DSPReg):
+    """DSP-Reg that asks all engines and follows none: the direction is the plain gradient."""
+
+    parts: dict[str, Tensor]
+    share: float
+
+    def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
+        step = Once(self.base.gradient, objective, batches, self.net, self.now, self.weight, self._memory)
+        loss, g = step.gradient()
+        found = {name: engine_named(name)(step).gradient - g for name in ENGINES}
+        self.parts = {name: part.flat() for name, part in found.items()}
+        self.share = float(self.parts["exact"].norm() / g.norm())
+        return loss, g
+
+    @property
+    def now(self) -> ParamVector:
+        """c at this step."""
+        return self.c or self.ones()
+
+    def large(self, steps: Sequence[Sequence[Batch]]) -> Tensor:
+        """2λ·H(c⊙g), with H and g of all these batches as one."""
+        mean = ParamVector()
+        for batches in steps:
+            _, g = self.base.gradient(lambda b: self.loss(self(b)), batches)
+            mean = mean + g / len(steps)
+        v = self.now * mean
+        total = ParamVector()
+        for batches in steps:
+            g = vectors.gradient(self.loss(self(batches)), self.net, create_graph=True)
+            total = total + vectors.gradient(g.dot(v), self.net)
+        return (total * (2 * self.weight / len(steps))).flat()
+
+
+def likeness(part: Tensor, target: Tensor) -> list[float]:
+    """Cosine and ratio of norms; no likeness at all where there is no part, as at momentum's first step."""
+    a, b = part.double(), target.double()
+    return [float(a @ b / (a.norm() * b.norm())) if a.any() else 0.0, float(a.norm() / b.norm())]
+
+
+def watch(experiment: Experiment, out: Path) -> None:
+    watched = experiment.algorithm()
+    assert isinstance(watched, Watched)
+    steps, shown = experiment.steps(), experiment.shown(experiment.settings.augment).normalised
+
+    def batches_of(made: list[tuple[Tensor, Tensor]]) -> list[Batch]:
+        return [Batch(shown(x), y, d) for d, (x, y) in enumerate(made)]
+
+    blocks: deque[dict[str, Tensor]] = deque(maxlen=max(WINDOWS) // BLOCK)
+    larges: dict[int, Tensor] = {}
+    total = experiment.settings.steps
+    with (out / "steps.jsonl").open("w") as of_steps, (out / "windows.jsonl").open("w") as of_windows:
+        for t, made in enumerate(loaded(steps, range(total), experiment.workers)):
+            started = time.perf_counter()
+            batches = batches_of(made)
+            if t % LARGE_EVERY == LARGE_AT:
+                fresh = range(10**6 + t * LARGE_BATCHES, 10**6 + (t + 1) * LARGE_BATCHES)  # steps never trained on
+                larges[t] = watched.large([batches_of(steps[i]) for i in fresh])
+            log = train_step(watched, batches)
+            record = {"step": t, "loss": float(log["loss"]), "share": watched.share}
+            record |= {"exact": {name: likeness(part, watched.parts["exact"]) for name, part in watched.parts.items()}}
+            if t in larges:
+                record |= {"large": {name: likeness(part, larges[t]) for name, part in watched.parts.items()}}
+            record |= {"seconds": time.perf_counter() - started}
+            print(json.dumps(record), file=of_steps, flush=True)
+            if t % BLOCK == 0:
+                blocks.append({})
+            add(blocks[-1], t, watched.parts)
+            if (t + 1) % BLOCK == 0:
+                for window in ended(blocks, t + 1, larges):
+                    print(json.dumps(window), file=of_windows, flush=True)
+    save_file({name: p.contiguous() for name, p in watched.net.state_dict().items()}, out / "network.safetensors")
+
+
+def add(block: dict[str, Tensor], t: int, parts: dict[str, Tensor]) -> None:
+    """What every engine, lazy ones included, adds at step t."""
+    acting = {name: parts[inner] * k for name, (k, inner) in LAZY.items() if (t + 1) % k == 0}
+    for name, part in (parts | acting).items():
+        block[name] = block[name] + part if name in block else part.clone()
+
+
+def ended(blocks: Sequence[dict[str, Tensor]], end: int, larges: dict[int, Tensor]) -> list[dict]:
+    """The windows that end here, each with the likeness of all sums to the targets."""
+    found = []
+    for length, stride in WINDOWS.items():
+        start = end - length
+        if start < 0 or start % stride:
+            continue
+        inside = list(blocks)[-length // BLOCK :]
+        sums = {n: sum(b[n] for b in inside if n in b) for n in (*ENGINES, *LAZY) if any(n in b for b in inside)}
+        window = {"start": start, "length": length}
+        window |= {"exact": {name: likeness(part, sums["exact"]) for name, part in sums.items()}}
+        near = min((t for t in larges), key=lambda t: abs(t - start - length / 2), default=None)
+        if near is not None and abs(near - start - length / 2) <= length / 3:
+            mean = larges[near] * length
+            window |= {"large": {name: likeness(part, mean) for name, part in sums.items()}, "large_at": near}
+        found.append(window)
+    return found
+
+
+def windows_for(engine: str, rows: list[dict], target: str) -> list[list[float]]:
+    """Cosine and norm ratio in every window that counts: of max(20, 2k) steps."""
+    length = max(20, 2 * LAZY.get(engine, (1,))[0])
+    if target == "exact":  # every step in one window; for 60 steps in two
+        return [r["exact"][engine] for r in rows if r["length"] == length and r["start"] % min(length, 30) == 0]
+    return [r["large"][engine] for r in rows if r["length"] == length and r.get("large_at") is not None]
+
+
+def show(out: Path) -> None:
+    steps, rows = ([json.loads(line) for line in (out / n).open()] for n in ("steps.jsonl", "windows.jsonl"))
+    console = Console(width=150)
+    table = Table("engine", "single, cosine", "ratio", "to large batch", "ratio", "windows", "summed, cosine", "ratio",
+                  "to large batch", "ratio")  # fmt: skip
+    for engine in (*ENGINES, *LAZY):
+        cells = []
+        for target in TARGETS:
+            single = [s[target][engine] for s in steps if target in s and engine in s[target]]
+            cells += quartiles(single)
+        counted = windows_for(engine, rows, "exact")
+        cells += [f"{len(counted)} × {max(20, 2 * LAZY.get(engine, (1,))[0])}"]
+        for target in TARGETS:
+            cells += quartiles(windows_for(engine, rows, target))
+        table.add_row(engine, *cells)
+    console.print(table)
+    console.print("Medians (quartiles). The rule: the cheapest with summed cosine ≥ 0.95 and ratio 0.8 to 1.25.")
+    share = np.quantile([s["share"] for s in steps], (0, 0.5, 1))
+    console.print(f"{len(steps)} steps; ‖exact part‖/‖g‖ from {share[0]:.1%} to {share[2]:.1%}, median {share[1]:.1%}")
+
+
+def quartiles(pairs: list[list[float]]) -> list[str]:
+    if not pairs:
+        return ["–", "–"]
+    return [f"{m:.3f} ({a:.2f}–{b:.2f})" for a, m, b in np.quantile(np.array(pairs), (0.25, 0.5, 0.75), axis=0).T]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("build/trajectory"))
+    parser.add_argument("--steps", type=int, default=330)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--image-size", type=int, default=64)
+    parser.add_argument("--table", action="store_true", help="show what is in --out, run nothing")
+    options = parser.parse_args()
+    if not options.table:
+        root, weights = (os.environ.get(name) for name in ("DSPREG_ROOT", "DSPREG_WEIGHTS"))
+        if not root or not weights:
+            print("set DSPREG_ROOT to the folder that holds PACS and DSPREG_WEIGHTS to Lite0's safetensors file")
+            return 3
+        warnings.simplefilter("ignore", dspreg.Notice)
+        torch.set_num_threads(options.threads)
+        options.out.mkdir(parents=True, exist_ok=True)
+        sys.modules.setdefault("trajectory", sys.modules["__main__"])
+        settings = {"dataset": "PACS", "targets": ("sketch",), "algorithm": "trajectory.Watched", "trial": 0}
+        settings |= {"model": "tf_efficientnet_lite0", "weights": weights, "image_size": options.image_size}
+        watch(prepared(settings | {"steps": options.steps}, Execution(root=root, workers=0)), options.out)
+    show(options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

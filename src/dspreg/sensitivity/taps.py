@@ -1,0 +1,347 @@
+"""Watch a forward pass for measured parameters, and square their per-sample gradients in the backward pass.
+
+Where a measured parameter enters a function that `rules` knows, a convolution say, the function is called with the
+parameter detached, so that autograd computes no gradient of it, and a tap on the output calls the rule when the
+gradient of the output is there. It does not matter whose function it is: a layer of torch, a subclass with its own
+forward, or a plain call. Whatever else happens to a parameter is noted, for such a parameter needs another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from dspreg.sensitivity import rules
+from dspreg.sensitivity.sums import Sums
+
+Given = Callable[[Tensor], None]  # takes the gradient of an output
+
+
+class Taps(TorchFunctionMode):
+    """Inside, calls are watched.
+
+    Args:
+        params: The measured parameters by name.
+        samples: B. A tensor that does not begin with a multiple of B is not of these samples.
+        sums: Where the squares go.
+    """
+
+    def __init__(self, params: Mapping[str, Tensor], samples: int, sums: Sums):
+        super().__init__()
+        self.names = {id(p): name for name, p in params.items()}
+        self.samples, self.sums = samples, sums
+        self.tapped: dict[str, int] = {}  # how often each parameter entered a rule
+        self.other: set[str] = set()  # parameters that were used in another way
+        self.skip: set[str] = set()  # parameters whose squares are not wanted
+        self.samples_second = False  # inside torch's attention, where positions come before samples
+        device = next(iter(params.values())).device
+        self.anchor = torch.zeros((), device=device, requires_grad=True)  # what all taps hang on
+
+    @property
+    def once(self) -> set[str]:
+        """The parameters all of whose gradient one tap sees. Those of two have to be summed before the square."""
+        return {name for name, times in self.tapped.items() if times == 1} - self.other
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        entering = {self.names[id(t)] for t in _tensors((*args, *kwargs.values())) if id(t) in self.names}
+        if func is F.multi_head_attention_forward and entering:
+            return self._attention(args, kwargs)
+        if entering and (rule := RULES.get(func)):
+            out = rule(self, *args, **kwargs)
+            if out is not None:
+                return out
+        out = func(*args, **kwargs)
+        if entering and any(True for _ in _tensors((out,))):  # its shape or dtype is no use of a parameter
+            self.other |= entering
+        return out
+
+    def tap(self, out: Tensor, weight: str | None, bias: str | None, x: Tensor | None, use: Given) -> Tensor:
+        """`out`, whose gradient `use` will be given. x is what the weight is multiplied with."""
+        names = [name for name in (weight, bias) if name is not None]
+        for name in names:
+            self.tapped[name] = self.tapped.get(name, 0) + 1
+
+        def tapped(g: Tensor) -> None:
+            if not self.skip.issuperset(names):
+                if weight is not None:
+                    self.sums.probe(weight, g, x)
+                if bias is not None:
+                    self.sums.probe(bias, g)
+                use(g)
+
+        return cast(Tensor, _Tap.apply(out, self.anchor, tapped))
+
+    @property
+    def seen(self) -> set[str]:
+        return set(self.tapped) | self.other
+
+    def name(self, p: Tensor | None) -> str | None:
+        return self.names.get(id(p)) if p is not None else None
+
+    def wanted(self, name: str | None) -> str | None:
+        return None if name in self.skip else name
+
+    def in_front(self, x: Tensor, dims: int) -> Callable[[Tensor], Tensor] | None:
+        """How x and what is made of it come to have the samples in front, with `dims` dimensions per position.
+
+        Windows of an image, or frames of a video, may have been put into the batch: B·k rows, k of each sample.
+        """
+        rows, n = (x.shape[0] if x.ndim else 0), self.samples
+        if self.samples_second:
+            return lambda t: t.reshape(-1, n, t.shape[-1]).transpose(0, 1)
+        if rows == n:
+            return lambda t: t
+        if rows == 0 or rows % n or x.ndim <= dims:
+            return None
+        return lambda t: t.reshape(n, rows // n, *t.shape[1:])
+
+    def _attention(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Torch's attention is one function to us; watch what it calls inside."""
+        before, self.samples_second = self.samples_second, True
+        try:
+            with self:
+                return _open(F.multi_head_attention_forward)(*args, **kwargs)
+        finally:
+            self.samples_second = before
+
+
+class _Tap(torch.autograd.Function):
+    """The identity, in place; its backward pass shows the gradient to `use`."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, anchor: Tensor, use: Given) -> Tensor:  # noqa: ARG004
+        ctx.use = use
+        ctx.mark_dirty(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:
+        with torch.no_grad():
+            ctx.use(g)
+        return (g if ctx.needs_input_grad[0] else None), None, None
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
+
+
+@lru_cache
+def _open(function: FunctionType) -> FunctionType:
+    """The function without its own question who overrides it, so that what it calls is watched instead."""
+    scope = function.__globals__ | {"has_torch_function": lambda _: False}
+    opened = FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
+    opened.__kwdefaults__ = function.__kwdefaults__
+    return opened
+
+
+# What each watched function does with the parameters. None: not this way, call the function as it is.
+
+
+def _linear(taps: Taps, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    w, b = taps.name(weight), taps.name(bias)
+    front = taps.in_front(x, 1)
+    if front is None or taps.name(x):
+        return None
+    out = F.linear(x, _plain(weight, w), _plain(bias, b))
+    kept, version = x.detach(), x._version
+
+    def use(g: Tensor) -> None:
+        rules.linear(taps.sums, taps.wanted(w), taps.wanted(b), front(_same(kept, version)), front(g))
+
+    return taps.tap(out, w, b, kept, use)
+
+
+def _convolution(
+    dims: int,
+    function: Callable[..., Tensor],
+    taps: Taps,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    w, b = taps.name(weight), taps.name(bias)
+    if x.ndim != dims + 2 or len(x) != taps.samples or taps.name(x):
+        return None
+    holes = _tuple(dilation, dims)
+    if isinstance(padding, str):
+        if padding == "same":
+            spans = [(k - 1) * d for k, d in zip(weight.shape[2:], holes, strict=True)]
+            x = F.pad(x, [side for span in reversed(spans) for side in (span // 2, span - span // 2)])
+        padding = 0
+    kernel = rules.Kernel(tuple(weight.shape), _tuple(stride, dims), _tuple(padding, dims), holes, groups)
+    out = function(x, _plain(weight, w), _plain(bias, b), *kernel[1:])
+    kept, version = x.detach(), x._version
+
+    def use(g: Tensor) -> None:
+        rules.convolution(taps.sums, taps.wanted(w), taps.wanted(b), _same(kept, version), g, kernel)
+
+    return taps.tap(out, w, b, kept, use)
+
+
+def _batch_norm(
+    taps: Taps,
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    w, b = taps.name(weight), taps.name(bias)
+    if training or running_mean is None or running_var is None or len(x) != taps.samples or taps.name(x):
+        return None
+    out = F.batch_norm(x, running_mean, running_var, _plain(weight, w), _plain(bias, b), False, momentum, eps)
+    mean, rstd = running_mean.detach(), (running_var.detach() + eps).rsqrt()
+    kept, version = x.detach(), x._version
+
+    def use(g: Tensor) -> None:
+        rules.fixed_norm(taps.sums, taps.wanted(w), taps.wanted(b), _same(kept, version), g, mean, rstd)
+
+    return taps.tap(out, w, b, kept, use)
+
+
+def _layer_norm(
+    taps: Taps,
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    w, b = taps.name(weight), taps.name(bias)
+    dims = len(normalized_shape)
+    front = taps.in_front(x, dims)
+    if front is None or taps.name(x):
+        return None
+    out = F.layer_norm(x, normalized_shape, _plain(weight, w), _plain(bias, b), eps)
+    kept, version = x.detach(), x._version
+
+    def use(g: Tensor) -> None:
+        rules.layer_norm(
+            taps.sums, taps.wanted(w), taps.wanted(b), front(_same(kept, version)), front(g), dims, eps
+        )  # fmt: skip
+
+    return taps.tap(out, w, b, kept, use)
+
+
+def _group_norm(
+    taps: Taps,
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor | None:
+    w, b = taps.name(weight), taps.name(bias)
+    if len(x) != taps.samples or taps.name(x):
+        return None
+    out = F.group_norm(x, num_groups, _plain(weight, w), _plain(bias, b), eps)
+    kept, version = x.detach(), x._version
+
+    def use(g: Tensor) -> None:
+        rules.group_norm(taps.sums, taps.wanted(w), taps.wanted(b), _same(kept, version), g, num_groups, eps)
+
+    return taps.tap(out, w, b, kept, use)
+
+
+def _embedding(
+    taps: Taps,
+    tokens: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,  # noqa: ARG001
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,  # noqa: ARG001
+) -> Tensor | None:
+    w = taps.name(weight)
+    if w is None or max_norm is not None or scale_grad_by_freq or len(tokens) != taps.samples:
+        return None
+    padding = None if padding_idx is None else padding_idx % len(weight)
+    out = F.embedding(tokens, weight.detach())
+    return taps.tap(out, w, None, None, lambda g: rules.embedding(taps.sums, w, tokens, g, padding))
+
+
+def _sum(taps: Taps, x: Any, y: Any, *, alpha: float = 1) -> Tensor | None:
+    """x + p: the gradient of the sum is the gradient of p, stretched over samples and positions."""
+    p, other = (x, y) if taps.name(x) else (y, x)
+    name = taps.name(p)
+    if name is None or alpha != 1 or taps.name(other) or not _stretches(taps, p, other):
+        return None
+    return taps.tap(other + p.detach(), None, name, None, lambda g: rules.broadcast(taps.sums, name, g))
+
+
+def _product(taps: Taps, x: Any, y: Any) -> Tensor | None:
+    """x · p, as in a layer scale."""
+    p, other = (x, y) if taps.name(x) else (y, x)
+    name = taps.name(p)
+    if name is None or taps.name(other) or not _stretches(taps, p, other):
+        return None
+    kept, version = other.detach(), other._version
+    out = other * p.detach()
+    return taps.tap(out, name, None, kept, lambda g: rules.broadcast(taps.sums, name, g * _same(kept, version)))
+
+
+def _expanded(taps: Taps, p: Tensor, *sizes: Any) -> Tensor | None:
+    """A token that every sample gets: p.expand(B, -1, -1)."""
+    name = taps.name(p)
+    out = p.detach().expand(*sizes)
+    if name is None or out.ndim == 0 or len(out) != taps.samples or (out.ndim == p.ndim and p.shape[0] != 1):
+        return None
+    return taps.tap(out.clone(), None, name, None, lambda g: rules.broadcast(taps.sums, name, g))
+
+
+def _stretches(taps: Taps, p: Tensor, other: Any) -> bool:
+    """Whether p, beside `other` of shape (B, …), has no extent along the samples."""
+    if not isinstance(other, Tensor) or other.ndim == 0 or len(other) != taps.samples or p.ndim > other.ndim:
+        return False
+    own = (1,) * (other.ndim - p.ndim) + tuple(p.shape)
+    return own[0] == 1 and all(a in (1, b) for a, b in zip(own, other.shape, strict=True))
+
+
+def _plain(p: Any, name: str | None) -> Any:
+    return p.detach() if p is not None and name is not None else p
+
+
+def _same(kept: Tensor, version: int) -> Tensor:
+    if kept._version != version:
+        raise RuntimeError("the input of a layer was changed in place after the layer had read it")
+    return kept
+
+
+def _tuple(value: Any, dims: int) -> tuple[int, ...]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values * dims if len(values) == 1 else values
+
+
+RULES: dict[Any, Callable[..., Tensor | None]] = {
+    F.linear: _linear,
+    F.batch_norm: _batch_norm,
+    F.layer_norm: _layer_norm,
+    F.group_norm: _group_norm,
+    F.embedding: _embedding,
+    **{f: partial(_convolution, d, f) for d, f in enumerate((torch.conv1d, torch.conv2d, torch.conv3d), 1)},
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _sum),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply), _product),
+    Tensor.expand: _expanded,
+}
