@@ -57,8 +57,8 @@ class Once(Step):
     def plain(self) -> tuple[Tensor, ParamVector]:
         return Step.gradient(self)
 
-    def gradient(self, delta: ParamVector | None = None) -> tuple[Tensor, ParamVector]:
-        return self.plain if delta is None else Step.gradient(self, delta)
+    def gradient(self, v: ParamVector | None = None, h: float = 0.0) -> tuple[Tensor, ParamVector]:
+        return self.plain if v is None else Step.gradient(self, v, h)
 
 
 class Watched(DSPReg):

@@ -31,7 +31,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dspreg import vectors
 from dspreg.batches import Batch, Objective, at_least_float32
 from dspreg.errors import ConfigError, Notice
-from dspreg.vectors import ParamVector, average, displaced
+from dspreg.vectors import ParamVector, average, moved, standing_at
 
 Gradient = Callable[[Objective, Sequence[Batch]], tuple[Tensor, ParamVector]]
 
@@ -53,7 +53,11 @@ class Memory:
         """The step is over. Several gradients seen in one, as under Fish, count as their mean."""
         if self.seen:
             beta = self.seen[0][1]
-            self.mean = self.mean * beta + average(g for g, _ in self.seen) * (1 - beta)
+            new = self.seen[0][0] if len(self.seen) == 1 else average(g for g, _ in self.seen)
+            if list(self.mean) == list(new):  # one pass over memory
+                torch._foreach_lerp_(list(self.mean.values()), list(new.values()), 1 - beta)
+            else:
+                self.mean = self.mean * beta + new * (1 - beta)
             self.mass = self.mass * beta + (1 - beta)
         self.seen = []
         self.steps += 1
@@ -71,9 +75,10 @@ class Step:
     weight: float  # λ
     memory: Memory = field(default_factory=Memory)
 
-    def gradient(self, delta: ParamVector | None = None) -> tuple[Tensor, ParamVector]:
-        """L and g at θ + delta."""
-        with displaced(self.net, delta if delta is not None else ParamVector()), self.full_precision():
+    def gradient(self, v: ParamVector | None = None, h: float = 0.0) -> tuple[Tensor, ParamVector]:
+        """L and g at θ + h·c⊙v."""
+        point = moved(self.net, v, self.c, h) if v is not None else ParamVector()
+        with standing_at(self.net, point), self.full_precision():
             return self.below(self.objective, self.batches)
 
     def full_precision(self) -> torch.autocast:
@@ -124,19 +129,18 @@ def lookahead(step: Step, *, radius: Callable[[float], float] = lambda weight: 2
     """
     h = radius(step.weight)
     loss, g = step.gradient()
-    _, ahead = step.gradient(step.c * g * h)
+    _, ahead = step.gradient(g, h)
     return Penalised(loss, ahead if h == 2 * step.weight else g + (ahead - g) * (2 * step.weight / h), g)
 
 
 def central(step: Step, *, radius: float = 1e-2) -> Penalised:
     """g + 2λ (g(θ + hv) − g(θ − hv)) / 2h along v = c⊙g, with ‖hv‖ = radius. Error O(h²), and kind to float32."""
     loss, g = step.gradient()
-    v = step.c * g
-    if not (length := float(v.norm())):
+    if not (length := float((step.c * g).norm())):
         return Penalised(loss, g, g)
     h = radius / length
-    _, ahead = step.gradient(v * h)
-    _, behind = step.gradient(v * -h)
+    _, ahead = step.gradient(g, h)
+    _, behind = step.gradient(g, -h)
     return Penalised(loss, g + (ahead - behind) * (step.weight / h), g)
 
 
@@ -149,7 +153,8 @@ def momentum(step: Step, *, beta: float = 0.9) -> Penalised:
     """
     if torch.is_autocast_enabled(step.device) and not step.memory.mass:
         warnings.warn("engine 'momentum' runs in full precision throughout, without autocast", Notice, stacklevel=2)
-    loss, g = step.gradient(step.c * step.memory.corrected() * (2 * step.weight))
+    mean, mass = step.memory.mean, step.memory.mass
+    loss, g = step.gradient(mean, 2 * step.weight / mass) if mass else step.gradient()
     step.memory.seen.append((g, beta))
     return Penalised(loss, g, None)
 

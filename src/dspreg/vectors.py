@@ -6,7 +6,7 @@ Gradients `g`, sensitivities `s`, coefficients `c` and displacements are all `Pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
 
 import torch
@@ -158,19 +158,51 @@ def move_to(net: nn.Module, point: ParamVector) -> None:
     torch.clear_autocast_cache()  # it holds casts of the parameters as they were
 
 
-@contextmanager
-def displaced(net: nn.Module, delta: ParamVector) -> Iterator[None]:
-    """Evaluate at θ + delta, then restore a saved copy, also after an exception: subtracting leaves rounding behind."""
+def displaced(net: nn.Module, delta: ParamVector) -> AbstractContextManager[None]:
+    """Evaluate at θ + delta."""
+    return standing_at(net, moved(net, delta))
+
+
+@torch.no_grad()
+def moved(net: nn.Module, v: ParamVector, c: ParamVector | None = None, h: float = 1.0) -> ParamVector:
+    """θ + h·v, or θ + h·c⊙v in one pass over memory; only the parameters that all of these name."""
     params = trainable(net)
-    saved = ParamVector((name, params[name].detach().clone()) for name in delta)
+    names = [name for name in v if c is None or name in c]
+    start, along = [params[n].detach() for n in names], [v[n] for n in names]
+    if c is None:
+        points = torch._foreach_add(start, along, alpha=h)
+    else:
+        points = torch._foreach_addcmul(start, along, [c[n] for n in names], value=h)
+    for name, old, new in zip(names, start, points, strict=True):
+        if old.shape != new.shape:
+            raise RuntimeError(
+                f"{name!r} has shape {tuple(old.shape)}; a step of {tuple(v[name].shape)} leads elsewhere"
+            )
+    return ParamVector((n, new.to(old.dtype)) for n, old, new in zip(names, start, points, strict=True))
+
+
+@contextmanager
+def standing_at(net: nn.Module, point: ParamVector) -> Iterator[None]:
+    """Evaluate with the parameters named in `point` there, and have the old ones back to the bit, come what may.
+
+    The parameters take other memory for a while and then their own again: nothing is copied, nothing rounded.
+    """
+    params = trainable(net)
+    before = {name: params[name].data for name in point}
     try:
-        with torch.no_grad():
-            for name, change in delta.items():
-                params[name].add_(change)
-        torch.clear_autocast_cache()
+        _exchange(params, point)
         yield
     finally:
-        move_to(net, saved)
+        _exchange(params, before)
+
+
+@torch.no_grad()
+def _exchange(params: Mapping[str, nn.Parameter], point: Mapping[str, Tensor]) -> None:
+    for name, value in point.items():
+        p = params[name]
+        p.data = value
+        p.detach()[None][:0].zero_()  # writes nothing, but a graph that was built before will refuse the new values
+    torch.clear_autocast_cache()  # it holds casts of the parameters as they were
 
 
 def average(vectors: Iterable[ParamVector]) -> ParamVector:

@@ -125,6 +125,7 @@ class DSPReg(Algorithm):
         self._recorded_at: int | None = None
         self._noticed: set[str] = set()
         self.c = ParamVector()  # ones until it is measured
+        self._unit = ParamVector()  # these ones, so as not to write them at every step
         self.refreshed_at: int | None = None
 
     # The coefficients.
@@ -196,7 +197,11 @@ class DSPReg(Algorithm):
     def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
         if not self.weight or self.t < self.warmup:
             return self.base.gradient(objective, batches)
-        c = self.c or self.ones()
+        if not self.c and not self._unit:
+            self._unit = self.ones()
+        elif self.c and self._unit:
+            self._unit = ParamVector()
+        c = self.c or self._unit
         step = Step(self.base.gradient, objective, batches, self.net, c, self.weight, self._memory)
         result = self._engine(step)
         if self.stack.recording and self._recorded_at != self.t:  # once, also if a layer above asks again
@@ -249,6 +254,7 @@ class DSPReg(Algorithm):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.c = self.c.map(lambda c: at_least_float32(fn(c)))
         self._memory.mean = self._memory.mean.map(fn)
+        self._unit = ParamVector()
         return self
 
     def get_extra_state(self) -> dict[str, Any]:
