@@ -145,7 +145,7 @@ def test_every_option_of_measuring_is_used(options):
             sums = meter.sums()
             for s, i in pairs:
                 meter.add(stack.net, s, sums, d, i)
-            each.append(sums.taken(0, sum(len(s) for s, _ in pairs)).flat())
+            each.append(sums.mean(0, sum(len(s) for s, _ in pairs)).flat())
     s = torch.stack(each)
     expected = s.std(0, correction=0) / (s.mean(0) + options.get("eps", 0.0))
     assert torch.allclose(got, expected, rtol=1e-8)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dspreg import ParamVector, coefficient_of_variation
-from dspreg.sensitivity.statistics import Moments, debiased, rank_correlation, root_mean_square
+from dspreg.sensitivity.statistics import BLOCK, Spread, rank_correlation
+from dspreg.sensitivity.summary import Domain, Summary
 
 
 def vectors(rows):
@@ -64,16 +65,39 @@ def test_c_survives_the_ends_of_float64(scale):
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.floats(-5, 5), st.integers(1, 40)), min_size=2, max_size=9))
-def test_moments_are_those_of_numpy(pairs):
+@given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 40)), min_size=2, max_size=9))
+def test_spread_is_numpys(pairs):
     values, weights = map(np.array, zip(*pairs, strict=True))
-    moments = Moments()
+    spread = Spread()
     for value, weight in pairs:
-        moments.add(ParamVector({"w": torch.tensor([value], dtype=torch.float64)}), weight)
+        spread.add({"w": torch.tensor([value * weight], dtype=torch.float64)}, over=weight, weight=weight)
     mean = np.average(values, weights=weights)
     variance = np.average((values - mean) ** 2, weights=weights)
-    assert moments.mean["w"].item() == pytest.approx(mean, abs=1e-12)
-    assert moments.deviation["w"].item() == pytest.approx(np.sqrt(variance), abs=1e-9)
+    assert spread.mean["w"].item() == pytest.approx(mean, abs=1e-12)
+    relative = math.sqrt(spread.relative["w"].item() / weights.sum())
+    assert relative * mean == pytest.approx(np.sqrt(variance), abs=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, 2 * BLOCK + 3])
+def test_blocks_cover_everything_however_it_lies_in_memory(size):
+    s = torch.rand(4, 3, size, dtype=torch.float64)
+    s[0] = 0
+    s[:, 1, 0] = 0
+    spread = Spread()
+    for one in s:
+        spread.add({"w": one.T.contiguous().T})
+    expected = torch.where(s.sum(0) > 0, s.std(0, correction=0) / s.mean(0), 0.0)
+    assert torch.allclose(spread.c()["w"], expected, rtol=1e-12)
+
+
+def test_float32_is_enough_for_c():
+    """Held in float32 c has an error of about 1e-7, also where s is as small as float32 can hold."""
+    for scale in (1.0, 1e-30, 1e30):
+        s = torch.rand(5, 1000, dtype=torch.float64).square() * scale
+        spread = Spread()
+        for one in s:
+            spread.add({"w": one.float()})
+        assert (spread.c()["w"].double() - s.std(0, correction=0) / s.mean(0)).abs().max() < 1e-6
 
 
 def test_standard_error_is_that_of_the_mean_of_all_samples():
@@ -81,23 +105,37 @@ def test_standard_error_is_that_of_the_mean_of_all_samples():
     random = np.random.default_rng(0)
     sizes, estimates, means = (5, 9, 16, 30), [], []
     for _ in range(4000):
-        moments = Moments()
+        spread = Spread()
         for n in sizes:
-            batch = torch.tensor([random.normal(3.0, 2.0, n).mean()])
-            moments.add(ParamVector({"w": batch}), n)
-        estimates.append(moments.standard_error["w"].item() ** 2)
-        means.append(moments.mean["w"].item())
+            spread.add({"w": torch.tensor([random.normal(9.0, 2.0, n).mean()])}, weight=n)
+        means.append(spread.mean["w"].item())
+        estimates.append(spread.squared_error("w").item() * means[-1] ** 2)
     assert np.mean(estimates) == pytest.approx(4.0 / sum(sizes), rel=0.05)
     assert np.var(means) == pytest.approx(4.0 / sum(sizes), rel=0.08)
 
 
 def test_debiased_removes_what_noise_adds():
     """Seen with noise, E[v] is too large by (1 − 1/D)·SE², and that is taken off."""
-    across = Moments(vectors([[1.0], [2.0], [3.0]]))
-    noise = root_mean_square(vectors([[0.1], [0.2], [0.3]]))
-    expected = math.sqrt(2 / 3 - (2 / 3) * (0.01 + 0.04 + 0.09) / 3) / 2
-    assert debiased(across, noise)["w"].item() == pytest.approx(expected, rel=1e-12)
-    assert debiased(across, noise * 100)["w"].item() == 0  # more noise than spread
+    batches = {"a": (0.9, 1.1), "b": (1.8, 2.2), "c": (2.4, 3.6)}  # SE 0.1, 0.2, 0.6
+    summary, domains = Summary({}, 1.0, 0.0), []
+    for pair in batches.values():
+        domains.append(Domain())
+        for mean in pair:
+            domains[-1].add({"w": torch.tensor([mean * 4], dtype=torch.float64)}, 4)
+    summary.add("w", domains, None)
+    expected = math.sqrt(2 / 3 - (2 / 3) * (0.01 + 0.04 + 0.36) / 3) / 2
+    assert summary.get("c_debiased")["w"].item() == pytest.approx(expected, rel=1e-12)
+    assert summary.get("c")["w"].item() == pytest.approx(math.sqrt(2 / 3) / 2, rel=1e-12)
+
+
+def test_nothing_remains_where_there_is_more_noise_than_spread():
+    summary, domains = Summary({}, 1.0, 0.0), [Domain(), Domain()]
+    for domain, pair in zip(domains, ((1.0, 3.0), (1.0, 3.2)), strict=True):
+        for mean in pair:
+            domain.add({"w": torch.tensor([mean], dtype=torch.float64)}, 1)
+    summary.add("w", domains, None)
+    assert summary.get("c")["w"].item() > 0
+    assert summary.get("c_debiased")["w"].item() == 0
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.randomness import Key
@@ -19,7 +19,7 @@ from dspreg.sensitivity.null import Floor, FunctionOf, Walk
 from dspreg.sensitivity.profile import Profile, kinds_of
 from dspreg.sensitivity.purity import evaluating, require_separate_samples
 from dspreg.sensitivity.samples import Samples, batches_of
-from dspreg.sensitivity.statistics import Moments, dispersion
+from dspreg.sensitivity.statistics import Spread
 from dspreg.sensitivity.summary import Domain, Summary
 from dspreg.sensitivity.variance import Variance, variance_of
 from dspreg.vectors import ParamVector, Patterns
@@ -128,11 +128,12 @@ def profiled(
             if floor and at_once:
                 groups = torch.cat([torch.ones(1, len(samples), dtype=torch.float64), floor.members(d, b)])
             meter.add(f(samples, d), samples, sums, d, b, groups=groups)
-            domain.add(sums.taken(0, len(samples)), len(samples))
-        domain.close()
+            domain.add(sums.row(0), len(samples))
+            sums.clear(0)
+        finite(domain.within.mean)
     pseudo = None
     if floor:
-        pseudo = [sums.taken(1 + d, n) for d, n in enumerate(floor.sizes)] if at_once else floor.again()
+        pseudo = [sums.mean(1 + d, n) for d, n in enumerate(floor.sizes)] if at_once else floor.again()
     few = [name for name, domain in measured.items() if domain.within.count < 2]
     if few:
         text = f"one batch only of {', '.join(few)}: c_debiased and reliability need two per domain"
@@ -158,7 +159,7 @@ def profiled(
 
 def refreshed(meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]], eps: float = 0.0) -> ParamVector:
     """c alone, domain by domain: three vectors, however many domains. Arguments as in `profiled`."""
-    across, sums = Moments(dtype=None), meter.sums()
+    across, sums = Spread(), meter.sums()
     for d, (name, batches) in enumerate(domains.items()):
         n = 0
         for b, samples in enumerate(_labelled(meter, f, name, d, batches, again=False)):
@@ -166,8 +167,10 @@ def refreshed(meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Sample
             meter.add(f(samples, d), samples, sums, d, b)
         if not n:
             raise DataError(f"there are no samples of {name!r} to measure on")
-        across.add(finite(sums.taken(0, n)))
-    return dispersion(across, eps, meter.scales).map(Tensor.contiguous)
+        across.add(sums.row(0), n)
+        sums.clear(0)
+    finite(across.mean)
+    return across.c(eps, meter.scales)
 
 
 def _labelled(

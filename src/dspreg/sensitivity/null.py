@@ -76,5 +76,5 @@ class Floor:
             sums = self.meter.sums()
             for b, samples in enumerate(self.walk(batches, f"measuring null {d + 1}")):
                 self.meter.add(self.f(samples, d), samples, sums, d, b, "null")
-            found.append(sums.taken(0, size))
+            found.append(sums.mean(0, size))
         return found

@@ -2,69 +2,75 @@
 
     s̄_k = 1/D Σ_d s_k^(d)        v_k = 1/D Σ_d (s_k^(d) − s̄_k)²        c_k = √v_k / (s̄_k + ε)
 
-See "Domain-Invariance Quantification" in the paper. Everything is computed in float64. Roots are kept instead of
-squares: s is a squared gradient already, and the square of s would leave even float64's range for small ones.
+See "Domain-Invariance Quantification" in the paper. Deviations are taken relative to the mean, s/s̄ − 1, before they are
+squared: s is a squared gradient already, and the square of s would leave a float's range for small ones.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from dspreg.vectors import ParamVector
 
+BLOCK = 2**15  # numbers at a time, so that what is computed stays in the processor's cache
 
-class Moments:
-    """A running weighted mean and the root of the weighted sum of squared deviations, √Σ w (x − mean)².
 
-    Two vectors, however many are added. Computed in float64 tensor by tensor, and held in `dtype` (None: as given).
+class Spread:
+    """The running weighted mean of sensitivities x ≥ 0, and their relative variance r = Σ w (x/mean − 1)².
+
+    Two vectors in the dtype of what is added, however much is added.
     """
 
-    def __init__(self, vectors: Iterable[ParamVector] = (), dtype: torch.dtype | None = torch.float64):
+    def __init__(self) -> None:
         self.mean = ParamVector()
-        self.root = ParamVector()
+        self.relative = ParamVector()
         self.weight = 0.0
         self.count = 0
-        self.dtype = dtype
-        for vector in vectors:
-            self.add(vector)
 
-    def add(self, vector: ParamVector, weight: float = 1.0) -> None:
+    def add(self, sums: Mapping[str, Tensor], over: float = 1.0, weight: float = 1.0) -> None:
+        """Take in x = sums/over."""
         before, self.weight = self.weight, self.weight + weight
         self.count += 1
         if self.count == 1:
-            self.mean = vector.map(lambda t: t.to(self.dtype or t.dtype, copy=True))
-            self.root = self.mean.map(torch.zeros_like)
+            self.mean = ParamVector((name, total / over) for name, total in sums.items())
+            self.relative = self.mean.map(torch.zeros_like)
             return
-        step, spread = weight / self.weight, math.sqrt(weight * before / self.weight)
+        step, share = weight / self.weight, weight * before / self.weight
         for name, mean in self.mean.items():
-            middle = mean.double()
-            change = vector[name].double() - middle
-            mean.copy_(middle.add_(change, alpha=step))
-            self.root[name].copy_(torch.hypot(self.root[name].double(), change.mul_(spread)))
+            for m, r, x in _blocks(mean, self.relative[name], sums[name]):
+                change, old = x.div(over).sub_(m), m.clone()
+                m.add_(change, alpha=step)
+                inverse = m.clamp(min=torch.finfo(m.dtype).tiny).reciprocal_()  # finite where nothing is sensitive yet
+                r.mul_(old.mul_(inverse).square_()).addcmul_(change.mul_(inverse), change, value=share)
 
-    def scaled(self, factor: ParamVector | float) -> Moments:
-        """The moments of vector·factor."""
-        other = Moments(dtype=self.dtype)
-        other.mean, other.root = self.mean * factor, self.root * factor
-        other.weight, other.count = self.weight, self.count
-        return other
+    def c(self, eps: float = 0.0, scales: Mapping[str, float] | None = None) -> ParamVector:
+        """c of x, when every x has weight 1. `scales`: what was added is x·scale²."""
+        bound = math.sqrt(max(self.count - 1, 0))
 
-    @property
-    def deviation(self) -> ParamVector:
-        """√v: the population standard deviation."""
-        return self.root / math.sqrt(self.weight)
+        def one(name: str, relative: Tensor) -> Tensor:
+            c = (relative / self.weight).sqrt_().clamp_(max=bound)
+            if eps:
+                mean = self.mean[name]
+                c.mul_(mean / (mean + eps * (scales or {}).get(name, 1.0) ** 2))
+            return c.contiguous()
 
-    @property
-    def standard_error(self) -> ParamVector:
-        """Of the mean, when the vectors are means of `weight` independent samples each. Needs two vectors."""
-        return ParamVector((name, self.standard_error_of(name)) for name in self.root)
+        return ParamVector((name, one(name, relative)) for name, relative in self.relative.items())
 
-    def standard_error_of(self, name: str) -> Tensor:
-        return self.root[name].double() / math.sqrt(self.weight * (self.count - 1))
+    def squared_error(self, name: str) -> Tensor:
+        """Of the mean, relative to it, when what was added are means of `weight` independent samples. float64."""
+        return self.relative[name].double() / (self.weight * (self.count - 1))
+
+
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Pieces of tensors of one shape, as views where they lie alike in memory."""
+    order = sorted(range(tensors[0].ndim), key=tensors[0].stride, reverse=True)
+    flat = [t.permute(order).reshape(-1) for t in tensors]
+    for i in range(0, len(flat[0]), BLOCK):
+        yield tuple(t[i : i + BLOCK] for t in flat)
 
 
 def coefficient_of_variation(per_domain: Sequence[ParamVector], eps: float = 0.0) -> ParamVector:
@@ -72,58 +78,17 @@ def coefficient_of_variation(per_domain: Sequence[ParamVector], eps: float = 0.0
 
     The variance is the population's. A parameter that no domain is sensitive to has c = 0 (0/0 := 0).
     """
-    return dispersion(Moments(per_domain), eps)
+    spread = Spread()
+    for vector in per_domain:
+        spread.add(vector.map(lambda t: t.double().contiguous()))
+    return spread.c(eps)
 
 
-def dispersion(across: Moments, eps: float = 0.0, scales: Mapping[str, float] | None = None) -> ParamVector:
-    """c from the moments across domains, of s·scale² if there are scales."""
-    bound, root = math.sqrt(max(across.count - 1, 0)), math.sqrt(across.weight)
-
-    def one(name: str, mean: Tensor) -> Tensor:
-        deviation = across.root[name].double() / root
-        c = ratio(deviation, mean.double(), eps * (scales or {}).get(name, 1.0) ** 2).clamp(max=bound)
-        return c.to(mean.dtype)
-
-    return ParamVector((name, one(name, mean)) for name, mean in across.mean.items())
-
-
-def coefficient(across: Moments, scale: ParamVector | float, eps: float) -> ParamVector:
-    """c of s·scale. With eps = 0 the scale cancels, except that a parameter that does not vary has s = c = 0."""
-    if eps > 0:
-        return dispersion(across.scaled(scale), eps)
-    c = dispersion(across)
-    return c.map(lambda c, v: torch.where(v > 0, c, 0.0), scale) if isinstance(scale, ParamVector) else c
-
-
-def debiased(across: Moments, noise: ParamVector, eps: float = 0.0) -> ParamVector:
-    """c without the share that sampling noise alone would give.
-
-        √max(0, v − (1 − 1/D) · mean_d SE_d²) / (s̄ + ε)
-
-    Args:
-        across: Moments across the D domains.
-        noise: √mean_d SE_d², the typical standard error of a domain's sensitivity.
-    """
-    factor = 1 - 1 / across.count
-
-    def one(deviation: Tensor, mean: Tensor, error: Tensor) -> Tensor:
-        return (ratio(deviation, mean, eps).square() - factor * ratio(error, mean, eps).square()).clamp(min=0).sqrt()
-
-    return across.deviation.map(one, across.mean, noise)
-
-
-def ratio(a: Tensor, b: Tensor, eps: float) -> Tensor:
-    """a / (b + eps), and 0 where that is 0/0."""
-    below = b + eps
-    return torch.where(below > 0, a / torch.where(below > 0, below, 1.0), 0.0)
-
-
-def root_mean_square(vectors: Sequence[ParamVector]) -> ParamVector:
-    """√(1/D Σ_d v_d²), without leaving the range on the way."""
-    total = vectors[0]
-    for vector in vectors[1:]:
-        total = total.map(torch.hypot, vector)
-    return total.map(torch.abs) / math.sqrt(len(vectors))
+def relative_variance(x: Tensor) -> Tensor:
+    """v/s̄² of sensitivities x (D, …), and 0 where no domain is sensitive."""
+    mean = x.mean(0)
+    relative = torch.where(mean > 0, x / torch.where(mean > 0, mean, 1.0) - 1, 0.0)
+    return relative.square().mean(0)
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:

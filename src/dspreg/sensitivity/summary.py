@@ -7,41 +7,36 @@ parameter by parameter as its statistics are formed.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dspreg.sensitivity.meter import finite
-from dspreg.sensitivity.statistics import Moments, coefficient, debiased, rank_correlation, root_mean_square
+from dspreg.sensitivity.statistics import Spread, rank_correlation, relative_variance
 from dspreg.vectors import ParamVector
 
 
-@dataclass
 class Domain:
     """What was summed on one domain, batch by batch."""
 
-    within: Moments = field(default_factory=lambda: Moments(dtype=None))
-    odd: Moments = field(default_factory=lambda: Moments(dtype=None))  # every second batch; the rest is the difference
+    def __init__(self) -> None:
+        self.within = Spread()
+        self.odd: dict[str, Tensor] = {}  # sums over every second batch; the rest is the difference
+        self.in_odd = 0  # samples
 
-    def add(self, mean: ParamVector, samples: int) -> None:
-        """s of one batch."""
-        self.within.add(mean, samples)
+    def add(self, sums: Mapping[str, Tensor], samples: int) -> None:
+        """The sums over the samples of one batch."""
+        self.within.add(sums, samples, samples)
         if self.within.count % 2:
-            self.odd.add(mean, samples)
-
-    def close(self) -> None:
-        """The domain is complete."""
-        finite(self.within.mean)
-        self.odd.root = ParamVector()  # only the mean of these is wanted
+            self.in_odd += samples
+            for name, total in sums.items():
+                self.odd[name] = self.odd[name].add_(total) if name in self.odd else total.clone()
 
     def halves(self, name: str) -> tuple[Tensor, Tensor]:
         """s of the odd and of the even batches."""
-        whole, odd = self.within.mean[name].double(), self.odd.mean[name].double()
-        share = self.odd.weight / self.within.weight
-        return odd, ((whole - share * odd) / (1 - share)).clamp(min=0)
+        whole, odd = self.within.mean[name].double() * self.within.weight, self.odd[name].double()
+        return odd / self.in_odd, (whole - odd).clamp_(min=0) / (self.within.weight - self.in_odd)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -57,7 +52,7 @@ class Summary:
         eps: ε in c.
     """
 
-    def __init__(self, scales: dict[str, float], variance: ParamVector | float, eps: float):
+    def __init__(self, scales: Mapping[str, float], variance: ParamVector | float, eps: float):
         self.scales, self.variance, self.eps = scales, variance, eps
         self.vectors: dict[str, dict[str, Tensor]] = {}
         self.halves: list[tuple[Tensor, Tensor]] = []  # c of odd and even batches, where some domain is sensitive
@@ -67,32 +62,36 @@ class Summary:
         means = [d.within.mean[name] for d in domains]
         dtype = torch.promote_types(means[0].dtype, torch.float32)
         unit = self.scales.get(name, 1.0) ** -2
-        variance = ParamVector({name: self.variance[name]}) if isinstance(self.variance, ParamVector) else self.variance
+        variance = self.variance[name] if isinstance(self.variance, ParamVector) else self.variance
+        varies = (variance > 0) if isinstance(variance, Tensor) else True
 
-        def moments(tensors: Sequence[Tensor]) -> Moments:
-            return Moments(ParamVector({name: t.double() * unit}) for t in tensors)
+        def keep(what: str, tensor: Tensor) -> None:
+            self.vectors.setdefault(what, {})[name] = tensor.to(dtype).contiguous()
 
-        def keep(what: str, vector: ParamVector) -> None:
-            self.vectors.setdefault(what, {})[name] = vector[name].to(dtype).contiguous()
+        def c(squared: Tensor, mean: Tensor) -> Tensor:
+            """√ of what is relative to the mean; less with ε, and 0 for a parameter that does not vary."""
+            root = squared.sqrt().clamp(max=math.sqrt(len(domains) - 1)) * varies
+            return root * (mean / (mean + self.eps)) if self.eps else root
 
-        def c(tensors: Sequence[Tensor]) -> ParamVector:
-            return coefficient(moments(tensors), variance, self.eps)
-
-        across = moments(means)
-        scaled = across.scaled(variance)
-        for d, mean in enumerate(means):
-            keep(f"s {d}", ParamVector({name: mean.double() * unit}) * variance)
-        keep("mean", scaled.mean)
-        keep("variance", scaled.deviation.square())
-        keep("c", coefficient(across, variance, self.eps))
+        x = torch.stack([mean.double() for mean in means])
+        squared, plain = relative_variance(x), x.mean(0)
+        s = x * (unit * variance)
+        mean = s.mean(0)
+        for d, one in enumerate(s):
+            keep(f"s {d}", one)
+        keep("mean", mean)
+        keep("variance", (squared.sqrt() * mean).square())
+        keep("c", c(squared, mean))
         if pseudo is not None:
-            keep("null", c(pseudo))
+            dealt = torch.stack([p.double() for p in pseudo])
+            keep("null", c(relative_variance(dealt), dealt.mean(0) * (unit * variance)))
         if all(d.within.count > 1 for d in domains):
-            errors = [ParamVector({name: d.within.standard_error_of(name) * unit}) for d in domains]
-            keep("c_debiased", debiased(scaled, root_mean_square(errors) * variance, self.eps))
-            alive = across.mean[name] > 0
-            odd, even = zip(*(d.halves(name) for d in domains), strict=True)
-            self.halves.append((c(odd)[name][alive].to(dtype), c(even)[name][alive].to(dtype)))
+            share = torch.where(plain > 0, x / torch.where(plain > 0, plain, 1.0), 0.0)  # s/s̄
+            noise = torch.stack([d.within.squared_error(name) for d in domains]).mul_(share.square_()).mean(0)
+            keep("c_debiased", c((squared - (1 - 1 / len(domains)) * noise).clamp(min=0), mean))
+            halves = [torch.stack(half) for half in zip(*(d.halves(name) for d in domains), strict=True)]
+            odd, even = (c(relative_variance(h), h.mean(0) * (unit * variance))[plain > 0].to(dtype) for h in halves)
+            self.halves.append((odd, even))
 
     def get(self, what: str) -> ParamVector | None:
         return ParamVector(self.vectors[what]) if what in self.vectors else None

@@ -64,14 +64,17 @@ class Sums:
         for name, total in other.totals.items():
             self._total(name).add_(total)
 
-    def taken(self, g: int, samples: int) -> ParamVector:
-        """One sum over so many samples as a mean; the row starts again from zero."""
-        taken = {}
-        for name in self.params:
-            total = self._total(name)[g]
-            taken[name] = total / samples
-            total.zero_()
-        return ParamVector(taken)
+    def row(self, g: int) -> dict[str, Tensor]:
+        """One sum."""
+        return {name: self._total(name)[g] for name in self.params}
+
+    def mean(self, g: int, samples: int) -> ParamVector:
+        """One sum over so many samples, as a mean."""
+        return ParamVector(self.row(g)) / samples
+
+    def clear(self, g: int) -> None:
+        for total in self.totals.values():
+            total[g].zero_()
 
     def given(self, name: str, gradients: Tensor, first: int = 0) -> None:
         """Add gradients (m, …) of the samples from `first` on, as they are. They are overwritten."""

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.errors import ConfigError
-from dspreg.sensitivity.statistics import Moments
 from dspreg.vectors import ParamVector, theta
 
 
@@ -27,17 +26,22 @@ class RunningVariance:
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self._moments = Moments()
+        self._count = 0
+        self._mean, self._squares = ParamVector(), ParamVector()  # Σ (θ_t − θ̄)²
 
     def update(self) -> None:
         """Take in the parameters as they are now."""
-        self._moments.add(theta(self.model))
+        now = theta(self.model).to(torch.float64)
+        self._count += 1
+        change = now - self._mean
+        self._mean = self._mean + change / self._count
+        self._squares = self._squares + change * (now - self._mean)
 
     def vector(self) -> ParamVector:
         """1/n Σ_t (θ_t − θ̄)², float64."""
-        if self._moments.count < 2:
-            raise ConfigError(f"a variance of {self._moments.count} points; call update() after each optimizer.step()")
-        return self._moments.deviation.square()
+        if self._count < 2:
+            raise ConfigError(f"a variance of {self._count} points; call update() after each optimizer.step()")
+        return self._squares / self._count
 
 
 Variance = float | Mapping[str, Tensor] | RunningVariance

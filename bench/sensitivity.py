@@ -1,0 +1,219 @@
+"""What measuring sensitivities costs, in plain forward and backward passes over the same images.
+
+    python bench/sensitivity.py                 # times, one thread: minutes
+    python bench/sensitivity.py --part memory   # peaks of fresh processes
+    python bench/sensitivity.py --part growth   # with images, parameters and domains
+
+A plain pass is one forward and backward pass over all images in one batch, with gradients of all weights. Our sides
+compute c of three domains, a batch each, through the function a training refresh calls. Peers: `torch.func` (vmap of
+grad, as its tutorial has it), BackPACK's SumGradSquared and one backward pass per sample; they compute the sums of
+squares of the same images and no c.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import timm
+import torch
+import torch.nn.functional as F
+from clock import alternate, peak, report_peak
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import dspreg
+from dspreg.sensitivity.measure import refreshed
+from dspreg.sensitivity.meter import Meter
+from dspreg.sensitivity.purity import evaluating
+from dspreg.sensitivity.samples import Samples
+
+CLASSES = 7
+CASES = {  # network: pixels, images, rounds
+    "resnet18": (64, 48, 30),
+    "resnet50": (112, 24, 10),
+    "tf_efficientnet_lite0": (96, 48, 10),
+    "vit_small_patch16_224": (112, 24, 10),
+}
+OURS = {
+    "persample": {"estimator": "persample"},
+    "signed": {"estimator": "signed"},
+    "signed, of=output": {"estimator": "signed", "of": "output"},
+    "signed, of=fisher": {"estimator": "signed", "of": "fisher"},
+}
+PEERS = ("torch.func", "BackPACK", "one sample at a time")
+BACKPACK = ("resnet18",)  # it has no extension for what Lite0 (padding of its own) and a ViT (tokens) are made of
+
+
+def network(name: str, pixels: int) -> nn.Module:
+    torch.manual_seed(0)
+    size = {"img_size": pixels} if name.startswith("vit") else {}
+    return timm.create_model(name, num_classes=CLASSES, **size).eval()
+
+
+def images(n: int, pixels: int) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(n, 3, pixels, pixels, generator=g), torch.randint(CLASSES, (n,), generator=g)
+
+
+def plain(net: nn.Module, x: Tensor, y: Tensor) -> Callable[[], object]:
+    def run() -> None:
+        net.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+
+    return run
+
+
+def ours(net: nn.Module, x: Tensor, y: Tensor, domains: int = 3, **options: str) -> Callable[[], object]:
+    """c, by the function of a refresh."""
+    batches = {str(d): [Samples(*pair)] for d, pair in enumerate(zip(x.chunk(domains), y.chunk(domains), strict=True))}
+
+    def run() -> None:
+        with evaluating(net):
+            refreshed(Meter(net, **options), lambda *_: net, batches)
+
+    return run
+
+
+def whole_measure(net: nn.Module, x: Tensor, y: Tensor, null: bool) -> Callable[[], object]:
+    """`dspreg.measure` of three domains with two batches each, so that all of a profile is there."""
+    halves = [list(zip(a.chunk(2), b.chunk(2), strict=True)) for a, b in zip(x.chunk(3), y.chunk(3), strict=True)]
+    return lambda: dspreg.measure(net, {str(d): batches for d, batches in enumerate(halves)}, null=null)
+
+
+def peer(name: str, net: nn.Module, x: Tensor, y: Tensor) -> Callable[[], object]:
+    params = {n: p.detach() for n, p in net.named_parameters()}
+    buffers = dict(net.named_buffers())
+
+    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(net, (params, buffers), (x[None],)), y[None])
+
+    def by_func() -> None:
+        each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), chunk_size=16)
+        for g in each(params, x, y).values():
+            g.square().sum(0)
+
+    def one_at_a_time() -> None:
+        total = {n: torch.zeros_like(p) for n, p in params.items()}
+        for i in range(len(x)):
+            net.zero_grad()
+            F.cross_entropy(net(x[i : i + 1]), y[i : i + 1]).backward()
+            for n, p in net.named_parameters():
+                total[n].addcmul_(p.grad, p.grad)
+
+    def by_backpack() -> Callable[[], object]:
+        from backpack import backpack, extend
+        from backpack.extensions import SumGradSquared
+        from torchvision.models import resnet18
+
+        torch.manual_seed(0)
+        extended = extend(resnet18(num_classes=CLASSES).eval(), use_converter=True).eval()
+        criterion = extend(nn.CrossEntropyLoss(reduction="sum"))
+
+        def run() -> None:
+            with backpack(SumGradSquared()):
+                criterion(extended(x), y).backward()
+            extended.zero_grad()
+
+        return run
+
+    return {"torch.func": by_func, "one sample at a time": one_at_a_time}.get(name) or by_backpack()
+
+
+def sides(name: str, pixels: int, n: int, peers: bool) -> dict[str, Callable[[], object]]:
+    net = network(name, pixels)
+    x, y = images(n, pixels)
+    found = {"plain": plain(net, x, y)} | {k: ours(net, x, y, **options) for k, options in OURS.items()}
+    found |= {"measure, without null": whole_measure(net, x, y, False), "measure": whole_measure(net, x, y, True)}
+    if peers:
+        there = importlib.util.find_spec("backpack") is not None and name in BACKPACK
+        found |= {k: peer(k, net, x, y) for k in PEERS if k != "BackPACK" or there}
+    return found
+
+
+def times(console: Console, names: list[str]) -> None:
+    for name in names:
+        pixels, n, rounds = CASES[name]
+        table = Table("side", "s", "of plain", "95 % of the median", "rounds", title=f"{name}, {pixels} px, {n} images")
+        found = alternate(sides(name, pixels, n, peers=True), rounds, dict.fromkeys(PEERS, 5))
+        for side, timing in found.items():
+            table.add_row(side, *timing.cells)
+        console.print(table)
+        ours = sorted(found["persample"].seconds)[rounds // 2]
+        faster = [f"{sorted(found[k].seconds)[2] / ours:.1f} times {k}'s speed" for k in PEERS if k in found]
+        console.print(f"persample has {', '.join(faster)}")
+
+
+def memory(console: Console, names: list[str]) -> None:
+    script = Path(__file__)
+    for name in names:
+        pixels, n, _ = CASES[name]
+        table = Table("side", "peak, GB", "of plain", "above the start, GB", title=f"{name}, {pixels} px, {n} images")
+        base = 0.0
+        for side in ("plain", *OURS, "measure, without null", "measure", "torch.func", "BackPACK"):
+            if side == "BackPACK" and (name not in BACKPACK or importlib.util.find_spec("backpack") is None):
+                continue
+            high, before = peak(script, "--one", side, "--networks", name)
+            base = base or high
+            table.add_row(side, f"{high:.2f}", f"{high / base:.2f}×", f"{high - before:.2f}")
+        console.print(table)
+
+
+def growth(console: Console) -> None:
+    """Is it linear in images, linear in parameters and flat in domains?"""
+    table = Table("ResNet-18, 64 px", "s", "of the first", "per image or parameter")
+    net = network("resnet18", 64)
+
+    def add(what: str, found: dict[str, Callable[[], object]], amounts: list[float]) -> None:
+        timings = alternate(found, 7)
+        for (key, timing), amount in zip(timings.items(), amounts, strict=True):
+            seconds, ratio, *_ = timing.cells
+            table.add_row(f"{key} {what}", seconds, ratio, f"{float(ratio[:-1]) / amount * amounts[0]:.2f}×")
+
+    counts = [24, 48, 96, 192]
+    add("images", {str(n): ours(net, *images(n, 64)) for n in counts}, counts)
+    add("domains, 48 images", {str(d): ours(net, *images(48, 64), domains=d) for d in (2, 3, 6, 12)}, [1] * 4)
+    widths = {str(w): wide(w) for w in (64, 128, 256, 512)}
+    sizes = [sum(p.numel() for p in net.parameters()) for net in widths.values()]
+    found = {f"{size:,}": ours(net, *images(48, 32)) for size, net in zip(sizes, widths.values(), strict=True)}
+    add("parameters, 3×3 convolutions", found, [float(size) for size in sizes])
+    console.print(table)
+
+
+def wide(width: int) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, width, 3, 2, 1), nn.ReLU()]
+    for _ in range(4):
+        layers += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES)).eval()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("times", "memory", "growth"), default="times")
+    parser.add_argument("--networks", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # a side in a process of its own
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    if options.one:
+        pixels, n, _ = CASES[options.networks[0]]
+        report_peak(sides(options.networks[0], pixels, n, peers=True)[options.one])
+        return 0
+    console = Console(width=110)
+    if options.part == "times":
+        times(console, options.networks)
+    elif options.part == "memory":
+        memory(console, options.networks)
+    else:
+        growth(console)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
