@@ -1,4 +1,4 @@
-"""From the sensitivities of every domain to all a profile tells, in float64 tensor by tensor.
+"""From the sensitivities of every domain to all a profile tells, in float64 block by block.
 
 Networks have hundreds of millions of parameters: whatever is summed is held once, in the network's dtype, and given up
 parameter by parameter as its statistics are formed.
@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dspreg.sensitivity.statistics import Spread, rank_correlation, relative_variance
+from dspreg.sensitivity.statistics import BLOCK, Spread, rank_correlation, relative_variance
 from dspreg.vectors import ParamVector
+
+HALVES = ("c of odd batches", "c of even batches")
 
 
 class Domain:
@@ -33,11 +35,6 @@ class Domain:
             for name, total in sums.items():
                 self.odd[name] = self.odd[name].add_(total) if name in self.odd else total.clone()
 
-    def halves(self, name: str) -> tuple[Tensor, Tensor]:
-        """s of the odd and of the even batches."""
-        whole, odd = self.within.mean[name].double() * self.within.weight, self.odd[name].double()
-        return odd / self.in_odd, (whole - odd).clamp_(min=0) / (self.within.weight - self.in_odd)
-
     @property
     def counts(self) -> dict[str, int]:
         return {"batches": self.within.count, "samples": int(self.within.weight)}
@@ -55,43 +52,61 @@ class Summary:
     def __init__(self, scales: Mapping[str, float], variance: ParamVector | float, eps: float):
         self.scales, self.variance, self.eps = scales, variance, eps
         self.vectors: dict[str, dict[str, Tensor]] = {}
-        self.halves: list[tuple[Tensor, Tensor]] = []  # c of odd and even batches, where some domain is sensitive
+        self.halves: dict[str, list[Tensor]] = {half: [] for half in HALVES}  # where some domain is sensitive
 
     def add(self, name: str, domains: Sequence[Domain], pseudo: Sequence[Tensor] | None) -> None:
         """One parameter, from what was summed on the domains and, for the floor, on pseudo-domains."""
-        means = [d.within.mean[name] for d in domains]
-        dtype = torch.promote_types(means[0].dtype, torch.float32)
-        unit = self.scales.get(name, 1.0) ** -2
-        variance = self.variance[name] if isinstance(self.variance, ParamVector) else self.variance
-        varies = (variance > 0) if isinstance(variance, Tensor) else True
+        given = {"s": [d.within.mean[name] for d in domains]}
+        shape, dtype = given["s"][0].shape, torch.promote_types(given["s"][0].dtype, torch.float32)
+        if isinstance(self.variance, ParamVector):
+            given["variance"] = [self.variance[name]]
+        if pseudo is not None:
+            given["null"] = list(pseudo)
+        if all(d.within.count > 1 for d in domains):
+            given["errors"] = [d.within.squared_error(name) for d in domains]
+            given["odd"] = [d.odd[name] for d in domains]
+        flat = [t.reshape(-1) for tensors in given.values() for t in tensors]
+        found: dict[str, list[Tensor]] = {}
+        for start in range(0, max(1, len(flat[0])), BLOCK):
+            pieces = iter([t[start : start + BLOCK].double() for t in flat])
+            block = {what: torch.stack([next(pieces) for _ in tensors]) for what, tensors in given.items()}
+            for what, values in self._block(block, domains, self.scales.get(name, 1.0) ** -2).items():
+                found.setdefault(what, []).append(values.to(dtype))
+        alive = torch.cat(found.pop("alive")) > 0
+        for what, parts in found.items():
+            whole = torch.cat(parts)
+            if what in HALVES:
+                self.halves[what].append(whole[alive])
+            else:
+                self.vectors.setdefault(what, {})[name] = whole.view(shape)
 
-        def keep(what: str, tensor: Tensor) -> None:
-            self.vectors.setdefault(what, {})[name] = tensor.to(dtype).contiguous()
+    def _block(self, given: dict[str, Tensor], domains: Sequence[Domain], unit: float) -> dict[str, Tensor]:
+        """All statistics of some numbers, from rows (D, n) in float64."""
+        x = given["s"]
+        variance = given["variance"][0] if "variance" in given else torch.tensor(self.variance, device=x.device)
+        factor, varies = variance * unit, variance > 0
 
         def c(squared: Tensor, mean: Tensor) -> Tensor:
             """√ of what is relative to the mean; less with ε, and 0 for a parameter that does not vary."""
-            root = squared.sqrt().clamp(max=math.sqrt(len(domains) - 1)) * varies
+            root = squared.sqrt().clamp_(max=math.sqrt(len(domains) - 1)).mul_(varies)
             return root * (mean / (mean + self.eps)) if self.eps else root
 
-        x = torch.stack([mean.double() for mean in means])
         squared, plain = relative_variance(x), x.mean(0)
-        s = x * (unit * variance)
-        mean = s.mean(0)
-        for d, one in enumerate(s):
-            keep(f"s {d}", one)
-        keep("mean", mean)
-        keep("variance", (squared.sqrt() * mean).square())
-        keep("c", c(squared, mean))
-        if pseudo is not None:
-            dealt = torch.stack([p.double() for p in pseudo])
-            keep("null", c(relative_variance(dealt), dealt.mean(0) * (unit * variance)))
-        if all(d.within.count > 1 for d in domains):
-            share = torch.where(plain > 0, x / torch.where(plain > 0, plain, 1.0), 0.0)  # s/s̄
-            noise = torch.stack([d.within.squared_error(name) for d in domains]).mul_(share.square_()).mean(0)
-            keep("c_debiased", c((squared - (1 - 1 / len(domains)) * noise).clamp(min=0), mean))
-            halves = [torch.stack(half) for half in zip(*(d.halves(name) for d in domains), strict=True)]
-            odd, even = (c(relative_variance(h), h.mean(0) * (unit * variance))[plain > 0].to(dtype) for h in halves)
-            self.halves.append((odd, even))
+        mean = plain * factor
+        found = {f"s {d}": one * factor for d, one in enumerate(x)}
+        found |= {"alive": plain, "mean": mean, "variance": (squared.sqrt() * mean).square_(), "c": c(squared, mean)}
+        if "null" in given:
+            found["null"] = c(relative_variance(given["null"]), given["null"].mean(0) * factor)
+        if "errors" in given:
+            share = x / plain.clamp(min=torch.finfo(x.dtype).tiny)  # s/s̄
+            noise = given["errors"].mul_(share.square_()).mean(0)
+            found["c_debiased"] = c((squared - (1 - 1 / len(domains)) * noise).clamp_(min=0), mean)
+            samples = x.new_tensor([[d.within.weight] for d in domains])
+            in_odd = x.new_tensor([[d.in_odd] for d in domains])
+            even = (x * samples - given["odd"]).clamp_(min=0) / (samples - in_odd)
+            for what, half in zip(HALVES, (given["odd"] / in_odd, even), strict=True):
+                found[what] = c(relative_variance(half), half.mean(0) * factor)
+        return found
 
     def get(self, what: str) -> ParamVector | None:
         return ParamVector(self.vectors[what]) if what in self.vectors else None
@@ -106,8 +121,7 @@ class Summary:
 
     def reliability(self) -> float | None:
         """Rank correlation over parameters some domain is sensitive to: the others agree on c = 0 for no merit."""
-        if not self.halves:
+        if not self.halves[HALVES[0]]:
             return None
-        odd, even = (torch.cat(side) for side in zip(*self.halves, strict=True))
-        agreement = rank_correlation(odd, even)
+        agreement = rank_correlation(*(torch.cat(self.halves[half]) for half in HALVES))
         return agreement if math.isfinite(agreement) else None  # NaN where c is the same everywhere
