@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from dspreg.sensitivity.sums import Sums
 from dspreg.vectors import ParamVector, Patterns, selected, trainable
 
 OF = ("loss", "output", "fisher")
+_outputs: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], tuple[int, ...]]] = WeakKeyDictionary()
 ESTIMATORS = ("loop", "persample", "signed", "minibatch")
 
 
@@ -61,7 +63,6 @@ class Meter:
         self.net, self.of, self.estimator, self.loss, self.key = net, of, estimator, loss, tuple(key)
         self.draws = draws or 1
         self.scales: dict[str, float] = {}  # sums hold s·scale², by parameter
-        self._outputs: int | None = None
         self.params: dict[str, Tensor] = {name: params[name] for name in selected(params, only, exclude)}
 
     @property
@@ -113,17 +114,18 @@ class Meter:
         return generator(*self.key, *place, what)
 
     def _classes(self, f: Function, samples: Samples) -> int:
-        if self._outputs is not None:
-            return self._outputs
-        with torch.no_grad():
-            out = samples.take(slice(0, 1)).outputs(f)
-        if out.ndim != 2 or out.shape[1] < 2:
+        """Looked at once for each network and sort of samples: this happens at every batch."""
+        known = _outputs.setdefault(self.net, {})
+        sort = samples.sort
+        if sort not in known:
+            with torch.no_grad():
+                known[sort] = tuple(samples.take(slice(0, 1)).outputs(f).shape[1:])
+        if len(known[sort]) != 1 or known[sort][0] < 2:
             raise DataError(
-                f"the network returns {tuple(out.shape)[1:]} per sample; cross-entropy wants one "
+                f"the network returns {known[sort]} per sample; cross-entropy wants one "
                 "number for each of at least two classes. Give loss=, a function (output, y) → one value per sample"
             )
-        self._outputs = out.shape[1]
-        return self._outputs
+        return known[sort][0]
 
     def _class_labels(self, f: Function, samples: Samples, y: Tensor) -> Tensor:
         """Labels that cross-entropy takes, or a refusal that says what is wrong with them."""

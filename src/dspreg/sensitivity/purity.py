@@ -36,7 +36,7 @@ _separate: WeakKeyDictionary[nn.Module, set[tuple[object, ...]]] = WeakKeyDictio
 
 def require_separate_samples(net: nn.Module, f: Function, samples: Samples) -> None:
     """Refuse a network that mixes samples. Looked at once for each network and sort of samples."""
-    sort = tuple((t.dtype, t.shape[1:]) for t in samples.tensors())
+    sort = samples.sort
     seen = _separate.setdefault(net, set())
     if sort not in seen:
         look_at_samples_apart(f, samples)

@@ -37,6 +37,11 @@ class Samples:
         inputs = [self.inputs] if isinstance(self.inputs, Tensor) else list(self.inputs.values())
         return inputs + ([] if self.y is None else [self.y])
 
+    @property
+    def sort(self) -> tuple[object, ...]:
+        """What one sample looks like: what holds for a network holds for all samples of a sort."""
+        return tuple((t.dtype, t.shape[1:]) for t in self.tensors())
+
     def take(self, index: slice | Tensor) -> Samples:
         return self.map(lambda t: t[index])
 

@@ -42,23 +42,24 @@ class Spread:
         step, share = weight / self.weight, weight * before / self.weight
         for name, mean in self.mean.items():
             for m, r, x in _blocks(mean, self.relative[name], sums[name]):
-                change, old = x.div(over).sub_(m), m.clone()
-                m.add_(change, alpha=step)
+                change, old = torch.sub(x, m, alpha=over), m.clone()
+                m.add_(change, alpha=step / over)
                 inverse = m.clamp(min=torch.finfo(m.dtype).tiny).reciprocal_()  # finite where nothing is sensitive yet
-                r.mul_(old.mul_(inverse).square_()).addcmul_(change.mul_(inverse), change, value=share)
+                r.mul_(old.mul_(inverse).square_()).addcmul_(change.mul_(inverse), change, value=share / over**2)
 
     def c(self, eps: float = 0.0, scales: Mapping[str, float] | None = None) -> ParamVector:
-        """c of x, when every x has weight 1. `scales`: what was added is x·scale²."""
+        """c of x, when every x has weight 1, in place of the relative variance: nothing can be added afterwards.
+
+        `scales`: what was added is x·scale².
+        """
         bound = math.sqrt(max(self.count - 1, 0))
-
-        def one(name: str, relative: Tensor) -> Tensor:
-            c = (relative / self.weight).sqrt_().clamp_(max=bound)
-            if eps:
-                mean = self.mean[name]
-                c.mul_(mean / (mean + eps * (scales or {}).get(name, 1.0) ** 2))
-            return c.contiguous()
-
-        return ParamVector((name, one(name, relative)) for name, relative in self.relative.items())
+        for name, relative in self.relative.items():
+            floor = eps * (scales or {}).get(name, 1.0) ** 2
+            for r, m in _blocks(relative, self.mean[name]):
+                r.mul_(1 / self.weight).sqrt_().clamp_(max=bound)
+                if floor:
+                    r.mul_(m / (m + floor))
+        return self.relative.map(Tensor.contiguous)
 
     def squared_error(self, name: str) -> Tensor:
         """Of the mean, relative to it, when what was added are means of `weight` independent samples. float64."""
