@@ -1,0 +1,215 @@
+"""What the penalty costs, in ERM steps.
+
+    python bench/penalty.py                  # a step with each engine, one thread
+    python bench/penalty.py --part memory    # peaks of fresh processes, ResNet-50 at 224 px
+    DSPREG_ROOT=data DSPREG_WEIGHTS=tf_efficientnet_lite0.safetensors python bench/penalty.py --part run
+
+A step is `train_step`: forward, backward, engine and Adam. `lazy(30)` is 29 steps without the penalty and one with it,
+timed apart. The run is PACS without sketch in blocks of T·E = 2·50 steps, the refresh of each block and the reading of
+its images included; training images are read outside of the time, as workers would do it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+from clock import alternate, interval, peak, report_peak
+from rich.console import Console
+from rich.table import Table
+
+from dspreg.algorithms import DSPReg, Task, parse
+from dspreg.algorithms.base import Algorithm
+from dspreg.batches import Batch
+from dspreg.networks.pretrained import backbone_named
+from dspreg.protocol.settings import Execution
+from dspreg.training.experiment import Experiment, prepared
+from dspreg.training.step import train_step
+
+CASES = {  # network: pixels, images per domain, rounds
+    "resnet18": (64, 16, 30),
+    "resnet50": (112, 8, 10),
+    "tf_efficientnet_lite0": (96, 16, 10),
+    "vit_small_patch16_224": (112, 8, 10),
+}
+ENGINES = {
+    "ERM": "ERM",
+    "momentum": "DSPReg(coefficients='ones', engine='momentum')",
+    "lazy, between": "DSPReg(coefficients='ones', engine='lazy(1000000)')",
+    "lazy, acting": "DSPReg(coefficients='ones', engine='lazy(1)')",
+    "lookahead": "DSPReg(coefficients='ones', engine='lookahead')",
+    "exact": "DSPReg(coefficients='ones', engine='exact')",
+}
+IMAGES = (32, 128, 512)  # per domain, to measure c on
+MEMORY = {  # engine: images per domain, and c measured before the second step
+    "ERM": (32, "ERM"),
+    "momentum": (32, "DSPReg(engine='momentum', refresh_steps=1, measure_batches=1)"),
+    "lookahead": (32, "DSPReg(engine='lookahead', refresh_steps=1, measure_batches=1)"),
+    "lazy(2)": (32, "DSPReg(engine='lazy(2)', refresh_steps=1, measure_batches=1)"),
+    "ERM, 3×8": (8, "ERM"),
+    "exact, 3×8": (8, "DSPReg(engine='exact', refresh_steps=1, measure_batches=1)"),
+}
+SMALLEST_DOMAINNET_EPOCH = int(0.8 * (586_575 - 175_327)) // (5 * 32)  # without real, the largest domain
+
+
+def stack(spec: str, network: str, pixels: int, n: int) -> tuple[Algorithm, list[Batch]]:
+    """A stack on random images of three domains."""
+    g = torch.Generator().manual_seed(0)
+    batches = [
+        Batch(torch.randn(n, 3, pixels, pixels, generator=g), torch.randint(7, (n,), generator=g), d) for d in range(3)
+    ]
+    backbone = backbone_named(network, weights="none", image_size=pixels, dropout=0.0, frozen_bn=True)
+    task = Task(
+        7,
+        ("a", "b", "c"),
+        50,
+        backbone.make,
+        ("bench",),
+        lambda *_: {n: [b] for n, b in zip("abc", batches, strict=True)},
+    )
+    return parse(spec).setup(task, lambda params: torch.optim.Adam(params, lr=1e-5)), batches
+
+
+def steps(console: Console, names: list[str]) -> None:
+    for name in names:
+        pixels, n, rounds = CASES[name]
+        ready = {k: stack(spec, name, pixels, n) for k, spec in ENGINES.items()}
+        sides: dict[str, Callable[[], object]] = {k: lambda r=r: train_step(*r) for k, r in ready.items()}
+        found = alternate(sides, rounds, {"exact": max(5, rounds // 3)})
+        table = Table(
+            "engine", "s", "of ERM", "95 % of the median", "rounds", title=f"{name}, {pixels} px, 3×{n} images"
+        )
+        for engine, timing in found.items():
+            table.add_row(engine, *timing.cells)
+        between, acting = (median(found[f"lazy, {k}"].ratios) for k in ("between", "acting"))
+        table.add_row("lazy(30) of lookahead", "", f"{(29 * between + acting) / 30:.3f}×", "29 between, 1 acting", "")
+        console.print(table)
+
+
+def memory(console: Console, names: list[str]) -> None:
+    table = Table("two steps, c measured between them", "peak, GB", "of ERM", title="ResNet-50, 224 px")
+    base = {}
+    for name in names:
+        n, _ = MEMORY[name]
+        high, _ = peak(Path(__file__), "--one", name)
+        base.setdefault(n, high)
+        table.add_row(name, f"{high:.2f}", f"{high / base[n]:.3f}×")
+    console.print(table)
+    console.print("The paper's figure, on a GPU: 22.9 → 24.3 GB, 1.061×")
+
+
+def one(name: str) -> None:
+    n, spec = MEMORY[name]
+    algorithm, batches = stack(spec, "resnet50", 224, n)
+
+    def work() -> None:
+        for _ in range(2):
+            train_step(algorithm, batches)
+
+    report_peak(work)
+
+
+class Run:
+    """One arm of the run: its stack, where it is, and what it spent."""
+
+    def __init__(self, experiment: Experiment, spec: str):
+        self.experiment = experiment
+        self.algorithm = parse_into(experiment, spec)
+        self.steps = experiment.steps()
+        self.shown = experiment.shown(True).normalised
+        self.refreshing: list[float] = []
+
+    def block(self, length: int) -> float:
+        """Seconds of the next `length` steps."""
+        spent = 0.0
+        for _ in range(length):
+            t = self.algorithm.t
+            batches = [Batch(self.shown(x), y, d) for d, (x, y) in enumerate(self.steps[t])]
+            due = any(isinstance(layer, DSPReg) and layer.due(t) for layer in self.algorithm.layers())
+            started = time.process_time()
+            train_step(self.algorithm, batches)
+            took = time.process_time() - started
+            spent += took
+            if due:
+                self.refreshing.append(took)
+        return spent
+
+
+def parse_into(experiment: Experiment, spec: str) -> Algorithm:
+    from dataclasses import replace
+
+    return replace(experiment, settings=replace(experiment.settings, algorithm=spec)).algorithm()
+
+
+def run(console: Console, pixels: int, blocks: int) -> int:
+    root, weights = (os.environ.get(name) for name in ("DSPREG_ROOT", "DSPREG_WEIGHTS"))
+    if not root or not weights:
+        print("set DSPREG_ROOT to the folder that holds PACS and DSPREG_WEIGHTS to Lite0's safetensors file")
+        return 3
+    settings = {"dataset": "PACS", "targets": ("sketch",), "algorithm": "ERM", "trial": 0, "image_size": pixels}
+    settings |= {"model": "tf_efficientnet_lite0", "weights": weights}
+    experiment = prepared(settings, Execution(root=root, workers=0))
+    specs = {"ERM": "ERM"}
+    specs |= {f"momentum, {n} images": f"DSPReg(engine='momentum', measure_batches={n // 32})" for n in IMAGES}
+    arms = {name: Run(experiment, spec) for name, spec in specs.items()}
+    length = 2 * experiment.epoch
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for r in range(blocks):
+        for name, arm in arms.items():
+            seconds[name].append(arm.block(length))
+            console.print(f"block {r + 1} of {blocks}, {name}: {seconds[name][-1]:.1f} s")
+    step = median(seconds["ERM"]) / length
+    table = Table("arm", "s a block", "of ERM", "lowest–highest", "refresh, ERM steps", "step ratio + refresh/(T·E)",
+                  f"at DomainNet's E ≥ {SMALLEST_DOMAINNET_EPOCH}",
+                  title=f"Lite0, PACS without sketch, {pixels} px, {blocks} blocks of {length} steps")  # fmt: skip
+    for name, arm in arms.items():
+        ratios = [a / b for a, b in zip(seconds[name], seconds["ERM"], strict=True)]
+        cells = [
+            name,
+            f"{median(seconds[name]):.1f}",
+            f"{median(ratios):.3f}×",
+            "{:.3f}–{:.3f}".format(*interval(ratios)),
+        ]
+        if arm.refreshing:
+            refresh = (median(arm.refreshing) - step) / step
+            plain = (median(seconds[name]) - median(arm.refreshing) + step) / length / step
+            cells += [f"{refresh:.2f}", f"{plain:.3f} + {refresh / length:.3f}"]
+            cells += [f"{plain + refresh / (2 * SMALLEST_DOMAINNET_EPOCH):.3f}×"]
+        table.add_row(*cells)
+    console.print(table)
+    console.print("The paper's figure: 2.9 → 2.8 steps a second, 1.036×")
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("steps", "memory", "run"), default="steps")
+    parser.add_argument("--networks", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--engines", nargs="+", choices=MEMORY, default=list(MEMORY), help="for --part memory")
+    parser.add_argument("--image-size", type=int, default=48, help="for --part run")
+    parser.add_argument("--blocks", type=int, default=5, help="for --part run")
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # an engine in a process of its own
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    console = Console(width=130)
+    if options.one:
+        one(options.one)
+    elif options.part == "steps":
+        steps(console, options.networks)
+    elif options.part == "memory":
+        memory(console, options.engines)
+    else:
+        return run(console, options.image_size, options.blocks)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
