@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
+from inspect import BoundArguments, signature
 from types import FunctionType
 from typing import Any, cast
 
@@ -56,8 +57,8 @@ class Taps(TorchFunctionMode):
         entering = {self.names[id(t)] for t in _tensors((*args, *kwargs.values())) if id(t) in self.names}
         if func is F.multi_head_attention_forward and entering:
             return self._attention(args, kwargs)
-        if entering and (rule := RULES.get(func)):
-            out = rule(self, *args, **kwargs)
+        if entering and (rule := RULES.get(func)) and (arguments := _bound(rule, self, args, kwargs)):
+            out = rule(*arguments.args, **arguments.kwargs)
             if out is not None:
                 return out
         out = func(*args, **kwargs)
@@ -137,6 +138,17 @@ def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
             yield value
         elif isinstance(value, (tuple, list)):
             yield from _tensors(value)
+
+
+def _bound(rule: Callable[..., Any], taps: Taps, args: Any, kwargs: Mapping[str, Any]) -> BoundArguments | None:
+    """The arguments as the rule names them; None if it does not know one, such as out=."""
+    try:
+        return _signature(rule).bind(taps, *args, **{KEYWORDS.get(k, k): v for k, v in kwargs.items()})
+    except TypeError:
+        return None
+
+
+_signature = lru_cache(signature)
 
 
 @lru_cache
@@ -333,6 +345,8 @@ def _tuple(value: Any, dims: int) -> tuple[int, ...]:
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * dims if len(values) == 1 else values
 
+
+KEYWORDS = {"input": "x", "other": "y"}  # torch's names for them
 
 RULES: dict[Any, Callable[..., Tensor | None]] = {
     F.linear: _linear,
