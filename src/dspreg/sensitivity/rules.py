@@ -23,7 +23,7 @@ Name = str | None
 
 def linear(sums: Sums, weight: Name, bias: Name, x: Tensor, g: Tensor) -> None:
     """y = x Wᵀ + b with x (B, …, I), y (B, …, O)."""
-    g, x = (t.reshape(len(t), -1, t.shape[-1]).transpose(1, 2) for t in (g, x))
+    g, x = ((t.flatten(1, -2) if t.ndim > 2 else t[:, None]).transpose(1, 2) for t in (g, x))
     if weight is not None:
         sums.products(weight, g, x)
     if bias is not None:
