@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
 
 import torch
@@ -67,3 +69,24 @@ def slow_ones(net: nn.Module, x: Tensor, tolerance: float = 1e-10) -> set[str]:
         error = (ours[n] - expected).abs().amax() if expected.numel() else 0
         assert error <= tolerance * (expected.abs().amax() if expected.numel() else 1), n
     return slow
+
+
+class Net(nn.Module):
+    """A network of a few parts and one function."""
+
+    def __init__(self, forward: Callable[[Any, Tensor], Tensor], **parts: Any):
+        super().__init__()
+        self.function = forward
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def net(forward: Callable[[Any, Tensor], Tensor], **parts: Any) -> nn.Module:
+    return Net(forward, **parts).double()
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)

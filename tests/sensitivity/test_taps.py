@@ -6,28 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
-from ways import slow_ones
-
-
-class Net(nn.Module):
-    """A network of a few parts and one function."""
-
-    def __init__(self, forward, **parts):
-        super().__init__()
-        self.function = forward
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x):
-        return self.function(self, x)
-
-
-def net(forward, **parts):
-    return Net(forward, **parts).double()
-
-
-def numbers(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
+from ways import net, numbers, slow_ones
 
 
 def parameter(*shape):
@@ -267,3 +246,28 @@ def test_batches_of_any_size(samples):
 def test_half_precision():
     layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Tanh(), nn.Flatten(), nn.Linear(128, 2))
     assert slow_ones(layers.bfloat16(), numbers(5, 3, 6, 6).bfloat16(), tolerance=0.05) == set()
+
+
+def test_parameters_in_another_shape():
+    """As ConvNeXt scales its layers."""
+
+    def forward(s, x):
+        x = x * s.a.reshape(1, -1, 1, 1) + s.b.view(3, 1, 1) + x.sin() * s.c[:, None, None]
+        x = torch.cat([x.flatten(1), s.d.unsqueeze(0).expand(len(x), -1)], 1)
+        return torch.tanh(F.linear(x, s.e.flatten(1)))
+
+    parts = {"a": parameter(3), "b": parameter(3), "c": parameter(3), "d": parameter(2), "e": parameter(2, 14, 1)}
+    assert slow_ones(net(forward, **parts), numbers(5, 3, 2, 2)) == set()
+
+
+def test_numbers_in_another_order_are_not_another_shape():
+    def forward(s, x):
+        return torch.tanh(x * s.a[0:2] + x * s.b.view(torch.int64).view(torch.float64) + x * s.c[[1, 0]])
+
+    parts = {"a": parameter(2), "b": parameter(2), "c": parameter(2)}
+    assert {"a", "c"} <= slow_ones(net(forward, **parts), numbers(5, 2))
+
+
+def test_a_parameter_in_two_shapes_is_used_twice():
+    both = net(lambda s, x: torch.tanh(x * s.a.view(1, 3) + x.cos() * s.a.view(3)), a=parameter(3))
+    assert slow_ones(both, numbers(5, 3)) == {"a"}

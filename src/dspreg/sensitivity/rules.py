@@ -155,10 +155,11 @@ def embedding(sums: Sums, weight: str, tokens: Tensor, g: Tensor, padding: int |
     sums.scattered(weight, each, which, word)
 
 
-def broadcast(sums: Sums, name: str, each: Tensor) -> None:
-    """A parameter that broadcasting stretched to `each` (B, …): sum over all but the samples and its own extent."""
+def broadcast(sums: Sums, name: str, each: Tensor, own: Sequence[int] | None = None) -> None:
+    """A parameter, seen with shape `own`, that broadcasting stretched to `each` (B, …): sum over where it did."""
     shape = sums.params[name].shape
-    own = (1,) * (each.ndim - len(shape)) + tuple(shape)
+    own = shape if own is None else own
+    own = (1,) * (each.ndim - len(own)) + tuple(own)
     stretched = [d for d in range(1, each.ndim) if own[d] == 1 and each.shape[d] > 1]
     sums.given(name, (each.sum(stretched, keepdim=True) if stretched else each.clone()).reshape(len(each), *shape))
 

@@ -41,6 +41,7 @@ class Taps(TorchFunctionMode):
         self.tapped: dict[str, int] = {}  # how often each parameter entered a rule
         self.other: set[str] = set()  # parameters that were used in another way
         self.skip: set[str] = set()  # parameters whose squares are not wanted
+        self.shapes: list[Tensor] = []  # parameters in another shape
         self.samples_second = False  # inside torch's attention, where positions come before samples
         device = next(iter(params.values())).device
         self.anchor = torch.zeros((), device=device, requires_grad=True)  # what all taps hang on
@@ -62,6 +63,10 @@ class Taps(TorchFunctionMode):
             if out is not None:
                 return out
         out = func(*args, **kwargs)
+        if entering and _only_reshapes(func, args):  # γ.reshape(1, -1, 1, 1) is γ
+            self.names[id(out)] = self.names[id(args[0])]
+            self.shapes.append(out)  # so that no other tensor gets its id
+            return out
         if entering and any(True for _ in _tensors((out,))):  # its shape or dtype is no use of a parameter
             self.other |= entering
         return out
@@ -138,6 +143,14 @@ def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
             yield value
         elif isinstance(value, (tuple, list)):
             yield from _tensors(value)
+
+
+def _only_reshapes(func: Any, args: Sequence[Any]) -> bool:
+    """Whether the numbers of the first argument stay all there, in their order."""
+    if func is Tensor.__getitem__:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return all(i is None or i is ... or (isinstance(i, slice) and i == slice(None)) for i in index)
+    return func in RESHAPES
 
 
 def _bound(rule: Callable[..., Any], taps: Taps, args: Any, kwargs: Mapping[str, Any]) -> BoundArguments | None:
@@ -300,7 +313,7 @@ def _sum(taps: Taps, x: Any, y: Any, *, alpha: float = 1) -> Tensor | None:
     name = taps.name(p)
     if name is None or alpha != 1 or taps.name(other) or not _stretches(taps, p, other):
         return None
-    return taps.tap(other + p.detach(), None, name, None, lambda g: rules.broadcast(taps.sums, name, g))
+    return taps.tap(other + p.detach(), None, name, None, lambda g: rules.broadcast(taps.sums, name, g, p.shape))
 
 
 def _product(taps: Taps, x: Any, y: Any) -> Tensor | None:
@@ -311,7 +324,11 @@ def _product(taps: Taps, x: Any, y: Any) -> Tensor | None:
         return None
     kept, version = other.detach(), other._version
     out = other * p.detach()
-    return taps.tap(out, name, None, kept, lambda g: rules.broadcast(taps.sums, name, g * _same(kept, version)))
+
+    def use(g: Tensor) -> None:
+        rules.broadcast(taps.sums, name, g * _same(kept, version), p.shape)
+
+    return taps.tap(out, name, None, kept, use)
 
 
 def _expanded(taps: Taps, p: Tensor, *sizes: Any) -> Tensor | None:
@@ -320,7 +337,7 @@ def _expanded(taps: Taps, p: Tensor, *sizes: Any) -> Tensor | None:
     out = p.detach().expand(*sizes)
     if name is None or out.ndim == 0 or len(out) != taps.samples or (out.ndim == p.ndim and p.shape[0] != 1):
         return None
-    return taps.tap(out.clone(), None, name, None, lambda g: rules.broadcast(taps.sums, name, g))
+    return taps.tap(out.clone(), None, name, None, lambda g: rules.broadcast(taps.sums, name, g, p.shape))
 
 
 def _stretches(taps: Taps, p: Tensor, other: Any) -> bool:
@@ -345,6 +362,16 @@ def _tuple(value: Any, dims: int) -> tuple[int, ...]:
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * dims if len(values) == 1 else values
 
+
+RESHAPES = {
+    Tensor.reshape,
+    Tensor.view,
+    Tensor.unsqueeze,
+    Tensor.flatten,
+    torch.reshape,
+    torch.unsqueeze,
+    torch.flatten,
+}
 
 KEYWORDS = {"input": "x", "other": "y"}  # torch's names for them
 
