@@ -8,6 +8,9 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 from ways import net, numbers, slow_ones
 
+from dspreg.sensitivity.sums import Sums
+from dspreg.sensitivity.taps import Taps
+
 
 def parameter(*shape):
     return nn.Parameter(numbers(*shape))
@@ -271,3 +274,13 @@ def test_numbers_in_another_order_are_not_another_shape():
 def test_a_parameter_in_two_shapes_is_used_twice():
     both = net(lambda s, x: torch.tanh(x * s.a.view(1, 3) + x.cos() * s.a.view(3)), a=parameter(3))
     assert slow_ones(both, numbers(5, 3)) == {"a"}
+
+
+@pytest.mark.parametrize("forward", [twice, functional, transposed])
+def test_one_tap_is_not_enough_for_a_parameter_that_is_used_again(forward):
+    """Known without a comparison: what a network does may change from batch to batch."""
+    model = net(forward, a=nn.Linear(4, 4), last=nn.Linear(4, 2))
+    params = dict(model.named_parameters())
+    with Taps(params, 5, Sums(params, 1)) as taps:
+        model(numbers(5, 4))
+    assert taps.once == {"last.weight", "last.bias"} | ({"a.bias"} if forward is not twice else set())
