@@ -17,6 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -56,7 +57,7 @@ MEMORY = {  # engine: images per domain, and c measured before the second step
     "ERM, 3×8": (8, "ERM"),
     "exact, 3×8": (8, "DSPReg(engine='exact', refresh_steps=1, measure_batches=1)"),
 }
-SMALLEST_DOMAINNET_EPOCH = int(0.8 * (586_575 - 175_327)) // (5 * 32)  # without real, the largest domain
+SMALLEST_DOMAINNET_EPOCH = int(0.8 * (586_575 - 172_947)) // (5 * 32)  # without real, the largest domain
 
 
 def stack(spec: str, network: str, pixels: int, n: int) -> tuple[Algorithm, list[Batch]]:
@@ -66,14 +67,8 @@ def stack(spec: str, network: str, pixels: int, n: int) -> tuple[Algorithm, list
         Batch(torch.randn(n, 3, pixels, pixels, generator=g), torch.randint(7, (n,), generator=g), d) for d in range(3)
     ]
     backbone = backbone_named(network, weights="none", image_size=pixels, dropout=0.0, frozen_bn=True)
-    task = Task(
-        7,
-        ("a", "b", "c"),
-        50,
-        backbone.make,
-        ("bench",),
-        lambda *_: {n: [b] for n, b in zip("abc", batches, strict=True)},
-    )
+    samples = {name: [batch] for name, batch in zip("abc", batches, strict=True)}
+    task = Task(7, ("a", "b", "c"), 50, backbone.make, ("bench",), lambda *_: samples)
     return parse(spec).setup(task, lambda params: torch.optim.Adam(params, lr=1e-5)), batches
 
 
@@ -143,8 +138,6 @@ class Run:
 
 
 def parse_into(experiment: Experiment, spec: str) -> Algorithm:
-    from dataclasses import replace
-
     return replace(experiment, settings=replace(experiment.settings, algorithm=spec)).algorithm()
 
 

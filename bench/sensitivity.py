@@ -50,10 +50,14 @@ PEERS = ("torch.func", "BackPACK", "one sample at a time")
 BACKPACK = ("resnet18",)  # it has no extension for what Lite0 (padding of its own) and a ViT (tokens) are made of
 
 
-def network(name: str, pixels: int) -> nn.Module:
+def network(kind: str, pixels: int) -> nn.Module:
     torch.manual_seed(0)
-    size = {"img_size": pixels} if name.startswith("vit") else {}
-    return timm.create_model(name, num_classes=CLASSES, **size).eval()
+    size = {"img_size": pixels} if kind.startswith("vit") else {}
+    net = timm.create_model(kind, num_classes=CLASSES, **size).eval()
+    for name, p in net.named_parameters():
+        if p.ndim == 1 and name.endswith("weight") and not p.any():
+            nn.init.ones_(p)  # timm starts some scales at 0, which would leave most of a ResNet without gradient
+    return net
 
 
 def images(n: int, pixels: int) -> tuple[Tensor, Tensor]:

@@ -10,9 +10,9 @@ from torch import nn
 
 import dspreg
 from dspreg.sensitivity import estimators
-from dspreg.sensitivity.persample import vectorised
 from dspreg.sensitivity.samples import Samples
 from dspreg.sensitivity.sums import Sums
+from dspreg.sensitivity.vectorised import vectorised
 
 
 def measured(name, **options):

@@ -108,7 +108,8 @@ class Meter:
                 if self.estimator == "loop":
                     estimators.loop(reading, self.params, samples, sums)
                 else:
-                    persample(reading, self.params, samples, sums, net=self.net)
+                    outputs = estimators.readings(f, "output")
+                    persample(reading, self.params, samples, sums, net=self.net, outputs=outputs)
 
     def _random(self, place: tuple[Key, ...], what: str) -> torch.Generator:
         return generator(*self.key, *place, what)

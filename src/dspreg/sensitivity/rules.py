@@ -23,7 +23,7 @@ Name = str | None
 
 def linear(sums: Sums, weight: Name, bias: Name, x: Tensor, g: Tensor) -> None:
     """y = x Wᵀ + b with x (B, …, I), y (B, …, O)."""
-    g, x = (t.reshape(len(t), -1, t.shape[-1]).transpose(1, 2) for t in (g, x))
+    g, x = ((t.flatten(1, -2) if t.ndim > 2 else t[:, None]).transpose(1, 2) for t in (g, x))
     if weight is not None:
         sums.products(weight, g, x)
     if bias is not None:
@@ -155,10 +155,11 @@ def embedding(sums: Sums, weight: str, tokens: Tensor, g: Tensor, padding: int |
     sums.scattered(weight, each, which, word)
 
 
-def broadcast(sums: Sums, name: str, each: Tensor) -> None:
-    """A parameter that broadcasting stretched to `each` (B, …): sum over all but the samples and its own extent."""
+def broadcast(sums: Sums, name: str, each: Tensor, own: Sequence[int] | None = None) -> None:
+    """A parameter, seen with shape `own`, that broadcasting stretched to `each` (B, …): sum over where it did."""
     shape = sums.params[name].shape
-    own = (1,) * (each.ndim - len(shape)) + tuple(shape)
+    own = shape if own is None else own
+    own = (1,) * (each.ndim - len(own)) + tuple(own)
     stretched = [d for d in range(1, each.ndim) if own[d] == 1 and each.shape[d] > 1]
     sums.given(name, (each.sum(stretched, keepdim=True) if stretched else each.clone()).reshape(len(each), *shape))
 

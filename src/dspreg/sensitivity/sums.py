@@ -56,8 +56,9 @@ class Sums:
         if name in self.scales:
             return
         sizes = [_size(t) for t in (g, x) if t is not None]
-        exponent = sum(math.frexp(size)[1] for size in sizes) if all(sizes) else 0
-        self.scales[name] = 2.0**-exponent if abs(exponent) > SAFE else 1.0
+        if all(sizes):  # zeros tell nothing about what comes later, and need no factor
+            exponent = sum(math.frexp(size)[1] for size in sizes)
+            self.scales[name] = 2.0**-exponent if abs(exponent) > SAFE else 1.0
 
     def merge(self, other: Sums) -> None:
         """Add the sums of other parameters."""

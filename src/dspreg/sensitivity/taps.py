@@ -9,7 +9,8 @@ forward, or a plain call. Whatever else happens to a parameter is noted, for suc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
+from inspect import BoundArguments, signature
 from types import FunctionType
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from dspreg.sensitivity import rules
+from dspreg.sensitivity.calls import KEYWORDS, RESHAPES, RULES
 from dspreg.sensitivity.sums import Sums
 
 Given = Callable[[Tensor], None]  # takes the gradient of an output
@@ -40,6 +41,7 @@ class Taps(TorchFunctionMode):
         self.tapped: dict[str, int] = {}  # how often each parameter entered a rule
         self.other: set[str] = set()  # parameters that were used in another way
         self.skip: set[str] = set()  # parameters whose squares are not wanted
+        self.shapes: list[Tensor] = []  # parameters in another shape
         self.samples_second = False  # inside torch's attention, where positions come before samples
         device = next(iter(params.values())).device
         self.anchor = torch.zeros((), device=device, requires_grad=True)  # what all taps hang on
@@ -56,11 +58,15 @@ class Taps(TorchFunctionMode):
         entering = {self.names[id(t)] for t in _tensors((*args, *kwargs.values())) if id(t) in self.names}
         if func is F.multi_head_attention_forward and entering:
             return self._attention(args, kwargs)
-        if entering and (rule := RULES.get(func)):
-            out = rule(self, *args, **kwargs)
+        if entering and (rule := RULES.get(func)) and (arguments := _bound(rule, self, args, kwargs)):
+            out = rule(*arguments.args, **arguments.kwargs)
             if out is not None:
                 return out
         out = func(*args, **kwargs)
+        if entering and _only_reshapes(func, args):  # γ.reshape(1, -1, 1, 1) is γ
+            self.names[id(out)] = self.names[id(args[0])]
+            self.shapes.append(out)  # so that no other tensor gets its id
+            return out
         if entering and any(True for _ in _tensors((out,))):  # its shape or dtype is no use of a parameter
             self.other |= entering
         return out
@@ -139,6 +145,25 @@ def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
             yield from _tensors(value)
 
 
+def _only_reshapes(func: Any, args: Sequence[Any]) -> bool:
+    """Whether the numbers of the first argument stay all there, in their order."""
+    if func is Tensor.__getitem__:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return all(i is None or i is ... or (isinstance(i, slice) and i == slice(None)) for i in index)
+    return func in RESHAPES
+
+
+def _bound(rule: Callable[..., Any], taps: Taps, args: Any, kwargs: Mapping[str, Any]) -> BoundArguments | None:
+    """The arguments as the rule names them; None if it does not know one, such as out=."""
+    try:
+        return _signature(rule).bind(taps, *args, **{KEYWORDS.get(k, k): v for k, v in kwargs.items()})
+    except TypeError:
+        return None
+
+
+_signature = lru_cache(signature)
+
+
 @lru_cache
 def _open(function: FunctionType) -> FunctionType:
     """The function without its own question who overrides it, so that what it calls is watched instead."""
@@ -146,202 +171,3 @@ def _open(function: FunctionType) -> FunctionType:
     opened = FunctionType(function.__code__, scope, function.__name__, function.__defaults__)
     opened.__kwdefaults__ = function.__kwdefaults__
     return opened
-
-
-# What each watched function does with the parameters. None: not this way, call the function as it is.
-
-
-def _linear(taps: Taps, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    w, b = taps.name(weight), taps.name(bias)
-    front = taps.in_front(x, 1)
-    if front is None or taps.name(x):
-        return None
-    out = F.linear(x, _plain(weight, w), _plain(bias, b))
-    kept, version = x.detach(), x._version
-
-    def use(g: Tensor) -> None:
-        rules.linear(taps.sums, taps.wanted(w), taps.wanted(b), front(_same(kept, version)), front(g))
-
-    return taps.tap(out, w, b, kept, use)
-
-
-def _convolution(
-    dims: int,
-    function: Callable[..., Tensor],
-    taps: Taps,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor | None:
-    w, b = taps.name(weight), taps.name(bias)
-    if x.ndim != dims + 2 or len(x) != taps.samples or taps.name(x):
-        return None
-    holes = _tuple(dilation, dims)
-    if isinstance(padding, str):
-        if padding == "same":
-            spans = [(k - 1) * d for k, d in zip(weight.shape[2:], holes, strict=True)]
-            x = F.pad(x, [side for span in reversed(spans) for side in (span // 2, span - span // 2)])
-        padding = 0
-    kernel = rules.Kernel(tuple(weight.shape), _tuple(stride, dims), _tuple(padding, dims), holes, groups)
-    out = function(x, _plain(weight, w), _plain(bias, b), *kernel[1:])
-    kept, version = x.detach(), x._version
-
-    def use(g: Tensor) -> None:
-        rules.convolution(taps.sums, taps.wanted(w), taps.wanted(b), _same(kept, version), g, kernel)
-
-    return taps.tap(out, w, b, kept, use)
-
-
-def _batch_norm(
-    taps: Taps,
-    x: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor | None:
-    w, b = taps.name(weight), taps.name(bias)
-    if training or running_mean is None or running_var is None or len(x) != taps.samples or taps.name(x):
-        return None
-    out = F.batch_norm(x, running_mean, running_var, _plain(weight, w), _plain(bias, b), False, momentum, eps)
-    mean, rstd = running_mean.detach(), (running_var.detach() + eps).rsqrt()
-    kept, version = x.detach(), x._version
-
-    def use(g: Tensor) -> None:
-        rules.fixed_norm(taps.sums, taps.wanted(w), taps.wanted(b), _same(kept, version), g, mean, rstd)
-
-    return taps.tap(out, w, b, kept, use)
-
-
-def _layer_norm(
-    taps: Taps,
-    x: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor | None:
-    w, b = taps.name(weight), taps.name(bias)
-    dims = len(normalized_shape)
-    front = taps.in_front(x, dims)
-    if front is None or taps.name(x):
-        return None
-    out = F.layer_norm(x, normalized_shape, _plain(weight, w), _plain(bias, b), eps)
-    kept, version = x.detach(), x._version
-
-    def use(g: Tensor) -> None:
-        rules.layer_norm(
-            taps.sums, taps.wanted(w), taps.wanted(b), front(_same(kept, version)), front(g), dims, eps
-        )  # fmt: skip
-
-    return taps.tap(out, w, b, kept, use)
-
-
-def _group_norm(
-    taps: Taps,
-    x: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor | None:
-    w, b = taps.name(weight), taps.name(bias)
-    if len(x) != taps.samples or taps.name(x):
-        return None
-    out = F.group_norm(x, num_groups, _plain(weight, w), _plain(bias, b), eps)
-    kept, version = x.detach(), x._version
-
-    def use(g: Tensor) -> None:
-        rules.group_norm(taps.sums, taps.wanted(w), taps.wanted(b), _same(kept, version), g, num_groups, eps)
-
-    return taps.tap(out, w, b, kept, use)
-
-
-def _embedding(
-    taps: Taps,
-    tokens: Tensor,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,  # noqa: ARG001
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,  # noqa: ARG001
-) -> Tensor | None:
-    w = taps.name(weight)
-    if w is None or max_norm is not None or scale_grad_by_freq or len(tokens) != taps.samples:
-        return None
-    padding = None if padding_idx is None else padding_idx % len(weight)
-    out = F.embedding(tokens, weight.detach())
-    return taps.tap(out, w, None, None, lambda g: rules.embedding(taps.sums, w, tokens, g, padding))
-
-
-def _sum(taps: Taps, x: Any, y: Any, *, alpha: float = 1) -> Tensor | None:
-    """x + p: the gradient of the sum is the gradient of p, stretched over samples and positions."""
-    p, other = (x, y) if taps.name(x) else (y, x)
-    name = taps.name(p)
-    if name is None or alpha != 1 or taps.name(other) or not _stretches(taps, p, other):
-        return None
-    return taps.tap(other + p.detach(), None, name, None, lambda g: rules.broadcast(taps.sums, name, g))
-
-
-def _product(taps: Taps, x: Any, y: Any) -> Tensor | None:
-    """x · p, as in a layer scale."""
-    p, other = (x, y) if taps.name(x) else (y, x)
-    name = taps.name(p)
-    if name is None or taps.name(other) or not _stretches(taps, p, other):
-        return None
-    kept, version = other.detach(), other._version
-    out = other * p.detach()
-    return taps.tap(out, name, None, kept, lambda g: rules.broadcast(taps.sums, name, g * _same(kept, version)))
-
-
-def _expanded(taps: Taps, p: Tensor, *sizes: Any) -> Tensor | None:
-    """A token that every sample gets: p.expand(B, -1, -1)."""
-    name = taps.name(p)
-    out = p.detach().expand(*sizes)
-    if name is None or out.ndim == 0 or len(out) != taps.samples or (out.ndim == p.ndim and p.shape[0] != 1):
-        return None
-    return taps.tap(out.clone(), None, name, None, lambda g: rules.broadcast(taps.sums, name, g))
-
-
-def _stretches(taps: Taps, p: Tensor, other: Any) -> bool:
-    """Whether p, beside `other` of shape (B, …), has no extent along the samples."""
-    if not isinstance(other, Tensor) or other.ndim == 0 or len(other) != taps.samples or p.ndim > other.ndim:
-        return False
-    own = (1,) * (other.ndim - p.ndim) + tuple(p.shape)
-    return own[0] == 1 and all(a in (1, b) for a, b in zip(own, other.shape, strict=True))
-
-
-def _plain(p: Any, name: str | None) -> Any:
-    return p.detach() if p is not None and name is not None else p
-
-
-def _same(kept: Tensor, version: int) -> Tensor:
-    if kept._version != version:
-        raise RuntimeError("the input of a layer was changed in place after the layer had read it")
-    return kept
-
-
-def _tuple(value: Any, dims: int) -> tuple[int, ...]:
-    values = (value,) if isinstance(value, int) else tuple(value)
-    return values * dims if len(values) == 1 else values
-
-
-RULES: dict[Any, Callable[..., Tensor | None]] = {
-    F.linear: _linear,
-    F.batch_norm: _batch_norm,
-    F.layer_norm: _layer_norm,
-    F.group_norm: _group_norm,
-    F.embedding: _embedding,
-    **{f: partial(_convolution, d, f) for d, f in enumerate((torch.conv1d, torch.conv2d, torch.conv3d), 1)},
-    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _sum),
-    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply), _product),
-    Tensor.expand: _expanded,
-}
