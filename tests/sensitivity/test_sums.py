@@ -90,3 +90,13 @@ def test_zeros_say_nothing_about_the_scale(size):
         sums.one("p", g, i)
     s = sums.mean(0, 1)["p"].double() / sums.scales["p"] ** 2
     assert torch.allclose(s, torch.full((2,), size, dtype=torch.float32).double() ** 2, rtol=1e-5, atol=0)
+
+
+def test_a_square_of_what_cancels_is_not_negative():
+    """(g₁u₁ + g₂u₂)² with g₁u₁ = −g₂u₂ is 0; multiplied out in float32 it is whatever rounding leaves."""
+    sums = Sums({"p": torch.zeros(64, 64)}, 1)
+    sums.weigh(torch.ones(1, 40))
+    g, u = torch.randn(40, 64, 1).expand(-1, -1, 2), torch.randn(40, 64, 1) * torch.tensor([1.0, -1.0])
+    sums.products("p", g, u)
+    assert sums.totals["p"].amin() >= 0
+    assert sums.totals["p"].amax() < 1e-3
