@@ -13,7 +13,7 @@ export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint kills pacs bench wheel clean
+.PHONY: help demo test lint kills pacs bench evidence wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -41,10 +41,25 @@ kills: $(READY)  ## thirty trainings killed at random moments, and compared with
 pacs: $(READY)  ## PACS without sketch, ERM and DSP-Reg, two seeds: an hour; needs DSPREG_ROOT and DSPREG_WEIGHTS
 	$(BIN)/python bench/pacs.py --out build/pacs
 
-bench: $(READY)  ## the tables behind the figures we quote
+bench: $(READY)  ## what everything costs, and how exact it is: an hour on one thread
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[bench]'
 	$(BIN)/python bench/exactness.py
 	$(BIN)/python bench/engines.py
 	$(BIN)/python bench/noise_floor.py
+	$(BIN)/python bench/sensitivity.py
+	$(BIN)/python bench/sensitivity.py --part memory
+	$(BIN)/python bench/sensitivity.py --part growth
+	$(BIN)/python bench/penalty.py
+	$(BIN)/python bench/penalty.py --part memory
+ifdef DSPREG_ROOT
+	$(BIN)/python bench/penalty.py --part run
+endif
+
+evidence: $(READY)  ## the evidence for the defaults, on PACS: four hours on one thread, resumable but for the first
+	$(BIN)/python bench/trajectory.py --out build/trajectory
+	$(BIN)/python bench/kinks.py
+	$(BIN)/python bench/noise.py --out build/noise
+	$(BIN)/python bench/noise.py --out build/noise --model resnet50 --of loss fisher --images 16 64 256
 
 wheel: $(READY)  ## build the wheel and try it in a clean environment outside the repository
 	bash tests/try_wheel.sh $(PYTHON)

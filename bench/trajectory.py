@@ -23,12 +23,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from safetensors.torch import save_file
 from torch import Tensor
+from trajectory_shown import ENGINES, LAZY, draw, show
 
 import dspreg
 from dspreg import vectors
@@ -41,12 +39,9 @@ from dspreg.training.experiment import Experiment, prepared
 from dspreg.training.step import train_step
 from dspreg.vectors import ParamVector
 
-ENGINES = ("exact", "lookahead", "lookahead(radius=0.2*weight)", "lookahead(radius=20*weight)", "momentum")
-LAZY = {f"lazy({k}, {inner})": (k, inner) for inner in ENGINES[:3] for k in (5, 10, 30)}
 BLOCK = 10  # steps summed into one vector; windows are made of these
 WINDOWS = {20: 10, 60: 30}  # length: a new one begins every so many steps
 LARGE_EVERY, LARGE_AT, LARGE_BATCHES = 30, 10, 32
-TARGETS = ("exact", "large")
 
 
 @dataclass(frozen=True)
@@ -160,41 +155,6 @@ def ended(blocks: Sequence[dict[str, Tensor]], end: int, larges: dict[int, Tenso
     return found
 
 
-def windows_for(engine: str, rows: list[dict], target: str) -> list[list[float]]:
-    """Cosine and norm ratio in every window that counts: of max(20, 2k) steps."""
-    length = max(20, 2 * LAZY.get(engine, (1,))[0])
-    if target == "exact":  # every step in one window; for 60 steps in two
-        return [r["exact"][engine] for r in rows if r["length"] == length and r["start"] % min(length, 30) == 0]
-    return [r["large"][engine] for r in rows if r["length"] == length and r.get("large_at") is not None]
-
-
-def show(out: Path) -> None:
-    steps, rows = ([json.loads(line) for line in (out / n).open()] for n in ("steps.jsonl", "windows.jsonl"))
-    console = Console(width=150)
-    table = Table("engine", "single, cosine", "ratio", "to large batch", "ratio", "windows", "summed, cosine", "ratio",
-                  "to large batch", "ratio")  # fmt: skip
-    for engine in (*ENGINES, *LAZY):
-        cells = []
-        for target in TARGETS:
-            single = [s[target][engine] for s in steps if target in s and engine in s[target]]
-            cells += quartiles(single)
-        counted = windows_for(engine, rows, "exact")
-        cells += [f"{len(counted)} × {max(20, 2 * LAZY.get(engine, (1,))[0])}"]
-        for target in TARGETS:
-            cells += quartiles(windows_for(engine, rows, target))
-        table.add_row(engine, *cells)
-    console.print(table)
-    console.print("Medians (quartiles). The rule: the cheapest with summed cosine ≥ 0.95 and ratio 0.8 to 1.25.")
-    share = np.quantile([s["share"] for s in steps], (0, 0.5, 1))
-    console.print(f"{len(steps)} steps; ‖exact part‖/‖g‖ from {share[0]:.1%} to {share[2]:.1%}, median {share[1]:.1%}")
-
-
-def quartiles(pairs: list[list[float]]) -> list[str]:
-    if not pairs:
-        return ["–", "–"]
-    return [f"{m:.3f} ({a:.2f}–{b:.2f})" for a, m, b in np.quantile(np.array(pairs), (0.25, 0.5, 0.75), axis=0).T]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("build/trajectory"))
@@ -202,6 +162,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--table", action="store_true", help="show what is in --out, run nothing")
+    parser.add_argument("--figures", type=Path, metavar="DIR", help="also draw the picture there")
     options = parser.parse_args()
     if not options.table:
         root, weights = (os.environ.get(name) for name in ("DSPREG_ROOT", "DSPREG_WEIGHTS"))
@@ -216,6 +177,8 @@ def main() -> int:
         settings |= {"model": "tf_efficientnet_lite0", "weights": weights, "image_size": options.image_size}
         watch(prepared(settings | {"steps": options.steps}, Execution(root=root, workers=0)), options.out)
     show(options.out)
+    if options.figures:
+        draw(options.out, options.figures)
     return 0
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dspreg.errors import ConfigError
-from dspreg.vectors import ParamVector, average, displaced, gradient, move_to, selected, theta, trainable
+from dspreg.vectors import ParamVector, average, displaced, gradient, move_to, moved, selected, theta, trainable
 
 SHAPES = {"a": (2, 3), "b": (4,), "c": (), "d": (1, 2, 2)}
 
@@ -202,6 +202,51 @@ def test_displacements_nest():
             assert net.unused.item() == 4
         assert net.unused.item() == 2
     assert net.unused.item() == 1
+
+
+def test_displaced_leaves_the_parameters_in_their_own_memory():
+    """Nothing is copied back, so nothing can be rounded, and an optimiser's views stay views."""
+    net = Net()
+    before = {n: (p.data_ptr(), p.detach().clone()) for n, p in trainable(net).items()}
+    with displaced(net, theta(net) * 0.1):
+        assert all(p.data_ptr() != before[n][0] for n, p in trainable(net).items())
+    for n, p in trainable(net).items():
+        assert p.data_ptr() == before[n][0]
+        assert torch.equal(p, before[n][1])
+
+
+@pytest.mark.parametrize("when", ["built before", "built inside"])
+def test_a_graph_does_not_outlive_the_point_it_was_built_at(when):
+    net = nn.Linear(3, 2)
+    x = torch.ones(1, 3, requires_grad=True)
+    loss = net(x).square().sum()
+    with displaced(net, theta(net)):
+        if when == "built inside":
+            loss = net(x).square().sum()
+        else:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                torch.autograd.grad(loss, x)
+    if when == "built inside":
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(loss, x)
+
+
+def test_moved_is_the_point_h_along_c_times_v():
+    net = Net()
+    v, c = theta(net) + theta(net), theta(net).map(torch.ones_like) * 0.5
+    for h in (0.3, -2.0):
+        expected = theta(net) + v * c * h
+        assert all(torch.allclose(moved(net, v, c, h)[n], expected[n]) for n in expected)
+    some = ParamVector({next(iter(c)): next(iter(c.values()))})
+    assert list(moved(net, v, some, 1.0)) == list(some)  # what c leaves out stays
+
+
+def test_half_precision_moves_and_stays_half_precision():
+    net = nn.Linear(2, 2).bfloat16()
+    c = theta(net).map(lambda t: torch.ones_like(t, dtype=torch.float32))
+    with displaced(net, theta(net)):
+        assert net.weight.dtype == torch.bfloat16
+    assert {t.dtype for t in moved(net, theta(net), c, 0.5).values()} == {torch.bfloat16}
 
 
 def test_move_to_is_exact_and_leaves_the_rest():

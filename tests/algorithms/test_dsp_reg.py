@@ -135,7 +135,7 @@ def test_every_option_of_measuring_is_used(options):
     stack = ready(DSPReg(**options), Task(3, task.domains, 2, task.backbone, task.key, ragged))
     steps(stack, 2)
     got = stack.measured_c().flat()
-    samples = ragged(2, options.get("measure_batches", 4))
+    samples = ragged(2, options.get("measure_batches", 16))
     others = {k: v for k, v in options.items() if k not in ("measure_batches", "eps")}
     with evaluating(stack.net):
         meter = Meter(stack.net, **others, key=("toy", 2, "measure"))

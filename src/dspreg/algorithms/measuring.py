@@ -18,7 +18,7 @@ from dspreg.sensitivity.samples import Samples
 if TYPE_CHECKING:
     from dspreg.algorithms.base import Algorithm
 
-BATCHES = 4  # of 32 images per domain, unless told otherwise
+BATCHES = 16  # of 32 images per domain: from there on c is reliable to 0.8 on real images (bench/noise.py)
 
 Function = Callable[[Samples, int], Callable[[Tensor], Tensor]]
 

@@ -159,7 +159,9 @@ class Paired:
             left, right = (weighted[ga], u[ua]) if len(a) > 1 else (weighted[ga[0]][None], u[ua[0]][None])
             left, right = left * g[gb], right * u[ub]
             left[len(of_g) :].mul_(2)  # l ≠ l' stands for l' ≠ l as well
-            total.addmm_(left.flatten(0, 1).T, right.flatten(0, 1)).clamp_(min=0)  # rounding may leave less than nothing
+            total.addmm_(left.flatten(0, 1).T, right.flatten(0, 1)).clamp_(
+                min=0
+            )  # rounding may leave less than nothing
 
 
 @lru_cache
