@@ -25,8 +25,8 @@ def windows_for(engine: str, rows: list[dict], target: str) -> list[list[float]]
 def show(out: Path) -> None:
     steps, rows = ([json.loads(line) for line in (out / n).open()] for n in ("steps.jsonl", "windows.jsonl"))
     console = Console(width=170)
-    table = Table("engine", "one step: cosine", "ratio", "to large batch", "ratio", "windows", "summed, cosine", "ratio",
-                  "to large batch", "ratio")  # fmt: skip
+    table = Table("engine", "one step: cosine", "ratio", "to large batch", "ratio", "windows", "summed: cosine",
+                  "ratio", "to large batch", "ratio")  # fmt: skip
     for engine in (*ENGINES, *LAZY):
         cells = []
         for target in TARGETS:

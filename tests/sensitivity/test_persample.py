@@ -1,5 +1,6 @@
 """Which way a network's parameters go, and that no verdict is relied on that was not earned."""
 
+import copy
 import gc
 import weakref
 
@@ -72,6 +73,18 @@ def test_a_head_of_zeros_proves_nothing():
         slow_ones(each, numbers(6, 6, 4))
     assert slow_ones(model, numbers(6, 6, 4)) == {"first.weight", "first.bias"}
     assert slow_ones(plain, numbers(6, 6, 4)) == set()
+
+
+def test_no_bit_depends_on_what_was_measured_before():
+    """A resumed training has forgotten what it found out about its network, and goes on with the same bits."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 3))
+    domains = {d: [(torch.randn(8, 3, 8, 8), torch.randint(3, (8,)))] * 2 for d in "ab"}
+    nn.init.zeros_(model[3].weight)
+    assert not dspreg.measure(model, domains).c["0.weight"].any()
+    nn.init.normal_(model[3].weight)
+    fresh = copy.deepcopy(model)
+    assert torch.equal(dspreg.measure(model, domains).c.flat(), dspreg.measure(fresh, domains).c.flat())
 
 
 def test_sums_of_earlier_batches_stay_where_a_parameter_turns_out_to_move():

@@ -77,9 +77,9 @@ def _right(way: Way, params: Params, few: Samples, exact: Sums) -> tuple[set[str
         raise
     except (RuntimeError, NotImplementedError) as error:
         return set(), error
-    tolerance = _tolerance(params)
+    near = tolerance(params)
     found = done & sums.totals.keys()
-    return {name for name in found if _agree(sums.totals[name], exact.totals[name], tolerance)}, None
+    return {name for name in found if agree(sums.totals[name], exact.totals[name], near)}, None
 
 
 def _weighted(params: Params, samples: Samples, scales: dict[str, float] | None = None) -> Sums:
@@ -89,12 +89,12 @@ def _weighted(params: Params, samples: Samples, scales: dict[str, float] | None 
     return sums
 
 
-def _agree(ours: Tensor, exact: Tensor, tolerance: float) -> bool:
+def agree(ours: Tensor, exact: Tensor, near: float) -> bool:
     """By the size of the largest. NaN agrees with nothing."""
-    return bool((ours - exact).abs().amax() <= tolerance * exact.amax())
+    return bool((ours - exact).abs().amax() <= near * exact.amax())
 
 
-def _tolerance(params: Params) -> float:
+def tolerance(params: Params) -> float:
     """Of squares, relative, by the coarsest dtype."""
     eps = max(torch.finfo(p.dtype).eps for p in params.values())
     return 1e-9 if eps < 1e-15 else 1e-2 if eps < 1e-6 else 1e-1

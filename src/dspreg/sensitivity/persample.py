@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.errors import DataError
-from dspreg.sensitivity.comparison import Ways, compare, known_ways, tell
+from dspreg.sensitivity.comparison import Ways, agree, compare, known_ways, tell, tolerance
 from dspreg.sensitivity.estimators import Params, Readings, loop
 from dspreg.sensitivity.samples import Samples
 from dspreg.sensitivity.sums import Sums
@@ -47,8 +47,11 @@ def persample(
     unknown = {name for name in params if name not in ways}
     before = {name: sums.totals[name].clone() for name in unknown & sums.totals.keys()}
     done = by_rules(reading, params, samples, sums, quick | unknown) if quick else set()
-    moved = {name for name in unknown & done if _moved(sums, name, before)}  # not zero any more, so it can be compared
-    rest = {name: p for name, p in params.items() if name not in done or name in moved}
+    moved = {name: params[name] for name in unknown & done if _moved(sums, name, before)}
+    if moved:  # gradients that were zero are not any more
+        done -= _wrong(reading, moved, samples, sums, before)
+        ways.update(dict.fromkeys(moved.keys() & done, "rules"))
+    rest = {name: p for name, p in params.items() if name not in done}
     if rest:
         slowly(reading, rest, samples, sums, ways, net=net)
     late = {name: p for name, p in rest.items() if name in unknown}
@@ -128,12 +131,24 @@ def _combined(reading: Readings, samples: Samples) -> Tensor:
 
 
 def _moved(sums: Sums, name: str, before: dict[str, Tensor]) -> bool:
-    """Whether something other than zero was added to a parameter's sums. It is taken back."""
-    total, old = sums.totals.get(name), before.get(name)
-    if total is None or torch.equal(total, old if old is not None else torch.zeros_like(total)):
-        return False
-    if old is None:
-        del sums.totals[name]
-    else:
-        total.copy_(old)
-    return True
+    """Whether something other than zero was added to a parameter's sums."""
+    total = sums.totals.get(name)
+    return total is not None and not torch.equal(total, before.get(name, torch.zeros_like(total)))
+
+
+def _wrong(reading: Readings, params: Params, samples: Samples, sums: Sums, before: dict[str, Tensor]) -> set[str]:
+    """The parameters whose rules do not give what single samples give on this batch. What was added is taken back.
+
+    The right ones keep what the rules gave, so that no bit depends on when a parameter was looked at.
+    """
+    exact = Sums(params, sums.rows, sums.scales)
+    exact.weigh(sums.groups)
+    loop(reading, params, samples, exact)
+    wrong = set()
+    for name in params:
+        total = sums.totals[name]
+        added = total - before[name] if name in before else total
+        if name not in exact.totals or not agree(added, exact.totals[name], tolerance(params)):
+            wrong.add(name)
+            total.copy_(before[name] if name in before else torch.zeros_like(total))
+    return wrong
