@@ -37,9 +37,9 @@ from dspreg.sensitivity.samples import Samples
 CLASSES = 7
 CASES = {  # network: pixels, images, rounds
     "resnet18": (64, 48, 30),
-    "resnet50": (112, 24, 10),
-    "tf_efficientnet_lite0": (96, 48, 10),
-    "vit_small_patch16_224": (112, 24, 10),
+    "resnet50": (112, 24, 6),
+    "tf_efficientnet_lite0": (96, 48, 6),
+    "vit_small_patch16_224": (112, 24, 6),
     "vit_large_patch16_224": (64, 12, 0),  # 303 million parameters, for memory alone
 }
 OURS = {
