@@ -4,8 +4,8 @@
     python bench/sensitivity.py --part memory   # peaks of fresh processes
     python bench/sensitivity.py --part growth   # with images, parameters and domains
 
-A plain pass is one forward and backward pass over all images in one batch, with gradients of all weights. Our sides
-compute c of three domains, a batch each, through the function a training refresh calls. Peers: `torch.func` (vmap of
+A plain pass is a forward and backward pass over all images, 48 at a time, with gradients of all weights. Our sides
+compute c of three domains, at most 32 images at a time, through the function a training refresh calls. Peers: `torch.func` (vmap of
 grad, as its tutorial has it), BackPACK's SumGradSquared and one backward pass per sample, on ResNet-18; they form the
 sums of squares of the same images and no c.
 """
@@ -35,8 +35,9 @@ from dspreg.sensitivity.purity import evaluating
 from dspreg.sensitivity.samples import Samples
 
 CLASSES = 7
-CASES = {  # network: pixels, images, rounds
+CASES = {  # network: pixels, images, rounds. Batches of at most 32, of three domains
     "resnet18": (64, 48, 30),
+    "resnet18 at 3×128": (64, 384, 6),
     "resnet50": (112, 24, 6),
     "tf_efficientnet_lite0": (96, 48, 6),
     "vit_small_patch16_224": (112, 24, 6),
@@ -55,7 +56,7 @@ BACKPACK = ("resnet18",)  # torchvision's, converted by it; it does not run on L
 def network(kind: str, pixels: int) -> nn.Module:
     torch.manual_seed(0)
     size = {"img_size": pixels} if kind.startswith("vit") else {}
-    net = timm.create_model(kind, num_classes=CLASSES, **size).eval()
+    net = timm.create_model(kind.split()[0], num_classes=CLASSES, **size).eval()
     for name, p in net.named_parameters():
         if p.ndim == 1 and name.endswith("weight") and not p.any():
             nn.init.ones_(p)  # timm starts some scales at 0, which would leave most of a ResNet without gradient
@@ -67,9 +68,9 @@ def images(n: int, pixels: int) -> tuple[Tensor, Tensor]:
     return torch.randn(n, 3, pixels, pixels, generator=g), torch.randint(CLASSES, (n,), generator=g)
 
 
-def plain(net: nn.Module, x: Tensor, y: Tensor, batches: int = 1) -> Callable[[], object]:
+def plain(net: nn.Module, x: Tensor, y: Tensor, size: int = 48) -> Callable[[], object]:
     def run() -> None:
-        for xs, ys in zip(x.chunk(batches), y.chunk(batches), strict=True):
+        for xs, ys in zip(x.split(size), y.split(size), strict=True):
             net.zero_grad()
             F.cross_entropy(net(xs), ys).backward()
 
@@ -78,7 +79,10 @@ def plain(net: nn.Module, x: Tensor, y: Tensor, batches: int = 1) -> Callable[[]
 
 def ours(net: nn.Module, x: Tensor, y: Tensor, domains: int = 3, **options: str) -> Callable[[], object]:
     """c, by the function of a refresh."""
-    batches = {str(d): [Samples(*pair)] for d, pair in enumerate(zip(x.chunk(domains), y.chunk(domains), strict=True))}
+    each = list(zip(x.chunk(domains), y.chunk(domains), strict=True))
+    batches = {
+        str(d): [Samples(*b) for b in zip(a.split(32), b.split(32), strict=True)] for d, (a, b) in enumerate(each)
+    }
 
     def run() -> None:
         with evaluating(net):
@@ -88,8 +92,9 @@ def ours(net: nn.Module, x: Tensor, y: Tensor, domains: int = 3, **options: str)
 
 
 def whole_measure(net: nn.Module, x: Tensor, y: Tensor, null: bool) -> Callable[[], object]:
-    """`dspreg.measure` of three domains with two batches each, so that all of a profile is there."""
-    halves = [list(zip(a.chunk(2), b.chunk(2), strict=True)) for a, b in zip(x.chunk(3), y.chunk(3), strict=True)]
+    """`dspreg.measure` of three domains with two batches or more each, so that all of a profile is there."""
+    size = min(32, len(x) // 6)
+    halves = [list(zip(a.split(size), b.split(size), strict=True)) for a, b in zip(x.chunk(3), y.chunk(3), strict=True)]
     return lambda: dspreg.measure(net, {str(d): batches for d, batches in enumerate(halves)}, null=null)
 
 
@@ -135,7 +140,7 @@ def peer(name: str, net: nn.Module, x: Tensor, y: Tensor) -> Callable[[], object
 def sides(name: str, pixels: int, n: int, peers: bool) -> dict[str, Callable[[], object]]:
     net = network(name, pixels)
     x, y = images(n, pixels)
-    found = {"plain": plain(net, x, y), "plain, a batch per domain": plain(net, x, y, 3)}
+    found = {"plain": plain(net, x, y), "plain, a batch per domain": plain(net, x, y, min(32, n // 3))}
     found |= {k: ours(net, x, y, **options) for k, options in OURS.items()}
     found |= {"measure, without null": whole_measure(net, x, y, False), "measure": whole_measure(net, x, y, True)}
     if peers:

@@ -11,7 +11,7 @@ from scipy import stats
 
 from dspreg import ParamVector, coefficient_of_variation
 from dspreg.sensitivity.statistics import BLOCK, Spread, rank_correlation
-from dspreg.sensitivity.summary import Domain, Summary
+from dspreg.sensitivity.summary import HALVES, Domain, Summary
 
 
 def vectors(rows):
@@ -136,6 +136,21 @@ def test_nothing_remains_where_there_is_more_noise_than_spread():
     summary.add("w", domains, None)
     assert summary.get("c")["w"].item() > 0
     assert summary.get("c_debiased")["w"].item() == 0
+
+
+def test_reliability_of_many_parameters_is_that_of_some(monkeypatch):
+    random = np.random.default_rng(0)
+    summary = Summary({}, 1.0, 0.0)
+    odd = torch.tensor(random.normal(size=40_000))
+    even = odd + torch.tensor(random.normal(size=40_000))
+    for half, values in zip(HALVES, (odd, even), strict=True):
+        summary.halves[half].append(values)
+    whole = summary.reliability()
+    assert whole == pytest.approx(stats.spearmanr(odd, even).statistic, abs=1e-9)
+    monkeypatch.setattr("dspreg.sensitivity.summary.RANKED", 10_000)
+    assert summary.reliability() != whole
+    assert summary.reliability() == pytest.approx(whole, abs=0.03)
+    assert summary.reliability() == summary.reliability()
 
 
 @pytest.mark.parametrize("ties", [False, True])
