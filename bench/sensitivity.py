@@ -5,9 +5,9 @@
     python bench/sensitivity.py --part growth   # with images, parameters and domains
 
 A plain pass is a forward and backward pass over all images, 48 at a time, with gradients of all weights. Our sides
-compute c of three domains, at most 32 images at a time, through the function a training refresh calls. Peers: `torch.func` (vmap of
-grad, as its tutorial has it), BackPACK's SumGradSquared and one backward pass per sample, on ResNet-18; they form the
-sums of squares of the same images and no c.
+compute c of three domains, 32 images at a time, through the function a training refresh calls. Peers: `torch.func`
+(vmap of grad, as its tutorial has it), BackPACK's SumGradSquared and one backward pass per sample, on ResNet-18; they
+form the sums of squares of the same images and no c.
 """
 
 from __future__ import annotations
