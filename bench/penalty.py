@@ -36,9 +36,9 @@ from dspreg.training.step import train_step
 
 CASES = {  # network: pixels, images per domain, rounds
     "resnet18": (64, 16, 30),
-    "resnet50": (112, 8, 6),
-    "tf_efficientnet_lite0": (96, 16, 6),
-    "vit_small_patch16_224": (112, 8, 6),
+    "resnet50": (112, 8, 5),
+    "tf_efficientnet_lite0": (96, 16, 5),
+    "vit_small_patch16_224": (112, 8, 5),
 }
 ENGINES = {
     "ERM": "ERM",
