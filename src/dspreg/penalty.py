@@ -4,11 +4,16 @@ Its exact gradient is ∇L + 2λ·H(c⊙g): a Hessian-vector product, not someth
 ways to it. Each takes the gradient arrow *below* it, so that a penalty stacks on SAM, MLDG or a mask as well; then g
 means what that arrow returns.
 
-    exact               differentiate twice
-    lookahead(radius)   compare with the gradient a little way along c⊙g: one more gradient
+    exact               differentiate twice: 3.2 ERM steps on a ResNet-18
+    lookahead(radius)   compare with the gradient a little way along c⊙g: one more gradient, 1.9
     central             on both sides of θ, the oracle of the tests: two more
-    momentum(beta)      along a running mean of gradients: none more, but another objective
-    lazy(k, inner)      k times another engine's penalty, on every k-th step
+    momentum(beta)      along a running mean of gradients: none more, 1.05, but another objective
+    lazy(k, inner)      k times another engine's penalty, on every k-th step: 1.03 with k = 30
+
+On networks with ReLUs they are different penalties: a finite difference crosses kinks that differentiating twice does
+not see. Along a training on PACS, summed over 20 steps, lookahead's penalty has a cosine of 0.73 to exact's, and
+lazy(30, exact)'s, over 60, one of 0.04. So `exact` is the default. (`python bench/penalty.py`, `python
+bench/trajectory.py`; docs/engines.md)
 
 c is a constant here: differentiating through √v/s̄ gives NaN as soon as one parameter has v = 0.
 """
