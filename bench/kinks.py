@@ -10,20 +10,19 @@ float64, which tells jumps from rounding, and with every ReLU6 replaced by SiLU,
 
 from __future__ import annotations
 
-import os
+import argparse
 import sys
 from functools import partial
 
 import torch
 import torch.nn.functional as F
+from real import without_sketch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 from dspreg.batches import Batch, Objective
 from dspreg.penalty import Step, exact, lookahead
-from dspreg.protocol.settings import Execution
-from dspreg.training.experiment import prepared
 from dspreg.vectors import ParamVector, gradient, trainable
 
 RADII = (20.0, 2.0, 0.2, 0.02, 2e-4, 2e-6)  # times λ
@@ -59,13 +58,8 @@ def likeness(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[str]:
 
 
 def main() -> int:
-    root, weights = (os.environ.get(name) for name in ("DSPREG_ROOT", "DSPREG_WEIGHTS"))
-    if not root or not weights:
-        print("set DSPREG_ROOT to the folder that holds PACS and DSPREG_WEIGHTS to Lite0's safetensors file")
-        return 3
-    settings = {"dataset": "PACS", "targets": ("sketch",), "algorithm": "ERM", "trial": 0, "image_size": 64}
-    settings |= {"model": "tf_efficientnet_lite0", "weights": weights}
-    experiment = prepared(settings, Execution(root=root, workers=0))
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    experiment = without_sketch(64)
     shown = experiment.shown(True).normalised
     made = experiment.steps()[0]
     x, y = torch.cat([shown(x)[:8] for x, _ in made]), torch.cat([y[:8] for _, y in made])

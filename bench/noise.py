@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
 import time
 import warnings
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from noise_shown import OF, by_model, draw, show
+from real import LITE0, without_sketch
 from rich.console import Console
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
@@ -37,14 +37,11 @@ import dspreg
 from dspreg.algorithms import Algorithm
 from dspreg.batches import Batch
 from dspreg.files import write
-from dspreg.protocol.settings import Execution
 from dspreg.randomness import generator
 from dspreg.sensitivity import Profile
 from dspreg.sensitivity.statistics import rank_correlation
 from dspreg.training.adapting import batch_norms
-from dspreg.training.experiment import prepared
 
-LITE0 = "tf_efficientnet_lite0"
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "persample": {"estimator": "persample"},
     "signed": {"estimator": "signed", "draws": 1},
@@ -55,11 +52,10 @@ COMPARED = 2_000_000  # parameters whose ranks are compared
 Record = dict[str, Any]
 
 
-def network(model: str, trained: Path | None, size: int, root: str, weights: str) -> Algorithm:
+def network(model: str, trained: Path | None, size: int) -> Algorithm:
     """ERM at step 0, its network as the docstring says."""
-    settings = {"dataset": "PACS", "targets": ("sketch",), "algorithm": "ERM", "trial": 0, "model": model}
-    settings |= {"weights": weights if model == LITE0 else "none", "image_size": size}
-    algorithm = prepared(settings, Execution(root=root, workers=0)).algorithm()
+    others = {} if model == LITE0 else {"model": model, "weights": "none"}
+    algorithm = without_sketch(size, **others).algorithm()
     if trained is not None:
         algorithm.net.load_state_dict(load_file(trained))
     elif model != LITE0:
@@ -177,16 +173,12 @@ def main() -> int:
     options = parser.parse_args()
     console = Console(width=130)
     if not options.table:
-        root, weights = (os.environ.get(name) for name in ("DSPREG_ROOT", "DSPREG_WEIGHTS"))
-        if not root or not weights:
-            print("set DSPREG_ROOT to the folder that holds PACS and DSPREG_WEIGHTS to Lite0's safetensors file")
-            return 3
         warnings.simplefilter("ignore", dspreg.Notice)
         torch.set_num_threads(options.threads)
         options.out.mkdir(parents=True, exist_ok=True)
         digest = hashlib.sha256(options.network.read_bytes()).hexdigest()[:8] if options.network else None
         which = {"model": options.model, "network": digest, "image_size": options.image_size}
-        algorithm = network(options.model, options.network, options.image_size, root, weights)
+        algorithm = network(options.model, options.network, options.image_size)
         measure_all(algorithm, options, which, console)
     for model, rows in by_model(records(options.out)).items():
         show(model, rows, console)

@@ -9,12 +9,12 @@ chain works on real data, and what a step costs. Start it again to resume.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import warnings
 from pathlib import Path
 from statistics import median
 
+from real import places
 from rich.console import Console
 from rich.table import Table
 
@@ -32,10 +32,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=2)
     options = parser.parse_args()
-    root, weights = (os.environ.get(name) for name in ("DSPREG_ROOT", "DSPREG_WEIGHTS"))
-    if not root or not weights:
-        print("set DSPREG_ROOT to the folder that holds PACS and DSPREG_WEIGHTS to Lite0's safetensors file")
-        return 3
+    root, weights = places()
     warnings.simplefilter("ignore", dspreg.Notice)
     console = Console()
     table = Table(

@@ -12,7 +12,6 @@ block and the reading of its images included; training images are read outside o
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 import warnings
@@ -23,6 +22,7 @@ from statistics import median
 
 import torch
 from clock import alternate, interval, peak, report_peak
+from real import without_sketch
 from rich.console import Console
 from rich.table import Table
 
@@ -30,8 +30,7 @@ from dspreg.algorithms import DSPReg, Task, parse
 from dspreg.algorithms.base import Algorithm
 from dspreg.batches import Batch
 from dspreg.networks.pretrained import backbone_named
-from dspreg.protocol.settings import Execution
-from dspreg.training.experiment import Experiment, prepared
+from dspreg.training.experiment import Experiment
 from dspreg.training.step import train_step
 
 CASES = {  # network: pixels, images per domain, rounds
@@ -141,14 +140,8 @@ class Run:
         return median(seconds)
 
 
-def run(console: Console, pixels: int, blocks: int) -> int:
-    root, weights = (os.environ.get(name) for name in ("DSPREG_ROOT", "DSPREG_WEIGHTS"))
-    if not root or not weights:
-        print("set DSPREG_ROOT to the folder that holds PACS and DSPREG_WEIGHTS to Lite0's safetensors file")
-        return 3
-    settings = {"dataset": "PACS", "targets": ("sketch",), "algorithm": "ERM", "trial": 0, "image_size": pixels}
-    settings |= {"model": "tf_efficientnet_lite0", "weights": weights}
-    experiment = prepared(settings, Execution(root=root, workers=0))
+def run(console: Console, pixels: int, blocks: int) -> None:
+    experiment = without_sketch(pixels)
     erm, ours = (Run(experiment, spec) for spec in ("ERM", f"DSPReg(engine='momentum', measure_batches={RUN // 32})"))
     length = 2 * experiment.epoch
     pairs = []
@@ -168,7 +161,6 @@ def run(console: Console, pixels: int, blocks: int) -> int:
         table.add_row(str(n), f"{price:.2f}", f"{each:.3f} + {price / length:.3f}", seen, f"{at_domainnet:.3f}×")
     console.print(table)
     console.print("The paper's figure: 2.9 → 2.8 steps a second, 1.036×")
-    return 0
 
 
 def main() -> int:
@@ -190,7 +182,7 @@ def main() -> int:
     elif options.part == "memory":
         memory(console, options.engines)
     else:
-        return run(console, options.image_size, options.blocks)
+        run(console, options.image_size, options.blocks)
     return 0
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 import warnings
@@ -24,6 +23,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from real import without_sketch
 from safetensors.torch import save_file
 from torch import Tensor
 from trajectory_shown import ENGINES, LAZY, draw, show
@@ -34,8 +34,7 @@ from dspreg.algorithms import DSPReg
 from dspreg.batches import Batch, Objective
 from dspreg.data.loading import loaded
 from dspreg.penalty import Step, engine_named
-from dspreg.protocol.settings import Execution
-from dspreg.training.experiment import Experiment, prepared
+from dspreg.training.experiment import Experiment
 from dspreg.training.step import train_step
 from dspreg.vectors import ParamVector
 
@@ -165,17 +164,12 @@ def main() -> int:
     parser.add_argument("--figures", type=Path, metavar="DIR", help="also draw the picture there")
     options = parser.parse_args()
     if not options.table:
-        root, weights = (os.environ.get(name) for name in ("DSPREG_ROOT", "DSPREG_WEIGHTS"))
-        if not root or not weights:
-            print("set DSPREG_ROOT to the folder that holds PACS and DSPREG_WEIGHTS to Lite0's safetensors file")
-            return 3
         warnings.simplefilter("ignore", dspreg.Notice)
         torch.set_num_threads(options.threads)
         options.out.mkdir(parents=True, exist_ok=True)
         sys.modules.setdefault("trajectory", sys.modules["__main__"])
-        settings = {"dataset": "PACS", "targets": ("sketch",), "algorithm": "trajectory.Watched", "trial": 0}
-        settings |= {"model": "tf_efficientnet_lite0", "weights": weights, "image_size": options.image_size}
-        watch(prepared(settings | {"steps": options.steps}, Execution(root=root, workers=0)), options.out)
+        experiment = without_sketch(options.image_size, algorithm="trajectory.Watched", steps=options.steps)
+        watch(experiment, options.out)
     show(options.out)
     if options.figures:
         draw(options.out, options.figures)
