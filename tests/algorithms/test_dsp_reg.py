@@ -10,6 +10,7 @@ from reference.penalty import Flat
 import dspreg
 from dspreg import ConfigError, Notice, ParamVector
 from dspreg.algorithms import ERM, SAM, Algorithm, DSPReg, Task, parse
+from dspreg.algorithms.measuring import BATCHES
 from dspreg.batches import Batch
 from dspreg.data import Digits
 from dspreg.data.splits import split, steps_per_epoch
@@ -99,7 +100,7 @@ def at_refresh(coefficients="dynamic", **options):
 
 def test_c_is_that_of_measure_on_the_same_samples():
     stack = at_refresh()
-    samples = {d: [(b.x, b.y) for b in batches] for d, batches in toy_task().samples(2, 4).items()}
+    samples = {d: [(b.x, b.y) for b in batches] for d, batches in toy_task().samples(2, BATCHES).items()}
     expected = dspreg.measure(stack.net, samples).c
     for n in expected:
         assert torch.allclose(stack.c[n], expected[n], rtol=1e-10)
@@ -128,14 +129,14 @@ def test_every_option_of_measuring_is_used(options):
     def ragged(t, n):
         given = task.samples(t, n)
         return {
-            d: [Batch(b.x[: 32 - 9 * i], b.y[: 32 - 9 * i], b.domain) for i, b in enumerate(bs)]
+            d: [Batch(b.x[: 32 - 9 * (i % 4)], b.y[: 32 - 9 * (i % 4)], b.domain) for i, b in enumerate(bs)]
             for d, bs in given.items()
         }
 
     stack = ready(DSPReg(**options), Task(3, task.domains, 2, task.backbone, task.key, ragged))
     steps(stack, 2)
     got = stack.measured_c().flat()
-    samples = ragged(2, options.get("measure_batches", 16))
+    samples = ragged(2, options.get("measure_batches", BATCHES))
     others = {k: v for k, v in options.items() if k not in ("measure_batches", "eps")}
     with evaluating(stack.net):
         meter = Meter(stack.net, **others, key=("toy", 2, "measure"))
@@ -202,7 +203,7 @@ def test_erm_is_profiled_as_measure_does_it_by_hand():
     steps(stack, 2)
     before, random = weights(stack), torch.get_rng_state()
     profile = stack.profile()
-    samples = {name: [(b.x, b.y) for b in each] for name, each in stack.task.samples(2, 4).items()}
+    samples = {name: [(b.x, b.y) for b in each] for name, each in stack.task.samples(2, BATCHES).items()}
     by_hand = dspreg.measure(stack.net, samples)
     assert torch.allclose(profile.c.flat(), by_hand.c.flat(), rtol=1e-10)
     assert profile.null is not None

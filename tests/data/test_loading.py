@@ -4,15 +4,18 @@ import multiprocessing.reduction
 import random
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from dspreg.data import loading
 from dspreg.data.loading import InOrder, Measured, Part, TrainingSteps, loaded
 from dspreg.data.sampling import measured, trained
 from dspreg.data.transforms import Transform
+from dspreg.errors import ResourceError
 from dspreg.randomness import seed_for
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
@@ -186,3 +189,21 @@ def test_workers_survive_a_signal_to_the_group_and_still_let_the_trainer_exit():
     """With batches left over: Python waits at exit for every worker, without end for one that ignores SIGTERM."""
     said = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=60)
     assert (said.returncode, said.stdout) == (0, "done\n"), said.stderr
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError(104, "reset by peer"), EOFError()])
+def test_a_pipe_that_breaks_before_torch_has_word_of_it(monkeypatch, error):
+    monkeypatch.setattr(loading.time, "sleep", lambda _: None)
+    for alive, expected in ((False, ResourceError), (True, type(error))):
+        monkeypatch.setattr(loading, "WORKERS", [SimpleNamespace(is_alive=lambda alive=alive: alive)])
+        with pytest.raises(expected), loading.told():
+            raise error
+
+
+def test_torchs_word_may_come_while_we_look(monkeypatch):
+    def interrupted(_):
+        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+
+    monkeypatch.setattr(loading.time, "sleep", interrupted)
+    with pytest.raises(ResourceError, match="reads images died"), loading.told():
+        raise ConnectionResetError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import signal
+import time
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -131,6 +132,12 @@ def loaded(source: Any, order: Iterable[Any], workers: int) -> Iterator[Any]:
     return made
 
 
+DIED = (
+    "a process that reads images died, perhaps for want of memory (in a container, of shared memory). Run the "
+    "same command again to go on from the last checkpoint; fewer --workers need less memory"
+)
+
+
 @contextmanager
 def told() -> Iterator[None]:
     """What goes wrong in a process that reads images, in our words: torch adds tracebacks, or raises anywhere."""
@@ -141,10 +148,20 @@ def told() -> Iterator[None]:
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
-        raise ResourceError(
-            "a process that reads images died, perhaps for want of memory (in a container, of shared memory). Run the "
-            "same command again to go on from the last checkpoint; fewer --workers need less memory"
-        ) from error
+        raise ResourceError(DIED) from error
+    except (ConnectionError, EOFError) as error:  # the pipe broke before torch had word of it
+        if not _one_died():
+            raise
+        raise ResourceError(DIED) from error
+
+
+def _one_died() -> bool:
+    """Whether a reader is gone. Torch tells it by a signal, which raises wherever the program is: here, if late."""
+    try:
+        time.sleep(1)
+    except RuntimeError as error:
+        return "DataLoader worker" in str(error)
+    return not all(worker.is_alive() for worker in WORKERS)
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:  # noqa: ARG001
