@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dspreg.errors import IntegrityError as IntegrityError
     from dspreg.errors import Notice as Notice
     from dspreg.errors import ResourceError as ResourceError
+    from dspreg.penalty import Penalty as Penalty
     from dspreg.protocol.settings import Execution as Execution
     from dspreg.sensitivity import Profile as Profile
     from dspreg.sensitivity import RunningVariance as RunningVariance
@@ -40,6 +41,8 @@ _HOMES = {
     "Profile": "sensitivity",
     "RunningVariance": "sensitivity",
     "coefficient_of_variation": "sensitivity",
+    # add it to a loop of your own
+    "Penalty": "penalty",
     # train
     "DSPReg": "algorithms",
     "ERM": "algorithms",

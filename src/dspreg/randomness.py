@@ -41,16 +41,33 @@ def seeded(*key: Key) -> Iterator[None]:
         yield
 
 
+class Generators:
+    """The global generators of torch, numpy and Python as they are now."""
+
+    def __init__(self) -> None:
+        self.python, self.legacy = random.getstate(), np.random.get_state()
+        self.cpu = torch.default_generator.get_state()
+        self.cuda = {d: torch.cuda.get_rng_state(d) for d in _cuda_devices()}
+        self.mps = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
+
+    def restore(self) -> None:
+        random.setstate(self.python)
+        np.random.set_state(self.legacy)
+        torch.default_generator.set_state(self.cpu)
+        for device, state in self.cuda.items():
+            torch.cuda.set_rng_state(state, device)
+        if self.mps is not None:
+            torch.mps.set_rng_state(self.mps)
+
+
 @contextmanager
 def untouched() -> Iterator[None]:
     """Whatever is drawn inside, the global generators of torch, numpy and Python are afterwards as before."""
-    python, legacy = random.getstate(), np.random.get_state()
+    before = Generators()
     try:
-        with torch.random.fork_rng(_cuda_devices()):
-            yield
+        yield
     finally:
-        random.setstate(python)
-        np.random.set_state(legacy)
+        before.restore()
 
 
 class Noise:

@@ -149,6 +149,20 @@ def gradient(loss: Tensor, net: nn.Module, create_graph: bool = False) -> ParamV
     return ParamVector((n, g) for n, g in zip(params, grads, strict=True) if g is not None)
 
 
+def leaves(value: Tensor) -> list[Tensor]:
+    """All tensors that `value.backward()` would give a gradient to, parameters of a network or not."""
+    found, nodes, queue = [], set(), [value.grad_fn]
+    while queue:
+        node = queue.pop()
+        if node is None or node in nodes:
+            continue
+        nodes.add(node)
+        if (leaf := getattr(node, "variable", None)) is not None:
+            found.append(leaf)
+        queue.extend(following for following, _ in node.next_functions)
+    return found
+
+
 @torch.no_grad()
 def move_to(net: nn.Module, point: ParamVector) -> None:
     """Put the parameters named in `point` there, bit for bit."""

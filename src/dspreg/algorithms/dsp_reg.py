@@ -18,7 +18,7 @@ from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective, at_least_float32
 from dspreg.errors import ConfigError, Notice
 from dspreg.networks import Network
-from dspreg.penalty import Memory, Penalised, Step, engine_named, inner_of, kind_of, momentum, penalty
+from dspreg.penalty import Memory, Penalised, Step, engine_named, figures, inner_of, kind_of, momentum
 from dspreg.priors import Choice, LogUniform
 from dspreg.randomness import generator
 from dspreg.sensitivity import Meter, Profile
@@ -204,23 +204,19 @@ class DSPReg(Algorithm):
         elif self.c and self._unit:
             self._unit = ParamVector()
         c = self.c or self._unit
-        step = Step(self.base.gradient, objective, batches, self.net, c, self.weight, self._memory)
+        recording = self.stack.recording and self._recorded_at != self.t  # once, also if a layer above asks again
+        step = Step(self.base.gradient, objective, batches, self.net, c, self.weight, self._memory, recording)
         result = self._engine(step)
-        if self.stack.recording and self._recorded_at != self.t:  # once, also if a layer above asks again
+        if recording:
             self._recorded_at = self.t
             self._record(step, result)
         return result.loss, result.gradient
 
     def _record(self, step: Step, result: Penalised) -> None:
         """L, R, the penalty's share ‖penalty part‖/‖g‖, quantiles of c, its age and the time refreshing took."""
-        inner = inner_of(self._engine)
-        if inner is not self._engine:  # a lazy engine: its share is the inner one's, whether or not it acts now
-            result = inner(step)
-        loss, g = (result.loss, result.plain) if result.plain is not None else step.gradient()
-        part = (result.gradient - g).norm()
-        ratio = part / g.norm().clamp(min=torch.finfo(part.dtype).tiny)
+        L, R, part, ratio = figures(step, result, self._engine)
         low, middle, high = np.quantile(step.c.flat().cpu().numpy(), (0.1, 0.5, 0.9)).tolist()
-        self.note(L=loss, R=penalty(step.c, g), ratio=ratio, c_10=low, c_50=middle, c_90=high)
+        self.note(L=L, R=R, ratio=ratio, c_10=low, c_50=middle, c_90=high)
         if self.refreshed_at is not None:
             self.note(age=self.t - self.refreshed_at)
         self.note(refresh_seconds=self._seconds)
@@ -234,7 +230,7 @@ class DSPReg(Algorithm):
             )
         elif ratio > 1:
             self._notice("the penalty's gradient is larger than the loss's; a smaller weight may be meant")
-        elif ratio < 1e-3 and (mean or kind_of(inner) is not momentum):
+        elif ratio < 1e-3 and (mean or kind_of(inner_of(self._engine)) is not momentum):
             self._notice("the penalty's gradient is less than a thousandth of the loss's; it changes next to nothing")
 
     def _notice(self, text: str) -> None:

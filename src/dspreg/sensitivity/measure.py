@@ -21,6 +21,7 @@ from dspreg.sensitivity.purity import evaluating, require_separate_samples
 from dspreg.sensitivity.samples import Samples, batches_of
 from dspreg.sensitivity.statistics import Spread
 from dspreg.sensitivity.summary import Domain, Summary
+from dspreg.sensitivity.together import Together
 from dspreg.sensitivity.variance import Variance, variance_of
 from dspreg.vectors import ParamVector, Patterns
 
@@ -41,6 +42,7 @@ def measure(
     progress: bool = False,
     null: bool = True,
     key: Key = 0,
+    group: Any = None,
 ) -> Profile:
     """Measure every parameter of `model` on every domain.
 
@@ -66,6 +68,8 @@ def measure(
         null: Also measure the floor of c. Holds all batches in memory, and `"signed"` and `"minibatch"` take twice
             as long.
         key: Of the drawn labels, signs and pseudo-domains: the same key gives the same numbers.
+        group: A `torch.distributed` process group whose members each give their own batches of the same domains; all
+            get the profile of all batches, to the bit.
 
     Returns:
         A `Profile` with s by domain, their mean and variance, c, its floor `null`, `c_debiased` and `reliability`.
@@ -77,14 +81,30 @@ def measure(
         raise ConfigError(f"eps={eps}; wanted a finite number ≥ 0")
     if max_batches is not None and max_batches < 1:
         raise ConfigError(f"max_batches={max_batches}; wanted at least 1, or None for all")
+    together = Together(group) if group is not None else None
+    own: tuple[Key, ...] = () if together is None else (together.rank,)  # or all would draw the same signs
     meter = Meter(
-        model, of=of, estimator=estimator, draws=draws, loss=loss, only=only, exclude=exclude, key=("measure", key)
+        model,
+        of=of,
+        estimator=estimator,
+        draws=draws,
+        loss=loss,
+        only=only,
+        exclude=exclude,
+        key=("measure", key, *own),
     )
     device = next(iter(meter.params.values())).device
     with evaluating(model), _bar(progress) as walk:
         loaded = {str(d): batches_of(str(d), loader, max_batches, device) for d, loader in domains.items()}
         return profiled(
-            meter, lambda _samples, _domain: model, loaded, variance=variance, eps=eps, null=null, walk=walk
+            meter,
+            lambda _samples, _domain: model,
+            loaded,
+            variance=variance,
+            eps=eps,
+            null=null,
+            walk=walk,
+            together=together,
         )
 
 
@@ -97,6 +117,7 @@ def profiled(
     eps: float = 0.0,
     null: bool = True,
     walk: Walk = lambda batches, _what: batches,
+    together: Together | None = None,
 ) -> Profile:
     """All that is known of samples that are ready, for a network in evaluation mode. What `measure` stands on.
 
@@ -106,8 +127,42 @@ def profiled(
         domains: Batches by domain, iterated once.
         variance, eps, null: As in `measure`.
         walk: Shows how far it is.
+        together: The processes that measure, each its own batches.
     """
     scale = variance_of(variance, meter.params)
+    if together is None:
+        measured, pseudo = _summed(meter, f, domains, null, walk)
+    else:
+        with together.told():
+            measured, pseudo = _summed(meter, f, domains, null, walk)
+        pseudo = together.join(measured, pseudo, meter)
+    few = [name for name, domain in measured.items() if domain.within.count < 2]
+    if few:
+        text = f"one batch only of {', '.join(few)}: c_debiased and reliability need two per domain"
+        warnings.warn(text, Notice, stacklevel=3)
+
+    summary = Summary(meter.scales, scale, eps)
+    for name in meter.params:
+        summary.add(name, list(measured.values()), None if pseudo is None else [p[name] for p in pseudo])
+    return Profile(
+        **summary.fields(list(measured)),
+        kinds=kinds_of(meter.net, meter.params),
+        settings={
+            "of": meter.of,
+            "estimator": meter.estimator,
+            "draws": meter.draws if meter.estimator == "signed" else None,
+            "eps": eps,
+            "variance": variance if isinstance(variance, (int, float)) else type(variance).__name__,
+            "loss": "cross_entropy" if meter.loss is None else getattr(meter.loss, "__name__", "custom"),
+            "domains": {name: domain.counts for name, domain in measured.items()},
+        },
+    )
+
+
+def _summed(
+    meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]], null: bool, walk: Walk
+) -> tuple[dict[str, Domain], list[ParamVector] | None]:
+    """What the batches give: for every domain, and for every pseudo-domain of the floor."""
     loaded: dict[str, Iterable[Samples]] = {
         name: _labelled(meter, f, name, d, batches, again=null) for d, (name, batches) in enumerate(domains.items())
     }
@@ -134,27 +189,7 @@ def profiled(
     pseudo = None
     if floor:
         pseudo = [sums.mean(1 + d, n) for d, n in enumerate(floor.sizes)] if at_once else floor.again()
-    few = [name for name, domain in measured.items() if domain.within.count < 2]
-    if few:
-        text = f"one batch only of {', '.join(few)}: c_debiased and reliability need two per domain"
-        warnings.warn(text, Notice, stacklevel=3)
-
-    summary = Summary(meter.scales, scale, eps)
-    for name in meter.params:
-        summary.add(name, list(measured.values()), None if pseudo is None else [p[name] for p in pseudo])
-    return Profile(
-        **summary.fields(list(measured)),
-        kinds=kinds_of(meter.net, meter.params),
-        settings={
-            "of": meter.of,
-            "estimator": meter.estimator,
-            "draws": meter.draws if meter.estimator == "signed" else None,
-            "eps": eps,
-            "variance": variance if isinstance(variance, (int, float)) else type(variance).__name__,
-            "loss": "cross_entropy" if meter.loss is None else getattr(meter.loss, "__name__", "custom"),
-            "domains": {name: domain.counts for name, domain in measured.items()},
-        },
-    )
+    return measured, pseudo
 
 
 def refreshed(meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]], eps: float = 0.0) -> ParamVector:

@@ -20,6 +20,7 @@ from dspreg.sensitivity.samples import Samples
 from dspreg.sensitivity.sums import Sums
 from dspreg.sensitivity.taps import Taps
 from dspreg.sensitivity.vectorised import vectorised
+from dspreg.vectors import leaves
 
 
 def persample(
@@ -69,7 +70,7 @@ def by_rules(reading: Readings, params: Params, samples: Samples, sums: Sums, wa
     with taps:
         values = reading(samples)
     # what taps see is detached, so whatever autograd still leads to was used unseen: by a script, or by own functions
-    unseen = leaves(values)
+    unseen = {id(leaf) for leaf in leaves(values)}
     done = {n for n in wanted if (n in taps.once or n not in taps.seen) and id(params[n]) not in unseen}
     taps.skip = set(params) - done
     for a in range(values.shape[1]):
@@ -77,20 +78,6 @@ def by_rules(reading: Readings, params: Params, samples: Samples, sums: Sums, wa
             last = a == values.shape[1] - 1
             torch.autograd.grad(values[:, a].sum(), [taps.anchor], retain_graph=not last, allow_unused=True)
     return done
-
-
-def leaves(values: Tensor) -> set[int]:
-    """The ids of all tensors that autograd would give a gradient of `values` to."""
-    found, nodes, queue = set(), set(), [values.grad_fn]
-    while queue:
-        node = queue.pop()
-        if node is None or node in nodes:
-            continue
-        nodes.add(node)
-        if (leaf := getattr(node, "variable", None)) is not None:
-            found.add(id(leaf))
-        queue.extend(following for following, _ in node.next_functions)
-    return found
 
 
 def slowly(reading: Readings, params: Params, samples: Samples, sums: Sums, ways: Ways, *, net: nn.Module) -> None:

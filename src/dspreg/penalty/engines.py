@@ -20,11 +20,10 @@ c is a constant here: differentiating through √v/s̄ gives NaN as soon as one 
 
 from __future__ import annotations
 
-import ast
-import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakSet
@@ -34,11 +33,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dspreg import vectors
-from dspreg.batches import Batch, Objective, at_least_float32
-from dspreg.errors import ConfigError, Notice
+from dspreg.batches import Objective, at_least_float32
+from dspreg.errors import Notice
+from dspreg.penalty.precision import autocast_off
 from dspreg.vectors import ParamVector, average, moved, standing_at
 
-Gradient = Callable[[Objective, Sequence[Batch]], tuple[Tensor, ParamVector]]
+Gradient = Callable[[Objective, Sequence[Any]], tuple[Tensor, ParamVector]]
 
 
 @dataclass
@@ -74,21 +74,28 @@ class Step:
 
     below: Gradient
     objective: Objective
-    batches: Sequence[Batch]
+    batches: Sequence[Any]  # whatever the objective takes
     net: nn.Module
     c: ParamVector
     weight: float  # λ
     memory: Memory = field(default_factory=Memory)
+    keeps_plain: bool = True  # whether g at θ is wanted as well; a vector less to hold where it is not
+    second: Gradient | None = (
+        None  # like `below`, of objectives that hold gradients, where `batches` are parts of a sum
+    )
 
     def gradient(self, v: ParamVector | None = None, h: float = 0.0) -> tuple[Tensor, ParamVector]:
         """L and g at θ + h·c⊙v."""
-        point = moved(self.net, v, self.c, h) if v is not None else ParamVector()
+        return self.at(moved(self.net, v, self.c, h) if v is not None else ParamVector())
+
+    def at(self, point: ParamVector) -> tuple[Tensor, ParamVector]:
+        """L and g at `point`, with the parameters it does not name where they are."""
         with standing_at(self.net, point), self.full_precision():
             return self.below(self.objective, self.batches)
 
-    def full_precision(self) -> torch.autocast:
+    def full_precision(self) -> AbstractContextManager[None]:
         """Without autocast: displacements of about 1e-6 a weight are far below the spacing of half precision."""
-        return torch.autocast(self.device, enabled=False)
+        return autocast_off(self.device)
 
     @property
     def device(self) -> str:
@@ -111,11 +118,32 @@ def penalty(c: ParamVector, g: ParamVector) -> Tensor:
     return (c * g.map(at_least_float32).square()).sum()
 
 
+class Figures(NamedTuple):
+    """What to write down of a step."""
+
+    L: Tensor
+    R: Tensor  # Σ c_k g_k²
+    part: Tensor  # ‖penalty part‖
+    ratio: Tensor  # ‖penalty part‖/‖g‖
+
+
+def figures(step: Step, result: Penalised, engine: Engine) -> Figures:
+    """Of a step that an engine has taken; by more passes where they are not at hand."""
+    inner = inner_of(engine)
+    if inner is not engine:  # a lazy engine: its share is the inner one's, whether or not it acts now
+        result = inner(step)
+    loss, g = (result.loss, result.plain) if result.plain is not None else step.gradient()
+    part = (result.gradient - g).norm()
+    return Figures(loss, penalty(step.c, g), part, part / g.norm().clamp(min=torch.finfo(part.dtype).tiny))
+
+
 def exact(step: Step) -> Penalised:
     """∇(L + λ Σ c_k g_k²) by differentiating twice. Over a gradient layer: that layer's gradient of this objective."""
+    if step.second is not None:
+        return _exact_in_parts(step, step.second)
     losses: list[Tensor] = []
 
-    def penalised(batches: Sequence[Batch]) -> Tensor:
+    def penalised(batches: Sequence[Any]) -> Tensor:
         loss = step.objective(batches)
         g = vectors.gradient(loss, step.net, create_graph=True)
         losses.append(loss.detach())
@@ -126,6 +154,24 @@ def exact(step: Step) -> Penalised:
     return Penalised(losses[0], total, None)
 
 
+def _exact_in_parts(step: Step, second: Gradient) -> Penalised:
+    """The same where L is a sum of parts that are never in memory together, or in one process.
+
+    R is quadratic in g, so g of the whole sum is needed first; then ∇(L + 2λ⟨∇L, v⟩) with the constant v = c⊙g is a
+    sum over parts again.
+    """
+    loss, g = step.gradient()
+    v = step.c * g
+
+    def along(batches: Sequence[Any]) -> Tensor:
+        loss = step.objective(batches)
+        return loss + 2 * step.weight * vectors.gradient(loss, step.net, create_graph=True).dot(v)
+
+    with step.full_precision():
+        _, total = twice_differentiable(step.net, lambda: second(along, step.batches))
+    return Penalised(loss, total, g)
+
+
 def lookahead(step: Step, *, radius: Callable[[float], float] = lambda weight: 2 * weight) -> Penalised:
     """g + (2λ/h) (g(θ + h·c⊙g) − g), a forward difference along c⊙g with h = `radius(λ)`.
 
@@ -134,8 +180,13 @@ def lookahead(step: Step, *, radius: Callable[[float], float] = lambda weight: 2
     """
     h = radius(step.weight)
     loss, g = step.gradient()
-    _, ahead = step.gradient(g, h)
-    return Penalised(loss, ahead if h == 2 * step.weight else g + (ahead - g) * (2 * step.weight / h), g)
+    point = moved(step.net, g, step.c, h)
+    if h == 2 * step.weight:
+        plain = g if step.keeps_plain else None
+        del g  # not to be held during the second pass, which is when memory is short
+        return Penalised(loss, step.at(point)[1], plain)
+    _, ahead = step.at(point)
+    return Penalised(loss, g + (ahead - g) * (2 * step.weight / h), g)
 
 
 def central(step: Step, *, radius: float = 1e-2) -> Penalised:
@@ -160,7 +211,7 @@ def momentum(step: Step, *, beta: float = 0.9) -> Penalised:
         warnings.warn("engine 'momentum' runs in full precision throughout, without autocast", Notice, stacklevel=2)
     mean, mass = step.memory.mean, step.memory.mass
     loss, g = step.gradient(mean, 2 * step.weight / mass) if mass else step.gradient()
-    step.memory.seen.append((g, beta))
+    step.memory.seen.append((ParamVector((n, t) for n, t in g.items() if n in step.c), beta))
     return Penalised(loss, g, None)
 
 
@@ -172,23 +223,9 @@ def lazy(step: Step, *, every: int, inner: Engine = lookahead) -> Penalised:
     if (step.memory.steps + 1) % every:
         loss, g = step.below(step.objective, step.batches)  # no penalty, so autocast may stay
         return Penalised(loss, g, g)
-    loss, total, plain = inner(step)
+    loss, total, plain = inner(replace(step, keeps_plain=True))
     g = plain if plain is not None else step.gradient()[1]
     return Penalised(loss, g + (total - g) * every, g)
-
-
-ENGINES: dict[str, Callable[..., Penalised]] = {e.__name__: e for e in (exact, lookahead, central, momentum, lazy)}
-
-
-def engine_named(text: str) -> Engine:
-    """The engine a text stands for, such as `"lookahead(radius=2*weight)"` or `"lazy(30, exact)"`."""
-    try:
-        return _engine(ast.parse(text, mode="eval").body)
-    except (SyntaxError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"engine {text!r}: {error}. Wanted exact, lookahead, lookahead(radius=1e-4), lookahead(radius=0.2*weight), "
-            "momentum(beta=0.9), lazy(30), lazy(30, exact) or central"
-        ) from None
 
 
 def kind_of(engine: Engine) -> Callable[..., Penalised]:
@@ -201,51 +238,6 @@ def inner_of(engine: Engine) -> Engine:
     if isinstance(engine, partial) and engine.func is lazy:
         return cast(Engine, engine.keywords.get("inner", lookahead))
     return engine
-
-
-def _engine(node: ast.expr) -> Engine:
-    name = node.func if isinstance(node, ast.Call) else node
-    if not isinstance(name, ast.Name) or name.id not in ENGINES:
-        raise ValueError(f"no engine {ast.unparse(name)!r}")
-    options = {k.arg: k.value for k in node.keywords} if isinstance(node, ast.Call) else {}
-    positional = node.args if isinstance(node, ast.Call) else []
-    given: dict[str, Any] = {}
-    match name.id:
-        case "lookahead" if "radius" in options:
-            given["radius"] = _radius(options.pop("radius"))
-        case "momentum" if "beta" in options:
-            given["beta"] = beta = float(ast.literal_eval(options.pop("beta")))
-            if not 0 <= beta < 1:
-                raise ValueError(f"beta={beta} is not in [0, 1)")
-        case "lazy":
-            if not 1 <= len(positional) <= 2:
-                raise ValueError("lazy takes a number of steps and, if wanted, an engine")
-            given["every"] = every = ast.literal_eval(positional[0])
-            if type(every) is not int or every < 1:
-                raise ValueError(f"lazy wants a whole number of steps ≥ 1, not {every!r}")
-            if len(positional) == 2:
-                given["inner"] = _engine(positional[1])
-                if (kind := kind_of(given["inner"])) in (momentum, lazy):
-                    raise ValueError(f"lazy takes exact, lookahead or central inside, not {kind.__name__}")
-            positional = []
-        case _:
-            pass
-    if options or positional:
-        raise ValueError(f"{name.id} takes no {ast.unparse(node)[len(name.id) :]}")
-    return partial(ENGINES[name.id], **given)
-
-
-def _radius(node: ast.expr) -> Callable[[float], float]:
-    """A positive number, or a multiple of `weight` such as `2*weight`."""
-    factors = [node.left, node.right] if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) else [node]
-    numbers = [f for f in factors if not (isinstance(f, ast.Name) and f.id == "weight")]
-    value = 1.0
-    for number in numbers:
-        value *= float(ast.literal_eval(number))
-    if not 0 < value < math.inf:
-        raise ValueError(f"radius={ast.unparse(node)} is not a positive number")
-    times_weight = len(factors) - len(numbers)
-    return lambda weight: value * weight**times_weight
 
 
 Result = TypeVar("Result")

@@ -1,0 +1,37 @@
+"""The penalty λ Σ c_k g_k²: engines that compute its gradient, and `Penalty`, which adds it to anybody's loop."""
+
+from dspreg.penalty.engines import (
+    Engine,
+    Memory,
+    Penalised,
+    Step,
+    central,
+    exact,
+    figures,
+    inner_of,
+    kind_of,
+    lazy,
+    lookahead,
+    momentum,
+    penalty,
+)
+from dspreg.penalty.naming import engine_named
+from dspreg.penalty.own_loop import Penalty
+
+__all__ = [
+    "Engine",
+    "Memory",
+    "Penalised",
+    "Penalty",
+    "Step",
+    "central",
+    "engine_named",
+    "exact",
+    "figures",
+    "inner_of",
+    "kind_of",
+    "lazy",
+    "lookahead",
+    "momentum",
+    "penalty",
+]
