@@ -14,9 +14,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))  
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from test_penalty import Problem, mutant, quadratic, relative, settle
+from penalised import Problem, mutant, quadratic, relative, settle
 
 from dspreg.penalty import engine_named
 
