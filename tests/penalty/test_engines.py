@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from penalised import Problem, mutant, quadratic, relative, settle
+from penalised import Problem, below, mutant, quadratic, relative, settle
 from torch import nn
 
 from dspreg import ConfigError, Notice, ParamVector
