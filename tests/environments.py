@@ -1,7 +1,7 @@
 """The penalty part in every environment a training loop may be in, beside a plain float64 computation of it.
 
-What is compared is what `Penalty` added to `.grad` less the plain gradient in float64: the penalty part alone, so that an
-environment in which the penalty is lost has error 1. Nothing here uses the engines' code for its targets.
+What is compared is what `Penalty` added to `.grad` less the plain gradient in float64: the penalty part alone, so that
+an environment in which the penalty is lost has error 1. Nothing here uses the engines' code for its targets.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class Problem:
         ends = [self.gradient({n: sign * h * v for n, v in along.items()}) for sign in (1, -1)]
         return {n: WEIGHT * (ends[0][n] - ends[1][n]) / h for n in self.g}
 
-    def part(self, model: nn.Module, penalty: dspreg.Penalty, backward: Callable[[], object], scale: float = 1) -> Tensor:
+    def part(
+        self, model: nn.Module, penalty: dspreg.Penalty, backward: Callable[[], object], scale: float = 1
+    ) -> Tensor:
         """What the last of the calls that an engine needs has added to `.grad`, less g."""
         for _ in range(LATER.get(penalty.engine, 1)):
             model.zero_grad()
