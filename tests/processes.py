@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from environments import EVERY, NETWORKS, WEIGHT, Problem
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import dspreg
@@ -97,6 +98,12 @@ def work(rank: int, out: Path) -> None:
         for _ in range(2):
             penalty.backward(lambda: F.cross_entropy(model(problem.x[mine]), problem.y[mine]))  # noqa: B023
         found[f"buffers/{engine}"] = torch.cat([b.double().reshape(-1) for b in model.buffers()])
+
+    for shard in (fully_shard, FullyShardedDataParallel):
+        try:
+            dspreg.Penalty(shard(nn.Linear(2, 2)))
+        except dspreg.ConfigError as error:
+            said[shard.__name__] = str(error)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", dspreg.Notice)

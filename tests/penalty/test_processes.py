@@ -70,3 +70,10 @@ def test_a_model_that_is_not_wrapped_is_remarked_on(ranks):
     for _, said in ranks:
         (text,) = said["no wrapper"]
         assert text.startswith("2 processes, and no DistributedDataParallel in the model")
+
+
+def test_sharded_models_are_refused(ranks):
+    for _, said in ranks:
+        for kind in ("fully_shard", "FullyShardedDataParallel"):
+            assert said[kind].startswith("the model is sharded (")
+            assert "Use DistributedDataParallel" in said[kind]

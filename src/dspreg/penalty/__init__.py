@@ -2,6 +2,7 @@
 
 from dspreg.penalty.engines import (
     Engine,
+    Figures,
     Memory,
     Penalised,
     Step,
@@ -20,6 +21,7 @@ from dspreg.penalty.own_loop import Penalty
 
 __all__ = [
     "Engine",
+    "Figures",
     "Memory",
     "Penalised",
     "Penalty",
