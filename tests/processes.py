@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from environments import EVERY, NETWORKS, WEIGHT, Problem
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import dspreg
@@ -99,11 +99,10 @@ def work(rank: int, out: Path) -> None:
             penalty.backward(lambda: F.cross_entropy(model(problem.x[mine]), problem.y[mine]))  # noqa: B023
         found[f"buffers/{engine}"] = torch.cat([b.double().reshape(-1) for b in model.buffers()])
 
-    for shard in (fully_shard, FullyShardedDataParallel):
-        try:
-            dspreg.Penalty(shard(nn.Linear(2, 2)))
-        except dspreg.ConfigError as error:
-            said[shard.__name__] = str(error)
+    try:
+        dspreg.Penalty(fully_shard(nn.Linear(2, 2)))
+    except dspreg.ConfigError as error:
+        said["sharded"] = str(error)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", dspreg.Notice)
@@ -118,9 +117,14 @@ def together(out: Path, script: str = __file__) -> list[tuple[dict[str, Tensor],
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     commands = [[sys.executable, script, str(rank), str(WORLD), str(out / "store"), str(out)] for rank in range(WORLD)]
     running = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True, env=environment) for c in commands]
-    for process in running:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
+    try:
+        for process in running:
+            _, errors = process.communicate(timeout=300)
+            assert process.returncode == 0, errors
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
     return [(load_file(out / f"{r}.safetensors"), json.loads((out / f"{r}.json").read_text())) for r in range(WORLD)]
 
 

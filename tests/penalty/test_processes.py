@@ -74,6 +74,5 @@ def test_a_model_that_is_not_wrapped_is_remarked_on(ranks):
 
 def test_sharded_models_are_refused(ranks):
     for _, said in ranks:
-        for kind in ("fully_shard", "FullyShardedDataParallel"):
-            assert said[kind].startswith("the model is sharded (")
-            assert "Use DistributedDataParallel" in said[kind]
+        assert said["sharded"].startswith("the model is sharded (DTensor, FSDPModule)")
+        assert "Use DistributedDataParallel" in said["sharded"]
