@@ -45,6 +45,7 @@ bench: $(READY)  ## what everything costs, and how exact it is: an hour on one t
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[bench]'
 	$(BIN)/python bench/exactness.py
 	$(BIN)/python bench/engines.py
+	$(BIN)/python bench/environments.py
 	$(BIN)/python bench/noise_floor.py
 	$(BIN)/python bench/sensitivity.py
 	$(BIN)/python bench/sensitivity.py --part memory

@@ -13,11 +13,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def test_readme_snippets_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(snippets) == 3
+    assert len(snippets) == 4
     names: dict[str, object] = {}
     for snippet in snippets:
         exec(compile(snippet, "README.md", "exec"), names)
     assert (tmp_path / "layers.png").stat().st_size > 5_000
+    assert names["penalty"].steps == 12
     assert set(names["log"]) >= {"loss", "CORAL.gap"}
 
 
