@@ -2,7 +2,7 @@
 
     python bench/environments.py
 
-The part is what `Penalty` added to `.grad` less the float64 gradient. An environment that loses the penalty has error 1.
+The part is what `Penalty` added to `.grad` less the float64 gradient. Where the penalty is lost, the error is 1.
 """
 
 from __future__ import annotations
