@@ -29,16 +29,25 @@ import dspreg
 WORLD = 2
 SIZES = (4, 3, 5, 2, 6)  # of batches
 DOMAINS = {"photo": 0.0, "art": 1.0, "sketch": 2.5}
-OF = ({"estimator": "persample"}, {"estimator": "signed"}, {"estimator": "persample", "of": "fisher"})
 
 
-def loaders(rank: int | None) -> dict[str, list[tuple[Tensor, Tensor]]]:
-    """Batches of three domains: every second is rank 1's. None: all of them. Processes have unequal shares."""
+def tiny(out: Tensor, y: Tensor) -> Tensor:
+    """So small that squares are scaled, by each process as it sees fit."""
+    return F.cross_entropy(out, y, reduction="none") * 1e-20
+
+
+OF = ({"estimator": "persample"}, {"estimator": "signed"}, {"of": "fisher"}, {"loss": tiny})
+TIMES = (1, 1, 1, 2.0**-20)  # what rank 1's samples are multiplied with
+
+
+def loaders(rank: int | None, times: float = 1) -> dict[str, list[tuple[Tensor, Tensor]]]:
+    """Batches of three domains: every second is rank 1's, `times` as large. None: all of them. Shares are unequal."""
     random = torch.Generator().manual_seed(3)
     found = {}
     for name, shift in DOMAINS.items():
         x = [torch.randn(n, 2, 5, 5, generator=random, dtype=torch.float64) + shift for n in SIZES]
         y = [torch.randint(3, (n,), generator=random) for n in SIZES]
+        x = [each * times if i % WORLD else each for i, each in enumerate(x)]
         found[name] = list(zip(x, y, strict=True))[slice(rank, None, None if rank is None else WORLD)]
     return found
 
@@ -68,11 +77,13 @@ def work(rank: int, out: Path) -> None:
     for i, how in enumerate(OF):
         model = DistributedDataParallel(copy.deepcopy(problem.net))
         penalty = dspreg.Penalty(model, weight=WEIGHT)
-        profile = penalty.refresh(loaders(rank), **how)
+        profile = penalty.refresh(loaders(rank, TIMES[i]), **how)
         for what in ("c", "null", "c_debiased", "mean"):
             found[f"{what}/{i}"] = getattr(profile, what).flat()
         said[f"reliability/{i}"] = profile.reliability
         said[f"counts/{i}"] = profile.settings["domains"]
+
+    found["same samples"] = penalty.refresh(loaders(0), estimator="signed").c.flat()
 
     # one process has broken images
     bad = loaders(rank)

@@ -7,7 +7,7 @@ import processes
 import pytest
 import torch
 from environments import EVERY, Problem, likeness
-from processes import OF, loaders, together
+from processes import OF, TIMES, loaders, tiny, together
 
 import dspreg
 
@@ -46,6 +46,19 @@ def test_c_of_two_processes_is_that_of_all_their_batches_in_one(ranks):
         torch.testing.assert_close(found[f"{what}/0"], getattr(alone, what).flat(), rtol=1e-9, atol=1e-12)
     assert 0 < float(found["null/0"].mean()) < float(found["c/0"].mean()) * 1.2
     assert math.isfinite(said["reliability/0"])
+
+
+def test_processes_that_scale_differently_agree(ranks):
+    """Squares too small for a float are scaled, by each process as its own samples want it."""
+    alone = dspreg.measure(copy.deepcopy(Problem("smooth").net), loaders(None, TIMES[3]), loss=tiny)
+    found, _ = ranks[0]
+    torch.testing.assert_close(found["c/3"], alone.c.flat(), rtol=1e-9, atol=1e-12)
+
+
+def test_processes_draw_signs_of_their_own(ranks):
+    """Equal ones, on equal samples, would be one process's draw counted twice."""
+    alone = dspreg.measure(copy.deepcopy(Problem("smooth").net), loaders(0), estimator="signed").c.flat()
+    assert (ranks[0][0]["same samples"] - alone).abs().mean() > 0.05
 
 
 def test_a_process_that_cannot_measure_tells_the_others(ranks):
