@@ -117,7 +117,7 @@ def in_parts(engine: str) -> tuple[Tensor, Tensor]:
     return problem.part(model, penalty, lambda: penalty.backward(closures)), problem.target(engine)
 
 
-def compiled(engine: str, backend: str) -> tuple[Tensor, Tensor]:
+def compiled(engine: str, backend: str, half: bool = False) -> tuple[Tensor, Tensor]:
     problem = Problem()
     own = copy.deepcopy(problem.net).float()
     torch._dynamo.reset()
@@ -125,8 +125,12 @@ def compiled(engine: str, backend: str) -> tuple[Tensor, Tensor]:
     penalty = dspreg.Penalty(model, weight=WEIGHT, engine=engine)
     penalty.coefficients = problem.c
     x = problem.x.float()
-    part = problem.part(own, penalty, lambda: penalty.backward(lambda: F.cross_entropy(model(x), problem.y)))
-    return part, problem.target(engine)
+
+    def closure() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            return F.cross_entropy(model(x), problem.y)
+
+    return problem.part(own, penalty, lambda: penalty.backward(closure)), problem.target(engine)
 
 
 def autocast(engine: str, where: str) -> tuple[Tensor, Tensor]:
@@ -176,6 +180,7 @@ ENVIRONMENTS: dict[str, tuple[Callable[[str], tuple[Tensor, Tensor]], tuple[str,
     "micro-batches, float64": (in_parts, EVERY, 1e-6),
     "torch.compile, aot_eager": (lambda e: compiled(e, "aot_eager"), FIRST, 1e-3),
     "torch.compile, inductor": (lambda e: compiled(e, "inductor"), FIRST, 1e-3),
+    "aot_eager and bf16 autocast": (lambda e: compiled(e, "aot_eager", half=True), FIRST, 1e-3),
     "bf16 autocast in the closure": (lambda e: autocast(e, "inside"), EVERY, 1e-3),
     "bf16 autocast around": (lambda e: autocast(e, "around"), EVERY, 1e-3),
     "GradScaler": (scaled, EVERY, 1e-3),
