@@ -62,7 +62,7 @@ def called(name: str, image_size: int | None, num_classes: int | None) -> tuple[
     """
     import timm
 
-    classes = {} if num_classes is None else {"num_classes": num_classes}
+    classes: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     call = f"timm.create_model({name!r}" + "".join(f", {option}={value}" for option, value in classes.items())
     if image_size is not None:
         try:

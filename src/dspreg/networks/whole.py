@@ -1,4 +1,4 @@
-"""Whole networks, head included, to be measured: `small-cnn`, timm's, torchvision's, or what your own function makes."""
+"""Whole networks, head included, to be measured: `small-cnn`, timm's, torchvision's, or what a function makes."""
 
 from __future__ import annotations
 
