@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TextIO
 
 from dspreg import __version__
@@ -38,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         command.add(commands)
     given = parser.parse_args(arguments)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), importable_here():
         warnings.simplefilter("always", Notice)
         warnings.showwarning = _notice
         try:
@@ -57,6 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
             print("dspreg: this is a bug; please report it with the lines above", file=sys.stderr)
             return 1
+
+
+@contextmanager
+def importable_here() -> Iterator[None]:
+    """Import paths of one's own methods, data sets and networks may lie in the current folder, as for `python -m`.
+
+    Last on the path, so that a file there takes the place of nothing installed.
+    """
+    here = os.getcwd()
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
 
 
 def _said(error: DspregError) -> int:

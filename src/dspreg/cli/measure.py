@@ -137,6 +137,8 @@ def _profile(given: Any) -> Profile:
 
     check_device(given.device)
     is_run = Path(given.model).is_dir()
+    if not is_run and len(Path(given.model).parts) > 1:
+        raise ConfigError(f"there is no folder {given.model}; give that of a run, or the name of a network")
     if is_run and (given.weights or given.image_size):
         raise ConfigError(f"{given.model} is a run, which has its own weights and image size; leave those options out")
     console = Console(stderr=True)

@@ -31,7 +31,9 @@ def profile_text(found: Mapping[str, Any]) -> Iterator[str]:
         name = [shown(row["layer"]) or "(top)", shown(row["kind"]), f"{row['parameters']:,}"]
         rows.append([*name, _number(row["c"]), _number(row["null"]), f"{100 * row['insensitive']:.0f} %"])
     yield from aligned(rows, left=2)
-    yield f"the {len(found['layers'])} most domain-sensitive of {found['layers_measured']} layers, by median c"
+    shown_of, every = len(found["layers"]), found["layers_measured"]
+    which = f"all {every} layers" if shown_of == every else f"the {shown_of} most domain-sensitive of {every} layers"
+    yield f"{which}, by median c"
     yield ""
     null, sure = _number(found["null_mean"], 3), _number(found["reliability"])
     yield f"mean c {found['c_mean']:.3f}, null {null}, reliability {sure}"
@@ -49,8 +51,9 @@ def comparison_text(found: Mapping[str, Any]) -> Iterator[str]:
         numbers = [_number(row[f"{what}_median_{when}"]) for when in ("before", "after") for what in ("c", "null")]
         rows.append([*name, *numbers, f"{row['c_median_change']:+.2f}"])
     yield from aligned(rows, left=2)
-    most = f"the {len(found['layers'])} of {found['layers_measured']} layers whose median c changed most"
-    yield f"{most}; in all {found['rose']} rose, {found['fell']} fell"
+    shown_of, every = len(found["layers"]), found["layers_measured"]
+    which = f"all {every} layers, by" if shown_of == every else f"the {shown_of} of {every} layers of the largest"
+    yield f"{which} change of median c; in all {found['rose']} rose, {found['fell']} fell"
     yield ""
     for when in ("before", "after"):
         c, null, sure = (_number(found[f"{what}_{when}"], 3) for what in ("c", "null", "reliability"))

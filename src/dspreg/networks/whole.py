@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from dspreg.errors import ConfigError, DspregError
-from dspreg.names import imported, is_import_path
+from dspreg.names import imported, is_import_path, nearest
 from dspreg.networks import torchvision_models
 from dspreg.networks.hub import fetched
 from dspreg.networks.network import Network
@@ -130,13 +130,24 @@ def _small_cnn(weights: str, image_size: int, classes: int | None) -> Whole:
 
 
 def _own(name: str, weights: str) -> Whole:
-    made = _made(name, imported(name))
+    made = _made(name, _found(name))
     source = NO_WEIGHTS
     if weights not in ("default", "none"):
         path = Path(weights).expanduser()
         source = Weights("file", path.name, load_file(made, name, path))
     mean, std = normalisation(made) if getattr(made, "pretrained_cfg", None) else IMAGENET
     return Whole(name, made, mean, std, source, "own")
+
+
+def _found(name: str) -> Any:
+    import timm
+
+    try:
+        return imported(name)
+    except ConfigError as error:
+        near = nearest(name.partition(".")[0], timm.list_models(), 0.7)
+        hint = f" Or was timm's {near!r} meant?" if near and "no module" in str(error) else ""
+        raise ConfigError(f"{error}{hint}") from error
 
 
 def _made(name: str, make: Callable[[], Any]) -> nn.Module:
