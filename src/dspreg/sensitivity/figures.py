@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from dspreg.errors import ConfigError
+from dspreg.names import shown
 from dspreg.randomness import generator
 from dspreg.sensitivity.profile import tensors_of
 
@@ -78,7 +79,7 @@ def name_rows(axes: Axes, profile: Profile) -> None:
 
 def plain(text: str) -> str:
     """A name as it is: matplotlib would take what stands between two dollars for a formula."""
-    return text.replace("$", r"\$")
+    return shown(text).replace("$", r"\$")
 
 
 def histogram(profile: Profile) -> Figure:
@@ -131,8 +132,8 @@ def draw_panels(places: Sequence[Axes], panels: Sequence[Panel], name: str, boun
     """Each as a map, all on one scale; the same positions of a large tensor in all."""
     colours = colormaps[COLOURS].with_extremes(bad="#9ca3af")
     for axes, (label, values, alive) in zip(places, panels, strict=True):
-        shown = cells(torch.where(alive, values.double(), torch.nan), name)
-        image = axes.imshow(shown, cmap=colours, vmin=0, vmax=bound, interpolation="nearest")
+        grid = cells(torch.where(alive, values.double(), torch.nan), name)
+        image = axes.imshow(grid, cmap=colours, vmin=0, vmax=bound, interpolation="nearest")
         mean = float(values[alive].double().mean()) if alive.any() else 0.0
         axes.set_title(f"{label}, mean {mean:.2f}", fontsize=10)
         axes.set_xticks([])
