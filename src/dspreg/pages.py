@@ -44,11 +44,12 @@ def page(title: str, body: str, **values: Any) -> str:
     return Environment(autoescape=True).from_string(PICTURE + HEAD + body + "\n</html>\n").render(title=title, **values)
 
 
-def png(figure: Figure) -> bytes:
+def png(figure: Figure, dpi: int = 130) -> bytes:
+    """A picture as a file."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name in a script the font lacks: so be it
-        figure.savefig(buffer, format="png", dpi=130)
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box stands for a letter; nothing else fails
+        figure.savefig(buffer, format="png", dpi=dpi)
     return buffer.getvalue()
 
 
