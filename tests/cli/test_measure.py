@@ -60,7 +60,7 @@ def test_tables_and_files(here, folder, capsys):
     profile = dspreg.Profile.load(left[0])
     expected = dict(profile.by_layer().set_index("layer").iterrows())
     assert {row[0] for row in table} == set(expected)
-    for layer, kind, size, c, null, share, _ in table:
+    for layer, kind, size, c, null, share, _, *mark in table:
         row = expected[layer]
         assert (kind, size) == (row["kind"], f"{row['parameters']:,}")
         assert [c, null, share] == [
@@ -68,6 +68,7 @@ def test_tables_and_files(here, folder, capsys):
             f"{row['null median']:.2f}",
             f"{100 * row['insensitive']:.0f}",
         ]
+        assert bool(mark) == (row["c median"] < 1.2 * row["null median"])
     assert [float(row[3]) for row in table] == sorted((float(row[3]) for row in table), reverse=True)
     assert f"reliability {profile.reliability:.2f}" in printed.out
     for name in ("layers.png", "histogram.png", "map.png"):

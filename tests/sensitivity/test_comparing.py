@@ -167,4 +167,7 @@ def test_equal_domains_are_told_from_different_ones():
     one = domains(("a",), batches=24)["a"]
     alike = dspreg.measure(network(), {name: one[start::3] for start, name in enumerate("abc")})
     assert any("hardly above its floor" in text for text in findings(alike)["remarks"])
-    assert findings(dspreg.measure(network(), domains()))["remarks"] == []
+    assert any(row["near_null"] for row in ranked(alike))
+    differ = dspreg.measure(network(), domains())
+    assert findings(differ)["remarks"] == []
+    assert not any(row["near_null"] for row in ranked(differ))

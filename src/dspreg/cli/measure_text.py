@@ -8,11 +8,11 @@ from typing import Any
 from dspreg.cli.tables import aligned
 from dspreg.names import shown
 
-PARTS = {"all": "", "in": " trained on"}
-
 
 def profile_text(found: Mapping[str, Any]) -> Iterator[str]:
     """What was measured, the most sensitive layers, and what to make of them."""
+    from dspreg.sensitivity.page import PARTS
+
     settings = found["settings"]
     about = settings["about"]
     run = f", {about['which']} model of step {about['step']}, {about['algorithm']}" if "run" in about else ""
@@ -26,10 +26,11 @@ def profile_text(found: Mapping[str, Any]) -> Iterator[str]:
     draws = f", {settings['draws']} draws" if settings["draws"] else ""
     yield f"of {settings['of']}, estimator {settings['estimator']}{draws}"
     yield ""
-    rows = [["layer", "kind", "parameters", "c", "null", "insensitive"]]
+    rows = [["layer", "kind", "parameters", "c", "null", "insensitive", ""]]
     for row in found["layers"]:
         name = [shown(row["layer"]) or "(top)", shown(row["kind"]), f"{row['parameters']:,}"]
-        rows.append([*name, _number(row["c"]), _number(row["null"]), f"{100 * row['insensitive']:.0f} %"])
+        numbers = [_number(row["c"]), _number(row["null"]), f"{100 * row['insensitive']:.0f} %"]
+        rows.append([*name, *numbers, "≈ null" if row["near_null"] else ""])
     yield from aligned(rows, left=2)
     shown_of, every = len(found["layers"]), found["layers_measured"]
     which = f"all {every} layers" if shown_of == every else f"the {shown_of} most domain-sensitive of {every} layers"

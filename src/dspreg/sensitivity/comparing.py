@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from dspreg.errors import ConfigError
 from dspreg.sensitivity.profile import Profile
 from dspreg.sensitivity.summary import agreement
@@ -29,7 +31,7 @@ class Comparison:
 
     def both(self) -> ParamVector:
         """True for parameters that some domain is sensitive to both before and after."""
-        return self.before.alive().map(lambda a, b: a & b, self.after.alive())
+        return _alive_in_both(self.before, self.after)
 
     def by_layer(self) -> pd.DataFrame:
         """One row per layer: kind, size, median and mean of c before and after, their difference, and both nulls."""
@@ -70,10 +72,14 @@ def compare(before: Profile, after: Profile) -> Comparison:
     difference = _first_difference(before.c, after.c)
     if difference:
         raise ConfigError(f"these are profiles of different networks, or of different parts of one: {difference}")
-    both = before.alive().map(lambda a, b: a & b, after.alive()).flat()
+    both = _alive_in_both(before, after).flat()
     first, second = before.c.flat()[both], after.c.flat()[both]
     found = agreement(first, second) if len(first) > 1 else None
     return Comparison(before, after, tuple(_notes(before, after)), found)
+
+
+def _alive_in_both(before: Profile, after: Profile) -> ParamVector:
+    return before.alive().map(torch.logical_and, after.alive())
 
 
 def _first_difference(before: ParamVector, after: ParamVector) -> str:

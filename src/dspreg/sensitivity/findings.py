@@ -37,11 +37,15 @@ def findings(profile: Profile, layers: int = SHOWN) -> dict[str, Any]:
 
 
 def ranked(profile: Profile) -> list[dict[str, Any]]:
-    """All layers, the most domain-sensitive first: by the median of c over their parameters, then by its mean."""
+    """All layers, the most domain-sensitive first: by the median of c over their parameters, then by its mean.
+
+    "near_null" says of a layer what `remarks` says of the whole: its c is hardly above its floor.
+    """
     rows = []
     for row in profile.by_layer().to_dict("records"):
         shown = {"layer": row["layer"], "kind": row["kind"], "parameters": int(row["parameters"])}
-        shown |= {"c": row["c median"], "null": row.get("null median")}
+        c, null = row["c median"], row.get("null median")
+        shown |= {"c": c, "null": null, "near_null": null is not None and c < NEAR * null}
         rows.append(
             shown | {"c_mean": row["c mean"], "null_mean": row.get("null mean"), "insensitive": row["insensitive"]}
         )

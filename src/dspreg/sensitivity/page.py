@@ -21,11 +21,11 @@ Only what stands above it says something about domains. Reliability is the rank 
 images with c from the other.</p>
 <h2>The most domain-sensitive layers</h2>
 <div class="wide"><table><tr><th>layer<th>kind<th class="n">parameters<th class="n">c<th class="n">null
-<th class="n">insensitive</tr>
+<th class="n">insensitive<th></tr>
 {% for row in f.layers %}<tr><td>{{ row.layer or "(top)" }}<td>{{ row.kind }}
 <td class="n">{{ "{:,}".format(row.parameters) }}
 <td class="n">{{ number(row.c) }}<td class="n">{{ number(row.null) }}
-<td class="n">{{ "%.0f"|format(100 * row.insensitive) }} %</tr>
+<td class="n">{{ "%.0f"|format(100 * row.insensitive) }} %<td>{{ "≈ null" if row.near_null }}</tr>
 {% endfor %}</table></div>
 <p class="quiet">{{ f.layers|length }} of {{ f.layers_measured }} layers, by the median of c over their parameters.</p>
 {% for caption, image in pictures %}{{ picture(caption, image) }}{% endfor %}
