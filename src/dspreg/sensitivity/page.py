@@ -25,7 +25,7 @@ images with c from the other.</p>
 {% for row in f.layers %}<tr><td>{{ row.layer or "(top)" }}<td>{{ row.kind }}
 <td class="n">{{ "{:,}".format(row.parameters) }}
 <td class="n">{{ number(row.c) }}<td class="n">{{ number(row.null) }}
-<td class="n">{{ "%.0f"|format(100 * row.insensitive) }} %<td>{{ "≈ null" if row.near_null }}</tr>
+<td class="n">{{ "%.0f"|format(100 * row.insensitive) }} %<td class="n">{{ "≈ null" if row.near_null }}</tr>
 {% endfor %}</table></div>
 <p class="quiet">{{ f.layers|length }} of {{ f.layers_measured }} layers, by the median of c over their parameters.</p>
 {% for caption, image in pictures %}{{ picture(caption, image) }}{% endfor %}
