@@ -10,18 +10,16 @@ minutes on two idle cores.
 from __future__ import annotations
 
 import argparse
-import base64
-import io
 import time
 import warnings
 from pathlib import Path
 
-from jinja2 import Environment
 from rich.console import Console
 from rich.table import Table
 
 import dspreg
 from dspreg.data import Digits
+from dspreg.pages import inline, page, png
 from dspreg.protocol.settings import Execution
 from dspreg.store import RunFolder
 from dspreg.training.display import Bar, Display
@@ -84,22 +82,13 @@ def main() -> None:
         profiles[f"after {name}"] = dspreg.Profile.load(runs[SHOWN, name] / "profiles/end.safetensors")
     for name, profile in profiles.items():
         console.print(f"{name}: {profile}")
-    page(options.out, rows, profiles, options.steps)
+    leave_page(options.out, rows, profiles, options.steps)
     console.print(f"{time.perf_counter() - started:.0f} s. Look at {options.out / 'index.html'}")
 
 
 # The page, with its pictures inside.
 
-PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><title>dspreg on the digits</title>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<style>
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse } td, th { padding: .25rem .9rem; text-align: left; border-bottom: 1px solid #8885 }
-td.n { text-align: right; font-variant-numeric: tabular-nums } img { max-width: 100%; background: white }
-figure { margin: 1.5rem 0 } figcaption { font-size: .9rem; opacity: .8 }
-</style>
+PAGE = """
 <h1>Digits: trained on three domains, tested on the fourth</h1>
 <p>{{ steps }} steps each, one seed: a few points between methods mean nothing yet. DSP-Reg is <code>{{ spec }}</code>.
 The penalty column is the length of its gradient over that of the loss, at the last step.</p>
@@ -112,31 +101,26 @@ The penalty column is the length of its gradient over that of the loss, at the l
 <p>c is 0 where all source domains agree on how much a parameter matters, and √2 where one domain alone decides.
 <em>null</em> is c of the same images dealt at random to three groups: what chance gives. Only what stands above it
 says something about domains. Unseen domain: {{ shown }}.</p>
-{% for name, figures in pictures %}<h3>{{ name }}</h3>{% for caption, image in figures %}
-<figure><img alt="{{ caption }}" src="data:image/png;base64,{{ image }}"><figcaption>{{ caption }}</figcaption></figure>
-{% endfor %}{% endfor %}</html>
-"""
+{% for name, figures in pictures %}<h3>{{ name }}</h3>{% for caption, image in figures %}{{ picture(caption, image) }}
+{% endfor %}{% endfor %}"""
 
 
-def page(out: Path, rows: list[tuple], profiles: dict[str, dspreg.Profile], steps: int) -> None:
+def leave_page(out: Path, rows: list[tuple], profiles: dict[str, dspreg.Profile], steps: int) -> None:
     pictures = []
     for name, profile in profiles.items():
         figures = []
         for kind, layer in (("layers", None), ("map", LAYER), ("histogram", None)):
-            buffer = io.BytesIO()
-            profile.figure(kind, layer).savefig(buffer, dpi=130)
-            (out / f"{kind}-{name.replace(' ', '-')}.png").write_bytes(buffer.getvalue())
+            image = png(profile.figure(kind, layer))
+            (out / f"{kind}-{name.replace(' ', '-')}.png").write_bytes(image)
             captions = {
                 "layers": "c by layer: median and middle half",
                 "map": "One layer",
                 "histogram": "All parameters",
             }
-            figures.append((captions[kind], base64.b64encode(buffer.getvalue()).decode()))
+            figures.append((captions[kind], inline(image)))
         pictures.append((name, figures))
-    template = Environment(autoescape=True).from_string(PAGE)
-    (out / "index.html").write_text(
-        template.render(rows=rows, pictures=pictures, shown=SHOWN, steps=steps, spec=ALGORITHMS["DSP-Reg"])
-    )
+    values = {"rows": rows, "pictures": pictures, "shown": SHOWN, "steps": steps, "spec": ALGORITHMS["DSP-Reg"]}
+    (out / "index.html").write_text(page("dspreg on the digits", PAGE, **values))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ TABLE = {
     "errors": Place(1, NUMPY),
     "files": Place(1),
     "names": Place(1),
+    "pages": Place(1, frozenset(), frozenset({"jinja2", "matplotlib"})),
     "priors": Place(1, NUMPY),
     "protocol": Place(1, NUMPY | {"yaml"}),
     "store": Place(1, NUMPY),
@@ -46,7 +47,12 @@ TABLE = {
     "cli": Place(7, frozenset(), SLOW),
     "__init__": Place(8),
 }
-DRAWS = {"sensitivity/figures.py", "report/figures.py", "training/confusion.py"}  # may import matplotlib at the top
+DRAWS = {
+    "sensitivity/figures.py",
+    "sensitivity/figures_of_two.py",
+    "report/figures.py",
+    "training/confusion.py",
+}  # may import matplotlib at the top
 INDEXES = {"__init__.py", "spec.py", "catalogue.py"}  # may import other algorithms
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}  # run code from files
 

@@ -1,10 +1,14 @@
-"""Names from outside: made harmless where they are shown, and what was probably meant where they are unknown."""
+"""Names from outside: made harmless where they are shown, looked up, and what was probably meant if there is none."""
 
 from __future__ import annotations
 
 import difflib
+import pkgutil
 import unicodedata
 from collections.abc import Iterable
+from typing import Any
+
+from dspreg.errors import ConfigError
 
 HIDDEN = {"Cc", "Cs", "Zl", "Zp"}  # control characters, halves of characters, line and paragraph separators
 TURNING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # writing direction
@@ -38,6 +42,21 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """For a message: a sentence with a space before it, or nothing."""
     near = nearest(name, known)
     return f" Did you mean {near!r}?" if near else ""
+
+
+def is_import_path(text: str) -> bool:
+    """`my_methods.LogitNorm`: two names or more, with dots between."""
+    return "." in text and all(part.isidentifier() for part in text.split("."))
+
+
+def imported(path: str) -> Any:
+    """What an import path stands for."""
+    try:
+        return pkgutil.resolve_name(path)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{path!r}: no module {error.name!r}; is its folder on PYTHONPATH?") from error
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{path!r} can't be imported: {error}") from error
 
 
 def _bare(name: str) -> str:

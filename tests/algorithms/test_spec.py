@@ -146,7 +146,10 @@ def test_our_own_import_paths_become_bare_names():
         ("CORAL+3", r"^'3' is not the name of an algorithm"),
         ("SAM()()", r"^'SAM\(\)' is not the name of an algorithm"),
         ("[CORAL][0]", r"is not the name of an algorithm"),
-        ("spec_methods.LogitNrm", r"^'spec_methods\.LogitNrm': module 'spec_methods' has no attribute 'LogitNrm'$"),
+        (
+            "spec_methods.LogitNrm",
+            r"^'spec_methods\.LogitNrm' can't be imported: module 'spec_methods' has no attribute 'LogitNrm'$",
+        ),
         ("spec_nothing.LogitNorm", r"no module 'spec_nothing'; is its folder on PYTHONPATH\?$"),
         ("spec_methods.CONSTANT", r"^'spec_methods\.CONSTANT' is not a subclass of dspreg\.Algorithm$"),
         ("spec_methods.DspregError", r"is not a subclass of dspreg\.Algorithm$"),

@@ -1,12 +1,16 @@
 """Examples and recipes do what their first lines say."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from dspreg import describe, parse
+from dspreg.networks import Network, SmallCNN
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,6 +48,43 @@ def test_own_loop():
 def test_other_trainers_give_the_numbers_of_a_plain_loop(example, steps):
     *_, last = run(f"examples/with_{example}.py").splitlines()
     assert last.endswith(f" {steps} steps, largest difference to the plain loop 0")
+
+
+def test_freeze_or_prune_says_what_its_table_says():
+    said = run("examples/freeze_or_prune.py", "--seeds", "2", "--steps", "12", "--more", "2", "--target", "sign")
+    lines = said.splitlines()
+    assert sum("904 of 9,034 parameters; mean c" in line for line in lines) == 2  # a tenth
+    start = next(i for i, line in enumerate(lines) if line.startswith("accuracy in %"))
+    assert lines[start].split()[-4:] == ["handwritten", "outline", "print", "sign"]  # the target last
+    table = {line[:30].strip(): [float(x) for x in line.split()[-4:]] for line in lines[start + 1 : start + 7]}
+    assert len(table) == 6
+    assert table["largest c set to 0"] != table["random ones set to 0"] != table["as it was trained"]
+    told = re.findall(r"- (.+), against (.+), on (.+): ([+-][\d.]+) \(", said)
+    assert len(told) == 6
+    for one, other, where, points in told:
+        domains = [3] if where == "sign" else [0, 1, 2]
+        wanted = sum(table[one][d] - table[other][d] for d in domains) / len(domains)
+        assert float(points) == pytest.approx(wanted, abs=0.16)  # three roundings
+    assert "nothing here is about other networks" in said
+
+
+def test_what_is_frozen_stays_and_what_is_cut_is_zero(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import freeze_or_prune as example
+
+    data, _ = example.images("sign", 0)
+    net = Network(features := SmallCNN(width=16), nn.Linear(features.width, 10))
+    mask = {name: torch.rand(p.shape) < 0.3 for name, p in net.named_parameters()}
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    example.train(net, data, range(3), mask)
+    for name, p in net.named_parameters():
+        assert torch.equal(p[mask[name]], before[name][mask[name]])
+        assert not torch.equal(p[~mask[name]], before[name][~mask[name]])
+    drawn = example.at_random(mask, 1)
+    assert {name: int(m.sum()) for name, m in drawn.items()} == {name: int(m.sum()) for name, m in mask.items()}
+    example.cut(net, mask)
+    for name, p in net.named_parameters():
+        assert not p[mask[name]].any()
 
 
 def test_recipes_are_specs():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dspreg.batches import Batch
 from dspreg.errors import ConfigError
+from dspreg.randomness import Key
 from dspreg.sensitivity import Meter
 from dspreg.sensitivity.purity import evaluating
 from dspreg.sensitivity.samples import Samples
@@ -28,12 +29,20 @@ def measuring(
     algorithm: Algorithm, batches: int = BATCHES, **options: Any
 ) -> Iterator[tuple[Meter, Function, dict[str, list[Samples]]]]:
     """A meter, what it measures and on which samples; keyed by the step, so that it moves no other randomness."""
-    task, stack = algorithm.task, algorithm.stack
-    domains = task.samples(stack.steps, batches)
+    task, steps = algorithm.task, algorithm.stack.steps
+    domains = task.samples(steps, batches)
     if len(domains) < 2:
         raise ConfigError(
             f"c compares source domains and there is {len(domains)}: {', '.join(domains)}. Give at least two"
         )
+    with metering(algorithm, (*task.key, steps), **options) as (meter, f):
+        yield meter, f, {name: [Samples(b.x, b.y) for b in each] for name, each in domains.items()}
+
+
+@contextmanager
+def metering(algorithm: Algorithm, key: tuple[Key, ...], **options: Any) -> Iterator[tuple[Meter, Function]]:
+    """A meter of a stack's network, and what it measures: the stack's whole prediction, in evaluation mode."""
+    stack = algorithm.stack
 
     def f(samples: Samples, domain: int) -> Callable[[Tensor], Tensor]:
         assert isinstance(samples.inputs, Tensor)
@@ -41,5 +50,4 @@ def measuring(
         return stack.top.measured(Batch(samples.inputs, y, domain))
 
     with evaluating(stack.top):
-        meter = Meter(algorithm.net, key=(*task.key, stack.steps, "measure"), **options)
-        yield meter, f, {name: [Samples(b.x, b.y) for b in each] for name, each in domains.items()}
+        yield Meter(algorithm.net, key=(*key, "measure"), **options), f

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ast
 import math
-import pkgutil
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from dspreg.algorithms.base import ERM, Algorithm, options_of
 from dspreg.errors import ConfigError
-from dspreg.names import did_you_mean
+from dspreg.names import did_you_mean, imported
 
 
 def parse(text: str) -> Algorithm:
@@ -73,12 +72,7 @@ def algorithm_named(name: str) -> type[Algorithm]:
                 f"For your own class use its import path, e.g. 'my_methods.{name}'"
             )
         return known[name]
-    try:
-        found = pkgutil.resolve_name(name)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{name!r}: no module {error.name!r}; is its folder on PYTHONPATH?") from error
-    except AttributeError as error:
-        raise ConfigError(f"{name!r}: {error}") from None
+    found = imported(name)
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise ConfigError(f"{name!r} is not a subclass of dspreg.Algorithm")
     return found

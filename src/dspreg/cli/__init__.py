@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TextIO
 
 from dspreg import __version__
-from dspreg.cli import algorithms, data, evaluate, export, predict, train
+from dspreg.cli import algorithms, data, evaluate, export, measure, predict, train
 from dspreg.cli.parser import Parser
 from dspreg.errors import DspregError, Notice, ResourceError
 from dspreg.names import shown
 
-COMMANDS = (train, evaluate, predict, export, data, algorithms)
+COMMANDS = (train, measure, evaluate, predict, export, data, algorithms)
 
 EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print
   dspreg train --dataset folder:photos --target site-4 --algorithm CORAL+DSPReg --out runs/site-4
+  dspreg measure --model runs/site-4 --figures pictures
   dspreg evaluate runs/site-4
   dspreg predict runs/site-4 new/*.jpg --csv
   dspreg data verify folder:photos
@@ -37,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         command.add(commands)
     given = parser.parse_args(arguments)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), importable_here():
         warnings.simplefilter("always", Notice)
         warnings.showwarning = _notice
         try:
@@ -56,6 +59,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
             print("dspreg: this is a bug; please report it with the lines above", file=sys.stderr)
             return 1
+
+
+@contextmanager
+def importable_here() -> Iterator[None]:
+    """Import paths of one's own methods, data sets and networks may lie in the current folder, as for `python -m`.
+
+    Last on the path, so that a file there takes the place of nothing installed.
+    """
+    here = os.getcwd()
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
 
 
 def _said(error: DspregError) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 
-def which(parser: argparse.ArgumentParser) -> None:
+def which(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--which",
         choices=("selected", "last"),
@@ -14,7 +14,7 @@ def which(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def device(parser: argparse.ArgumentParser) -> None:
+def device(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
 
 
@@ -26,6 +26,17 @@ def natural(text: str) -> int:
 def count(text: str) -> int:
     """0, 1, 2, …"""
     return _whole(text, 0)
+
+
+def positive(text: str) -> float:
+    """A finite number, 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if 0 <= value < float("inf"):
+        return value
+    raise argparse.ArgumentTypeError(f"{text!r}; wanted a number, 0 or more")
 
 
 def _whole(text: str, least: int) -> int:

@@ -100,13 +100,17 @@ class Measured:
     workers: int = 0
 
     def __call__(self, t: int, batches: int) -> Mapping[str, Sequence[Batch]]:
-        chosen = [measured(len(p), batches, *self.key, t, p.domain) for p in self.parts]
-        order = [(d, tuple(which)) for d, each in enumerate(chosen) for which in each]
+        every = [measured(len(p), batches, *self.key, t, p.domain) for p in self.parts]
         result: dict[str, list[Batch]] = {part.domain: [] for part in self.parts}
-        for (d, _), (x, y) in zip(order, loaded(self, order, self.workers), strict=True):
-            part = self.parts[d]
-            result[part.domain].append(Batch(part.transform.normalised(x.to(self.device)), y.to(self.device), d))
+        for batch in self.batches([(d, chosen) for d, each in enumerate(every) for chosen in each]):
+            result[self.parts[batch.domain].domain].append(batch)
         return result
+
+    def batches(self, order: Iterable[tuple[int, Sequence[int]]]) -> Iterator[Batch]:
+        """For each (part, positions), made when asked for."""
+        which = [(d, tuple(chosen)) for d, chosen in order]
+        for (d, _), (x, y) in zip(which, loaded(self, which, self.workers), strict=True):
+            yield Batch(self.parts[d].transform.normalised(x.to(self.device)), y.to(self.device), d)
 
     def __getitem__(self, which: tuple[int, tuple[int, ...]]) -> XY:
         return self.parts[which[0]].batch(which[1])

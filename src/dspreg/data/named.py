@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pkgutil
 from pathlib import Path
 
 from dspreg.data.base import DomainDataset
@@ -16,7 +15,7 @@ from dspreg.data.pacs import PACS
 from dspreg.data.terra_incognita import TerraIncognita
 from dspreg.data.vlcs import VLCS
 from dspreg.errors import ConfigError
-from dspreg.names import nearest
+from dspreg.names import imported, is_import_path, nearest
 
 BENCHMARKS: dict[str, type[Benchmark]] = {c.name: c for c in (VLCS, PACS, OfficeHome, TerraIncognita, DomainNet)}
 ROOT = "data"
@@ -46,7 +45,7 @@ def dataset_named(text: str, root: str | Path | None = None, name: str | None = 
         return Digits()
     if text in BENCHMARKS:
         return BENCHMARKS[text](ROOT if root is None else root)
-    if "." in text and all(part.isidentifier() for part in text.split(".")):
+    if is_import_path(text):
         return _imported(text)(ROOT if root is None else root)
     known = known_names()
     near = nearest(text, known, 0.7)
@@ -60,12 +59,7 @@ def dataset_named(text: str, root: str | Path | None = None, name: str | None = 
 
 
 def _imported(text: str) -> type[DomainDataset]:
-    try:
-        found = pkgutil.resolve_name(text)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{text!r}: no module {error.name!r}; is its folder on PYTHONPATH?") from error
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{text!r} can't be imported: {error}") from error
+    found = imported(text)
     if not (isinstance(found, type) and issubclass(found, DomainDataset)):
         raise ConfigError(f"{text!r} is not a class of data sets. Derive it from dspreg.DomainDataset.")
     return found

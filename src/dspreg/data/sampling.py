@@ -20,5 +20,10 @@ def measured(num_images: int, batches: int, *key: Key) -> list[list[int]]:
 
     Keyed apart from training, so that measuring moves no training batch.
     """
+    return some(num_images, batches * MEASURED, MEASURED, *key)
+
+
+def some(num_images: int, wanted: int, size: int, *key: Key) -> list[list[int]]:
+    """As `measured`: positions of at most `wanted` images, in batches of `size`."""
     order = torch.randperm(num_images, generator=generator(*key, "measure"), device="cpu")
-    return [part.tolist() for part in torch.split(order[: batches * MEASURED], MEASURED)]
+    return [part.tolist() for part in torch.split(order[:wanted], size)]

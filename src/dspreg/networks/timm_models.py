@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.errors import ConfigError, IntegrityError
-from dspreg.networks.weights import Wanted, read_weights
+from dspreg.networks.weights import load_file
 from dspreg.randomness import untouched
 
 # what a network raises when an image does not go through it
@@ -52,40 +52,49 @@ def created(name: str, image_size: int | None) -> nn.Module:
     return called(name, image_size, 0)[0]
 
 
-def called(name: str, image_size: int | None, num_classes: int) -> tuple[nn.Module, str]:
-    """A fresh network with timm's own head, or without if there are 0 classes; and the call of timm that makes it."""
+def called(name: str, image_size: int | None, num_classes: int | None) -> tuple[nn.Module, str]:
+    """A fresh network with timm's own head, and the call of timm that makes it.
+
+    Args:
+        name: As timm knows it.
+        image_size: Of one side in pixels; None for the size it is known for.
+        num_classes: Outputs of the head; 0 for a network without, None for as many as it is known for.
+    """
     import timm
 
-    call = f"timm.create_model({name!r}, num_classes={num_classes}"
+    classes: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
+    call = f"timm.create_model({name!r}" + "".join(f", {option}={value}" for option, value in classes.items())
     if image_size is not None:
         try:
-            sized = timm.create_model(name, pretrained=False, num_classes=num_classes, img_size=image_size)
+            sized = timm.create_model(name, pretrained=False, **classes, img_size=image_size)
             return sized, f"{call}, img_size={image_size})"
         except TypeError as error:
             if "img_size" not in str(error):  # a network that takes any size does not know the word
                 raise
         except UNFIT as error:
             raise _unfit(name, image_size, error) from error
-    return timm.create_model(name, pretrained=False, num_classes=num_classes), f"{call})"
+    return timm.create_model(name, pretrained=False, **classes), f"{call})"
 
 
-def loaded(name: str, image_size: int, path: Path) -> tuple[nn.Module, str]:
-    """The network with the weights of a file, and the file's SHA-256.
+def loaded(
+    name: str, image_size: int, path: Path, num_classes: int | None = 0, *, new_head: bool = False
+) -> tuple[nn.Module, str]:
+    """The network with the weights of a file, and the file's SHA-256. Outputs as in `called`, head as in `load_file`.
 
     A transformer's weights are for one image size. They may be those for `image_size`, or for the size that the
     network is known for; timm then resamples the positions.
     """
     with untouched():
-        model = created(name, image_size)
+        model = called(name, image_size, num_classes)[0]
         try:
-            return model, _load(model, name, path)
+            return model, _load(model, name, path, new_head)
         except IntegrityError as wrong:
-            model = created(name, None)
+            model = called(name, None, num_classes)[0]
             resize = getattr(model, "set_input_size", None)
             if resize is None:
                 raise
             try:
-                sha256 = _load(model, name, path)
+                sha256 = _load(model, name, path, new_head)
             except IntegrityError:
                 raise wrong from None  # what is wrong for the size that was asked for
         try:
@@ -95,18 +104,19 @@ def loaded(name: str, image_size: int, path: Path) -> tuple[nn.Module, str]:
         return model, sha256
 
 
-def _load(model: nn.Module, name: str, path: Path) -> str:
-    state = model.state_dict()
-    state, sha256 = read_weights(path, Wanted(name, state, _heads(model, state)))
-    model.load_state_dict(state)
-    return sha256
+def _load(model: nn.Module, name: str, path: Path, new_head: bool) -> str:
+    return load_file(model, name, path, _heads(model, model.state_dict()), new_head=new_head)
+
+
+def heads_of(config: Any) -> tuple[str, ...]:
+    """The modules that timm's notes on a network call its classifier."""
+    named = (config or {}).get("classifier") or ()
+    return (named,) if isinstance(named, str) else tuple(named)
 
 
 def _heads(model: nn.Module, state: dict[str, Tensor]) -> tuple[str, ...]:
     """The modules that `num_classes=0` has taken away."""
-    config: dict[str, Any] = getattr(model, "pretrained_cfg", {})
-    named = config.get("classifier") or ()
-    heads = (named,) if isinstance(named, str) else tuple(named)
+    heads = heads_of(getattr(model, "pretrained_cfg", {}))
     # LeViT's is called "head.linear", but "head" with its batch norm has gone as a whole
     parents = (head.rpartition(".")[0] for head in heads)
     gone = (p for p in parents if p and not any(tensor.startswith(f"{p}.") for tensor in state))

@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -14,7 +15,7 @@ from typing import Any, BinaryIO, NoReturn
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
-from torch import Tensor
+from torch import Tensor, nn
 
 from dspreg.errors import ConfigError, IntegrityError, ResourceError
 
@@ -60,6 +61,43 @@ def read_weights(path: Path, wanted: Wanted) -> tuple[dict[str, Tensor], str]:
     The header is compared with the model before the numbers are read, and the file is read once: what was hashed is
     what is returned. Only `num_batches_tracked` may be missing, which older files do not have.
     """
+    with _opened(path) as (file, size):
+        start, header = _header(path, file, size)
+        _compare(path, header, wanted)
+        data = start + file.read(size - len(start))
+    return _state(path, data, wanted), hashlib.sha256(data).hexdigest()
+
+
+def load_file(net: nn.Module, name: str, path: Path, heads: tuple[str, ...] = (), *, new_head: bool = False) -> str:
+    """Put a file's weights into a network; returns the SHA-256 of the file.
+
+    Args:
+        net: The network.
+        name: Its, for messages.
+        path: Of the file.
+        heads: Modules that the file may have and the network not.
+        new_head: They are the network's own, too, and stay as they are: the file has none, or one of another size.
+    """
+    state = net.state_dict()
+    kept = {n: t for n, t in state.items() if new_head and any(n.startswith(f"{head}.") for head in heads)}
+    body = {n: t for n, t in state.items() if n not in kept}
+    read, sha256 = read_weights(path, Wanted(name, body, heads))
+    net.load_state_dict(read | kept)
+    return sha256
+
+
+def outputs_in(path: Path, heads: Sequence[str]) -> int | None:
+    """How many outputs the head in a file has, by its first module's bias or weight; None where there is no head."""
+    with _opened(path) as (file, size):
+        _, header = _header(path, file, size)
+    tensors = (f"{head}.{part}" for head in heads for part in ("bias", "weight"))
+    shapes = [header[name]["shape"] for name in tensors if name in header]
+    return shapes[0][0] if shapes and shapes[0] else None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """An ordinary file and its size, or what is wrong with it."""
     try:
         found = path.stat()
         if stat.S_ISDIR(found.st_mode):
@@ -67,9 +105,7 @@ def read_weights(path: Path, wanted: Wanted) -> tuple[dict[str, Tensor], str]:
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"{path} is not an ordinary file; give a safetensors file")
         with path.open("rb") as file:
-            start, header = _header(path, file, found.st_size)
-            _compare(path, header, wanted)
-            data = start + file.read(found.st_size - len(start))
+            yield file, found.st_size
     except FileNotFoundError as error:
         raise ConfigError(
             f"there is no file {path}. The weights are 'default', 'none' or a safetensors file; "
@@ -77,7 +113,6 @@ def read_weights(path: Path, wanted: Wanted) -> tuple[dict[str, Tensor], str]:
         ) from error
     except OSError as error:
         raise ResourceError(f"{path} cannot be read: {error.strerror or error}") from error
-    return _state(path, data, wanted), hashlib.sha256(data).hexdigest()
 
 
 def _header(path: Path, file: BinaryIO, size: int) -> tuple[bytes, dict[str, dict[str, Any]]]:

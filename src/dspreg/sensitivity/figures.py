@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,15 +13,21 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from dspreg.errors import ConfigError
+from dspreg.names import shown
 from dspreg.randomness import generator
+from dspreg.sensitivity.profile import tensors_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.image import AxesImage
 
     from dspreg.sensitivity.profile import Profile
+    from dspreg.vectors import ParamVector
 
 C_COLOUR, NULL_COLOUR, COLOURS = "#c2410c", "#64748b", "inferno"
 POSITIONS = 2_500  # of a larger layer, as in the paper's figure
+
+Panel = tuple[str, Tensor, Tensor]  # what it shows, the numbers, and which of them some domain is sensitive to
 
 
 def draw(profile: Profile, kind: str, layer: str | None = None) -> Figure:
@@ -44,19 +51,35 @@ def layers(profile: Profile) -> Figure:
     if profile.null is not None:
         parts.append((profile.null, NULL_COLOUR, "null (same samples, no domains)", 0.14))
     for vector, colour, label, shift in parts:
-        each = [torch.cat([vector[n].reshape(-1) for n in names]).double().numpy() for names in owners.values()]
-        low, middle, high = (np.array([np.quantile(v, q) for v in each]) for q in (0.25, 0.5, 0.75))
+        low, middle, high = quartiles(vector, owners)
         axes.hlines(rows + shift, low, high, color=colour, lw=3, alpha=0.45)
         axes.plot(middle, rows + shift, "o", color=colour, ms=4, label=label)
-    sizes = [sum(profile.c[n].numel() for n in names) for names in owners.values()]
-    axes.set_yticks(
-        rows, [f"{name or '(top)'}  {size:,}" for name, size in zip(owners, sizes, strict=True)], fontsize=7
-    )
-    axes.set_ylim(len(owners) - 0.4, -0.6)
+    name_rows(axes, profile)
     _scale(axes, profile)
     figure.legend(loc="outside upper center", ncols=2, frameon=False, fontsize=8)
     axes.grid(axis="x", alpha=0.25)
     return figure
+
+
+def quartiles(vector: ParamVector, owners: Mapping[str, Sequence[str]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lower quartile, median and upper quartile of every layer's parameters."""
+    each = [torch.cat([vector[n].reshape(-1) for n in names]).double().numpy() for names in owners.values()]
+    low, middle, high = (np.array([np.quantile(v, q) for v in each]) for q in (0.25, 0.5, 0.75))
+    return low, middle, high
+
+
+def name_rows(axes: Axes, profile: Profile) -> None:
+    """One row per layer, the first on top, with its number of parameters."""
+    owners = profile.layers()
+    sizes = [sum(profile.c[n].numel() for n in names) for names in owners.values()]
+    texts = [plain(f"{name or '(top)'}  {size:,}") for name, size in zip(owners, sizes, strict=True)]
+    axes.set_yticks(np.arange(len(owners)), texts, fontsize=7)
+    axes.set_ylim(len(owners) - 0.4, -0.6)
+
+
+def plain(text: str) -> str:
+    """A name as it is: matplotlib would take what stands between two dollars for a formula."""
+    return shown(text).replace("$", r"\$")
 
 
 def histogram(profile: Profile) -> Figure:
@@ -80,34 +103,42 @@ def heat_map(profile: Profile, layer: str | None) -> Figure:
 
     Grey cells are parameters that no domain is sensitive to.
     """
-    owners = profile.layers()
-    if layer not in owners:
-        known = ", ".join(name for name in list(owners)[:12] if name)
-        raise ConfigError(
-            f"layer={layer!r}; wanted one of the measured layers: {known}{', …' if len(owners) > 12 else ''}"
-        )
-    name = max(owners[layer], key=lambda n: profile.c[n].numel())
-    panels: list[tuple[str, Tensor]] = [("c", profile.c[name])]
-    if profile.null is not None:
-        panels.append(("null", profile.null[name]))
+    name = largest_tensor(profile, layer)
+    panels = panels_of(profile, name)
     figure = Figure(figsize=(1.2 + 3.6 * len(panels), 4.0), layout="constrained")
-    image = None
+    image = draw_panels(list(np.atleast_1d(figure.subplots(1, len(panels)))), panels, name, profile.bound)
+    count = profile.c[name].numel()
+    missing = "" if profile.null is not None else " (no null measured)"
+    figure.suptitle(plain(f"{name}: {min(count, POSITIONS):,} of {count:,} parameters{missing}"), fontsize=10)
+    scale = figure.colorbar(image, ax=figure.axes, shrink=0.8)
+    scale.set_label("0 all domains alike, √(D−1) one alone", fontsize=8)
+    return figure
+
+
+def largest_tensor(profile: Profile, layer: str | None) -> str:
+    """The parameter of a layer that is drawn."""
+    names = tensors_of(layer, profile.c)
+    return max(names, key=lambda n: profile.c[n].numel())
+
+
+def panels_of(profile: Profile, name: str, label: str = "") -> list[Panel]:
+    """c of one tensor and, where it was measured, its floor."""
     alive = profile.alive()[name]
+    found = [(f"c{label}", profile.c[name], alive)]
+    return found if profile.null is None else [*found, (f"null{label}", profile.null[name], alive)]
+
+
+def draw_panels(places: Sequence[Axes], panels: Sequence[Panel], name: str, bound: float) -> AxesImage:
+    """Each as a map, all on one scale; the same positions of a large tensor in all."""
     colours = colormaps[COLOURS].with_extremes(bad="#9ca3af")
-    for axes, (label, values) in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
-        shown = cells(torch.where(alive, values.double(), torch.nan), name)
-        image = axes.imshow(shown, cmap=colours, vmin=0, vmax=profile.bound, interpolation="nearest")
+    for axes, (label, values, alive) in zip(places, panels, strict=True):
+        grid = cells(torch.where(alive, values.double(), torch.nan), name)
+        image = axes.imshow(grid, cmap=colours, vmin=0, vmax=bound, interpolation="nearest")
         mean = float(values[alive].double().mean()) if alive.any() else 0.0
         axes.set_title(f"{label}, mean {mean:.2f}", fontsize=10)
         axes.set_xticks([])
         axes.set_yticks([])
-    assert image is not None
-    count = profile.c[name].numel()
-    missing = "" if profile.null is not None else " (no null measured)"
-    figure.suptitle(f"{name}: {min(count, POSITIONS):,} of {count:,} parameters{missing}", fontsize=10)
-    scale = figure.colorbar(image, ax=figure.axes, shrink=0.8)
-    scale.set_label("0 all domains alike, √(D−1) one alone", fontsize=8)
-    return figure
+    return image
 
 
 def cells(values: Tensor, name: str) -> np.ndarray:

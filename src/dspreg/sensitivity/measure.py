@@ -64,7 +64,7 @@ def measure(
         only, exclude: Shell patterns on parameter names, such as `"layer4.*"`.
         max_batches: Of each domain; all unless given.
         draws: Sign draws per batch, for `"signed"`.
-        progress: Show a progress bar.
+        progress: Show a progress bar, on stderr.
         null: Also measure the floor of c. Holds all batches in memory, and `"signed"` and `"minibatch"` take twice
             as long.
         key: Of the drawn labels, signs and pseudo-domains: the same key gives the same numbers.
@@ -94,7 +94,7 @@ def measure(
         key=("measure", key, *own),
     )
     device = next(iter(meter.params.values())).device
-    with evaluating(model), _bar(progress) as walk:
+    with evaluating(model), progress_bar(progress) as walk:
         loaded = {str(d): batches_of(str(d), loader, max_batches, device) for d, loader in domains.items()}
         return profiled(
             meter,
@@ -221,15 +221,16 @@ def _labelled(
 
 
 @contextmanager
-def _bar(show: bool) -> Iterator[Walk]:
-    """A function that walks through batches, with a progress bar if wanted."""
+def progress_bar(show: bool) -> Iterator[Walk]:
+    """A function that walks through batches, with a progress bar if wanted: on stderr, where results are not."""
     if not show:
         yield lambda batches, _: batches
         return
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns) as bar:
+    with Progress(*columns, console=Console(stderr=True)) as bar:
 
         def walk(batches: Iterable[Samples], what: str) -> Iterable[Samples]:
             return bar.track(batches, total=len(batches) if isinstance(batches, list) else None, description=what)

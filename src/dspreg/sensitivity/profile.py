@@ -15,13 +15,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from dspreg.errors import ConfigError, IntegrityError, Notice
+from dspreg.errors import ConfigError, IntegrityError, Notice, ResourceError
 from dspreg.files import make_folder, write
+from dspreg.names import did_you_mean
 from dspreg.vectors import ParamVector
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from dspreg.sensitivity.comparing import Comparison
 
 FORMAT = "dspreg.profile/1"
 VECTORS = ("mean", "variance", "c", "c_debiased", "null")
@@ -124,10 +127,13 @@ class Profile:
 
     def layers(self) -> dict[str, list[str]]:
         """Parameter names by the layer that owns them."""
-        owners: dict[str, list[str]] = {}
-        for name in self.c:
-            owners.setdefault(layer_of(name), []).append(name)
-        return owners
+        return owners_of(self.c)
+
+    def compare(self, after: Profile) -> Comparison:
+        """What rose and what fell from this profile to a later one of the same network."""
+        from dspreg.sensitivity.comparing import compare
+
+        return compare(self, after)
 
     def figure(self, kind: str = "layers", layer: str | None = None) -> Figure:
         """A picture: `"layers"`, `"histogram"`, or `"map"` of one `layer`. c beside null on one scale, 0 … √(D−1)."""
@@ -178,7 +184,13 @@ class Profile:
                     kinds=described["kinds"],
                     settings=described["settings"],
                 )
-        except (SafetensorError, KeyError, ValueError) as error:
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"there is no file {path}; give one that `Profile.save` or `dspreg measure` wrote"
+            ) from error
+        except OSError as error:
+            raise ResourceError(f"{path} can't be read: {error.strerror or error}") from error
+        except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise IntegrityError(f"{path} is damaged or not a profile: {error}") from error
 
 
@@ -206,6 +218,26 @@ def upper_quantile(c: ParamVector, quantile: float) -> float:
 def layer_of(name: str) -> str:
     """The layer a parameter belongs to: its name without the last part."""
     return name.rpartition(".")[0]
+
+
+def owners_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """Parameter names by the layer that owns them."""
+    owners: dict[str, list[str]] = {}
+    for name in names:
+        owners.setdefault(layer_of(name), []).append(name)
+    return owners
+
+
+def tensors_of(layer: str | None, names: Iterable[str]) -> list[str]:
+    """The names that belong to a layer; refuses one that has none."""
+    owners = owners_of(names)
+    if layer not in owners:
+        known = ", ".join(name for name in list(owners)[:12] if name)
+        raise ConfigError(
+            f"layer={layer!r}; wanted one of the measured layers: {known}{', …' if len(owners) > 12 else ''}."
+            f"{did_you_mean(layer or '', owners)}"
+        )
+    return owners[layer]
 
 
 def kinds_of(model: nn.Module, names: Iterable[str]) -> dict[str, str]:

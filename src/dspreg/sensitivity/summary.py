@@ -129,9 +129,13 @@ class Summary:
         """
         if not self.halves[HALVES[0]]:
             return None
-        odd, even = (torch.cat(self.halves[half]) for half in HALVES)
-        if len(odd) > RANKED:
-            some = torch.randint(len(odd), (RANKED,), generator=generator("reliability")).to(odd.device)
-            odd, even = odd[some], even[some]
-        agreement = rank_correlation(odd, even)
-        return agreement if math.isfinite(agreement) else None  # NaN where c is the same everywhere
+        return agreement(*(torch.cat(self.halves[half]) for half in HALVES))
+
+
+def agreement(a: Tensor, b: Tensor) -> float | None:
+    """Rank correlation of two c, of many numbers over keyed ones. None where one of them is the same everywhere."""
+    if len(a) > RANKED:
+        some = torch.randint(len(a), (RANKED,), generator=generator("reliability")).to(a.device)
+        a, b = a[some], b[some]
+    found = rank_correlation(a, b)
+    return found if math.isfinite(found) else None

@@ -114,7 +114,7 @@ def assess(
     described, result = folder.description(), folder.result() or {}
     if adapt != "none":
         batch_norms(model)  # said before any image is read
-    data = _data(described, dataset, root, name)
+    data = data_of(described, dataset, root, name)
     for each in domains:
         data.check_domain(each)
     chosen = [each for each in data.domains if each in domains or not domains]
@@ -122,7 +122,7 @@ def assess(
     workers = workers if workers is not None else (0 if data.small else min(4, os.cpu_count() or 1))
     size = batch or trained.settings.evaluation_batch
     parts = [_part(data, each, trained, transform) for each in chosen]
-    to_model = _columns(data, [part for part, _, _, _ in parts], model.classes)
+    to_model = columns(data, [part for part, _, _, _ in parts], model.classes)
     judged, done, total = [], 0, sum(len(part) for part, _, _, _ in parts)
     for part, kind, role, prints in parts:
         scores = Scores.none(len(model.classes))
@@ -162,10 +162,13 @@ class Trained:
         """The source with the same images."""
         return next((name for name in self.sources if self.fingerprints[name] == prints), None)
 
+    def split(self, images: Sequence[Any], source: str) -> tuple[list[int], list[int]]:
+        """Positions of the images of a source that training saw, and of those it did not see."""
+        return cut(images, self.settings, self.domains.index(source))
+
     def held_out(self, images: Sequence[Any], source: str) -> list[int]:
         """Positions of the images of a source that training did not see."""
-        position = self.domains.index(source)
-        return cut(images, self.settings, position)[1]
+        return self.split(images, source)[1]
 
 
 def _part(data: DomainDataset, name: str, trained: Trained, transform: Transform) -> tuple[Part, str, str, str]:
@@ -187,7 +190,8 @@ def _part(data: DomainDataset, name: str, trained: Trained, transform: Transform
     return Part(name, images, range(len(images)), transform), "all", CHANGED if changed else UNSEEN, prints
 
 
-def _data(described: Mapping[str, Any], dataset: str | None, root: str | None, name: str | None) -> DomainDataset:
+def data_of(described: Mapping[str, Any], dataset: str | None, root: str | None, name: str | None) -> DomainDataset:
+    """The data set that was asked for, or the run's own."""
     if dataset is not None:
         return dataset_named(dataset, root, name)
     where = described["where"]
@@ -199,7 +203,7 @@ def _data(described: Mapping[str, Any], dataset: str | None, root: str | None, n
         raise DataError(f"{error}\nThat is the run's own data set. If it moved, say --dataset and --root") from error
 
 
-def _columns(data: DomainDataset, parts: Sequence[Part], classes: Sequence[str]) -> torch.Tensor:
+def columns(data: DomainDataset, parts: Sequence[Part], classes: Sequence[str]) -> torch.Tensor:
     """Label of the data set → column of the model, by the name of the class."""
     occur = {label for part in parts for label in labels_of(part.images)}
     strangers = [data.classes[label] for label in sorted(occur) if data.classes[label] not in classes]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import math
-import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +10,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from dspreg import pages
 from dspreg.names import shown
 from dspreg.training.assessment import Assessment, Judged
 
@@ -59,11 +58,7 @@ def draw(found: Assessment) -> Figure:
 
 def png(found: Assessment) -> bytes:
     """The picture as a file."""
-    out = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box stands for a letter; nothing else fails
-        draw(found).savefig(out, format="png", dpi=110)
-    return out.getvalue()
+    return pages.png(draw(found), dpi=110)
 
 
 def _panel(axes: Axes, each: Judged) -> AxesImage:

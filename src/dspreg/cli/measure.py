@@ -1,0 +1,209 @@
+"""`dspreg measure`: how domain-sensitive the parameters of a network are, and what changed between two times."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dspreg.cli.measure_text import comparison_text, profile_text
+from dspreg.cli.options import count, device, natural, positive, which
+from dspreg.cli.parser import Commands, described
+from dspreg.errors import ConfigError
+from dspreg.files import make_folder, write
+from dspreg.names import shown
+
+if TYPE_CHECKING:
+    from dspreg.sensitivity import Comparison, Profile
+
+EXAMPLES = """examples:
+  dspreg measure --model small-cnn --weights none --dataset digits --figures pictures
+  dspreg measure --model resnet50.tv_in1k --dataset PACS --root data --out before.safetensors --html page.html
+  dspreg measure --model resnet18 --weights mine.safetensors --dataset folder:photos --images 256
+  dspreg measure --model my_package.make_model --dataset folder:inbox --of fisher
+  dspreg measure --model runs/site-4 --out after.safetensors
+  dspreg measure --compare before.safetensors after.safetensors --figures pictures
+
+folders are domain/class/image; with --of output or fisher, which need no labels, domain/image will do.
+of a run its training images are measured, as in a refresh while training; of anything else all images."""
+
+CAPTIONS = {
+    "layers.png": "c by layer: median and middle half, beside null",
+    "histogram.png": "All parameters that some domain is sensitive to",
+    "map.png": "One layer: {layer}",
+}
+
+
+def add(commands: Commands) -> None:
+    parser = described(commands, "measure", "measure how domain-sensitive each parameter of a network is", EXAMPLES)
+    parser.usage = (
+        "dspreg measure --model NAME|RUN --dataset NAME [options], or dspreg measure --compare FILE FILE; "
+        "all of them: dspreg measure --help"
+    )
+    group = parser.add_argument_group("what is measured")
+    says = "a timm name, torchvision.NAME, small-cnn, a run's folder, or my_package.make_model that returns a module"
+    group.add_argument("--model", metavar="NAME|RUN", help=says)
+    says = "a safetensors file, none, or default: timm's from the hub (also: hub), your own as it comes"
+    group.add_argument("--weights", metavar="FILE", help=says)
+    which(group)
+    says = "instead of measuring: two profiles of one network, what rose and what fell"
+    group.add_argument("--compare", metavar=("BEFORE", "AFTER"), nargs=2, help=says)
+    _images(parser.add_argument_group("on which images"))
+    _ways(parser.add_argument_group("how"))
+    group = parser.add_argument_group("what is left")
+    group.add_argument("--out", metavar="FILE", help="the profile, a safetensors file; dspreg.Profile.load reads it")
+    group.add_argument("--figures", metavar="DIR", help="layers.png, histogram.png and map.png")
+    group.add_argument("--html", metavar="FILE", help="one page with tables, pictures and what was measured")
+    says = "the layer of map.png (default: the one of the largest median c; when comparing, that changed most)"
+    group.add_argument("--layer", metavar="NAME", help=says)
+    group.add_argument("--json", action="store_true", help="print the numbers as JSON instead of tables")
+    parser.set_defaults(run=run)
+
+
+def _images(group: Any) -> None:
+    group.add_argument("--dataset", metavar="NAME", help="as in dspreg train (default: a run's own)")
+    group.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data, or the run's)")
+    group.add_argument("--name", metavar="NAME", help="of a folder: or index: data set (default: end of its path)")
+    says = "only these domains, two or more (default: all; of a run those it was trained on)"
+    group.add_argument("--domain", metavar="D", nargs="+", default=[], help=says)
+    says = "per domain at most, drawn by the seed (default: 512; fewer make c noisy)"
+    group.add_argument("--images", metavar="N", type=natural, default=512, help=says)
+    group.add_argument("--image-size", metavar="N", type=natural, help="pixels, both sides (default: by data set)")
+    group.add_argument("--batch", metavar="N", type=natural, default=32, help="images at a time (default: 32)")
+    says = "of the images, of what is drawn, and of what is new in the network (default: 0)"
+    group.add_argument("--seed", metavar="N", type=count, default=0, help=says)
+
+
+def _ways(group: Any) -> None:
+    says = (
+        "what is differentiated: the loss, which needs labels, the outputs, or the loss of drawn labels (default: loss)"
+    )
+    group.add_argument("--of", choices=("loss", "output", "fisher"), default="loss", help=says)
+    says = "see docs/measuring.md (default: persample)"
+    choices = ("persample", "loop", "signed", "minibatch")
+    group.add_argument("--estimator", choices=choices, default="persample", help=says)
+    group.add_argument("--draws", metavar="N", type=natural, help="sign draws per batch, of --estimator signed")
+    group.add_argument("--eps", metavar="X", type=positive, default=0.0, help="ε in c = √v/(s̄ + ε) (default: 0)")
+    says = "parameters by shell patterns on their names, such as 'blocks.6.*'"
+    group.add_argument("--only", metavar="PATTERN", nargs="+", default=[], help=says)
+    group.add_argument("--exclude", metavar="PATTERN", nargs="+", default=[], help="leave these out")
+    group.add_argument("--no-null", action="store_true", help="do not measure the floor of c: less memory")
+    device(group)
+    group.add_argument("--workers", metavar="N", type=count, help="processes that read images")
+    group.add_argument("--threads", metavar="N", type=natural, help="CPU threads (default: all cores)")
+
+
+def run(given: Any) -> int:
+    if (given.model is None) == (given.compare is None):
+        raise ConfigError("give --model NAME|RUN to measure, or --compare BEFORE AFTER; see dspreg measure --help")
+    places = {name: Path(getattr(given, name)) for name in ("out", "figures", "html") if getattr(given, name)}
+    _make_room(places)
+    return _compared(given, places) if given.compare else _measured(given, places)
+
+
+def _make_room(places: dict[str, Path]) -> None:
+    """Folders that files go to, before an hour is spent on what can't be written."""
+    for name, path in places.items():
+        if name != "figures" and path.is_dir():
+            raise ConfigError(f"--{name} {path} is a folder; give a file in it, such as {path / 'profile.safetensors'}")
+        make_folder(path if name == "figures" else path.parent)
+
+
+def _measured(given: Any, places: dict[str, Path]) -> int:
+    from dspreg.sensitivity.findings import findings, ranked
+    from dspreg.sensitivity.page import profile_page
+
+    profile = _profile(given)
+    if "out" in places:
+        profile.save(places["out"])
+    found = findings(profile)
+    layer = given.layer if given.layer is not None else ranked(profile)[0]["layer"]
+    pictures = _pictures(profile, ("layers", "histogram", "map"), layer, places)
+    if "html" in places:
+        write(places["html"], profile_page(found, pictures).encode())
+    _say(given, found, profile_text(found), places)
+    return 0
+
+
+def _profile(given: Any) -> Profile:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from dspreg.protocol.settings import Execution
+    from dspreg.training.experiment import check_device
+    from dspreg.training.loop import reproducible
+    from dspreg.training.profiling import Plan, profile_named, profile_run
+
+    check_device(given.device)
+    is_run = Path(given.model).is_dir()
+    if not is_run and len(Path(given.model).parts) > 1:
+        raise ConfigError(f"there is no folder {given.model}; give that of a run, or the name of a network")
+    if is_run and (given.weights or given.image_size):
+        raise ConfigError(f"{given.model} is a run, which has its own weights and image size; leave those options out")
+    console = Console(stderr=True)
+    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task("reading images", total=None)
+
+    def reading(done: int, total: int) -> None:
+        bar.update(task, completed=done, total=total)
+        if done == total:
+            bar.stop()  # the next bar wants the terminal for itself
+
+    plan = Plan(
+        dataset=given.dataset, root=given.root, name=given.name, domains=given.domain, images=given.images,
+        batch=given.batch, of=given.of, estimator=given.estimator, draws=given.draws, eps=given.eps, only=given.only,
+        exclude=given.exclude, null=not given.no_null, layer=given.layer, seed=given.seed, device=given.device,
+        workers=given.workers, progress=console.is_terminal, reading=reading,
+    )  # fmt: skip
+    how = Execution(device=given.device, threads=given.threads)
+    with reproducible(how), nullcontext() if given.no_null else bar:
+        if is_run:
+            return profile_run(given.model, plan, which=given.which)
+        weights = "default" if given.weights in (None, "hub") else given.weights
+        return profile_named(given.model, plan, weights=weights, image_size=given.image_size)
+
+
+def _compared(given: Any, places: dict[str, Path]) -> int:
+    from dspreg.sensitivity import Profile
+    from dspreg.sensitivity.findings import changes
+    from dspreg.sensitivity.page import comparison_page
+
+    if "out" in places or given.dataset:
+        raise ConfigError("--compare reads two profiles and measures nothing; leave out --out and --dataset")
+    before, after = (Profile.load(path) for path in given.compare)
+    comparison = before.compare(after)
+    found = changes(comparison)
+    layer = given.layer if given.layer is not None else found["layers"][0]["layer"]
+    pictures = _pictures(comparison, ("layers", "map"), layer, places)
+    if "html" in places:
+        names = (Path(given.compare[0]).name, Path(given.compare[1]).name)
+        write(places["html"], comparison_page(found, pictures, names).encode())
+    _say(given, found, comparison_text(found), places)
+    return 0
+
+
+def _pictures(
+    of: Profile | Comparison, kinds: tuple[str, ...], layer: str, places: dict[str, Path]
+) -> dict[str, bytes]:
+    """PNGs by caption, where somebody wants them; files, if there is a folder for them."""
+    if "figures" not in places and "html" not in places:
+        return {}
+    from dspreg.pages import png
+
+    made = {}
+    for kind in kinds:
+        image = png(of.figure(kind, layer if kind == "map" else None))
+        made[CAPTIONS[f"{kind}.png"].format(layer=layer or "(top)")] = image
+        if "figures" in places:
+            write(places["figures"] / f"{kind}.png", image)
+    return made
+
+
+def _say(given: Any, found: dict[str, Any], lines: Any, places: dict[str, Path]) -> None:
+    if given.json:
+        print(json.dumps(found, indent=1, ensure_ascii=True, sort_keys=True, allow_nan=False))
+        return
+    print("\n".join(lines))
+    for name, path in places.items():
+        print(f"{ {'out': 'profile', 'figures': 'pictures', 'html': 'page'}[name] }: {shown(str(path))}")

@@ -1,0 +1,49 @@
+"""torchvision's networks for images, head included: `torchvision.resnet50`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torchvision import models
+
+from dspreg.errors import ConfigError
+from dspreg.names import did_you_mean
+
+PREFIX = "torchvision."
+
+
+def built(name: str, image_size: int, num_classes: int | None) -> nn.Module:
+    """A fresh network; `num_classes` None for as many outputs as it is known for, 1,000."""
+    known = models.list_models(module=models)
+    if name not in known:
+        raise ConfigError(
+            f"torchvision has no network for images called {name!r}.{did_you_mean(name, known)} "
+            "Known are those of torchvision.models.list_models(module=torchvision.models)"
+        )
+    options: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
+    if name in ("inception_v3", "googlenet"):
+        options["init_weights"] = True  # said, because they warn where it is left out
+    if name.startswith("vit_"):
+        options["image_size"] = image_size  # the others take any
+    try:
+        net: nn.Module = models.get_model(name, weights=None, **options)
+    except (ValueError, AssertionError, RuntimeError) as error:
+        detail = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"torchvision.{name} can't be made for {image_size} pixels: {detail}") from error
+    return net
+
+
+def heads_of(name: str, image_size: int) -> tuple[str, ...]:
+    """The modules whose tensors change their shape with the number of classes."""
+    with torch.device("meta"):  # shapes alone
+        one, other = (built(name, image_size, classes).state_dict() for classes in (11, 13))
+    changed = [tensor for tensor in one if one[tensor].shape != other[tensor].shape]
+    return tuple(dict.fromkeys(tensor.rpartition(".")[0] for tensor in changed))
+
+
+def normalisation(name: str) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
+    """Mean and standard deviation of the images its published weights were trained on."""
+    shown = next(iter(models.get_model_weights(name))).transforms()
+    return tuple(shown.mean), tuple(shown.std)

@@ -1,0 +1,108 @@
+"""A profile, or two compared, as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dspreg import __version__
+from dspreg.pages import inline, page
+
+PROFILE = """
+{% macro number(x, places=2) %}{{ "–" if x is none else ("%." ~ places ~ "f")|format(x) }}{% endmacro %}
+<h1>{{ title }}</h1>
+<p>Mean c <strong>{{ number(f.c_mean, 3) }}</strong>, null {{ number(f.null_mean, 3) }}, reliability
+{{ number(f.reliability) }}; {{ "{:,}".format(f.parameters) }} parameters, of which
+{{ "%.1f"|format(100 * f.insensitive) }} % no domain is sensitive to.</p>
+{% for remark in f.remarks %}<p class="remark">{{ remark }}</p>{% endfor %}
+<p class="quiet">c is 0 where all domains agree on how much a parameter matters, and {{ number(f.c_bound) }} where one
+domain alone decides. <em>null</em> is c of the same images dealt at random to as many groups: what chance gives.
+Only what stands above it says something about domains. Reliability is the rank correlation of c from one half of the
+images with c from the other.</p>
+<h2>The most domain-sensitive layers</h2>
+<div class="wide"><table><tr><th>layer<th>kind<th class="n">parameters<th class="n">c<th class="n">null
+<th class="n">insensitive<th></tr>
+{% for row in f.layers %}<tr><td>{{ row.layer or "(top)" }}<td>{{ row.kind }}
+<td class="n">{{ "{:,}".format(row.parameters) }}
+<td class="n">{{ number(row.c) }}<td class="n">{{ number(row.null) }}
+<td class="n">{{ "%.0f"|format(100 * row.insensitive) }} %<td class="n">{{ "≈ null" if row.near_null }}</tr>
+{% endfor %}</table></div>
+<p class="quiet">{{ f.layers|length }} of {{ f.layers_measured }} layers, by the median of c over their parameters.</p>
+{% for caption, image in pictures %}{{ picture(caption, image) }}{% endfor %}
+<h2>What was measured</h2>
+<div class="wide"><table>{% for name, value in provenance %}<tr><th>{{ name }}<td>{{ value }}</tr>
+{% endfor %}</table></div>
+"""
+
+COMPARISON = """
+{% macro number(x, places=2) %}{{ "–" if x is none else ("%." ~ places ~ "f")|format(x) }}{% endmacro %}
+<h1>{{ title }}</h1>
+<p>Mean c {{ number(f.c_before, 3) }} before (null {{ number(f.null_before, 3) }}) and
+<strong>{{ number(f.c_after, 3) }}</strong> after (null {{ number(f.null_after, 3) }}), over
+{{ "{:,}".format(f.sensitive_both_times) }} of {{ "{:,}".format(f.parameters) }} parameters, those that some domain is
+sensitive to both times. Rank correlation of c before and after: {{ number(f.agreement) }}. The median c of {{ f.rose }}
+layers rose, that of {{ f.fell }} fell.</p>
+{% for remark in f.remarks %}<p class="remark">{{ remark }}</p>{% endfor %}
+<h2>The layers that changed most</h2>
+<div class="wide"><table><tr><th>layer<th>kind<th class="n">parameters<th class="n">c before<th class="n">null
+<th class="n">c after<th class="n">null<th class="n">change</tr>
+{% for row in f.layers %}<tr><td>{{ row.layer or "(top)" }}<td>{{ row.kind }}
+<td class="n">{{ "{:,}".format(row.parameters) }}
+<td class="n">{{ number(row.c_median_before) }}<td class="n">{{ number(row.null_median_before) }}
+<td class="n">{{ number(row.c_median_after) }}<td class="n">{{ number(row.null_median_after) }}
+<td class="n">{{ "%+.2f"|format(row.c_median_change) }}</tr>
+{% endfor %}</table></div>
+<p class="quiet">{{ f.layers|length }} of {{ f.layers_measured }} layers; medians of c over their parameters.</p>
+{% for caption, image in pictures %}{{ picture(caption, image) }}{% endfor %}
+{% for when, rows in provenance %}<h2>What was measured {{ when }}</h2>
+<div class="wide"><table>{% for name, value in rows %}<tr><th>{{ name }}<td>{{ value }}</tr>{% endfor %}</table></div>
+{% endfor %}"""
+
+
+def profile_page(found: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
+    """Of what `findings` says, with pictures by caption."""
+    about = found["settings"].get("about", {})
+    title = f"Domain sensitivity of {about['model']} on {about['data']}" if about else "Domain sensitivity"
+    shown = [(caption, inline(image)) for caption, image in pictures.items()]
+    return page(title, PROFILE, f=found, pictures=shown, provenance=list(provenance(found["settings"])))
+
+
+def comparison_page(found: Mapping[str, Any], pictures: Mapping[str, bytes], names: tuple[str, str]) -> str:
+    """Of what `changes` says; `names` are those of the two files."""
+    shown = [(caption, inline(image)) for caption, image in pictures.items()]
+    each = [
+        (when, [("file", name), *provenance(found["settings"][when])])
+        for when, name in zip(("before", "after"), names, strict=True)
+    ]
+    return page("Domain sensitivity before and after", COMPARISON, f=found, pictures=shown, provenance=each)
+
+
+def provenance(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the numbers came from, a name and a text each."""
+    about = settings.get("about", {})
+    for name in ("model", "run", "algorithm", "which", "step", "head", "outputs"):
+        if about.get(name) is not None:
+            yield name, str(about[name])
+    if "weights" in about:
+        w = about["weights"]
+        yield "weights", w["tag"] + (f", SHA-256 {w['sha256']}" if w["sha256"] else "")
+    if "data" in about:
+        yield "data", about["data"]
+    for name, counted in settings.get("domains", {}).items():
+        there = about.get("domains", {}).get(name)
+        of = f" of {there['images']:,}{PARTS[there['part']]}" if there else ""
+        yield f"images of {name}", f"{counted['samples']:,}{of}, in {counted['batches']} batches"
+    if "image_size" in about:
+        numbers = (", ".join(f"{x:.3g}" for x in about[what]) for what in ("mean", "std"))
+        yield "images shown", "{} pixels, mean {}, deviation {}".format(about["image_size"], *numbers)
+    for name in ("of", "estimator", "draws", "eps", "variance"):
+        if settings.get(name) is not None:
+            yield name, str(settings[name])
+    if "seed" in about:
+        yield "seed", str(about["seed"])
+        yield "versions", f"dspreg {about['dspreg']}, torch {about['torch']}"
+    else:
+        yield "page made by", f"dspreg {__version__}"
+
+
+PARTS = {"all": "", "in": " trained on"}
