@@ -235,3 +235,14 @@ def test_help_has_examples_and_needs_no_torch():
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert said.stdout.splitlines()[-1] == "[]", said.stderr
     assert "examples:\n  dspreg measure --model" in said.stdout
+
+
+def test_mean_and_std_of_a_network_of_ones_own(here, folder):
+    common = ("--dataset", f"folder:{folder}", "--image-size", "16", "--no-null")
+    measure("--model", "nets_for_measure.make", *common, "--mean", 0, 0, 0, "--std", 1, 1, 1, "--out", "plain")
+    measure("--model", "nets_for_measure.make", *common, "--mean", 0, 0, 0, "--std", 2, 2, 2, "--out", "halved")
+    plain, halved = (dspreg.Profile.load(name) for name in ("plain", "halved"))
+    assert plain.settings["about"]["std"] == [1, 1, 1]
+    assert halved.settings["about"]["std"] == [2, 2, 2]
+    assert not torch.equal(plain.c.flat(), halved.c.flat())
+    measure("--model", "nets_for_measure.make", *common, "--std", 0, 1, 1, code=2)

@@ -70,6 +70,9 @@ def _images(group: Any) -> None:
     says = "per domain at most, drawn by the seed (default: 512; fewer make c noisy)"
     group.add_argument("--images", metavar="N", type=natural, default=512, help=says)
     group.add_argument("--image-size", metavar="N", type=natural, help="pixels, both sides (default: by data set)")
+    for what, says in (("mean", "subtracted from pixels of 0 to 1"), ("std", "and divided by")):
+        says += ", one number per channel (default: what is known of the network, else ImageNet's)"
+        group.add_argument(f"--{what}", metavar=("R", "G", "B"), type=float, nargs=3, help=says)
     group.add_argument("--batch", metavar="N", type=natural, default=32, help="images at a time (default: 32)")
     says = "of the images, of what is drawn, and of what is new in the network (default: 0)"
     group.add_argument("--seed", metavar="N", type=count, default=0, help=says)
@@ -139,8 +142,11 @@ def _profile(given: Any) -> Profile:
     is_run = Path(given.model).is_dir()
     if not is_run and len(Path(given.model).parts) > 1:
         raise ConfigError(f"there is no folder {given.model}; give that of a run, or the name of a network")
-    if is_run and (given.weights or given.image_size):
-        raise ConfigError(f"{given.model} is a run, which has its own weights and image size; leave those options out")
+    if is_run and any((given.weights, given.image_size, given.mean, given.std)):
+        text = "is a run, which has its own weights, image size, mean and std; leave those options out"
+        raise ConfigError(f"{given.model} {text}")
+    if given.std and min(given.std) <= 0:
+        raise ConfigError(f"--std {' '.join(map(str, given.std))}; wanted numbers above 0")
     console = Console(stderr=True)
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
     task = bar.add_task("reading images", total=None)
@@ -151,6 +157,7 @@ def _profile(given: Any) -> Profile:
             bar.stop()  # the next bar wants the terminal for itself
 
     plan = Plan(
+        mean=given.mean, std=given.std,
         dataset=given.dataset, root=given.root, name=given.name, domains=given.domain, images=given.images,
         batch=given.batch, of=given.of, estimator=given.estimator, draws=given.draws, eps=given.eps, only=given.only,
         exclude=given.exclude, null=not given.no_null, layer=given.layer, seed=given.seed, device=given.device,

@@ -50,7 +50,7 @@ def comparison_text(found: Mapping[str, Any]) -> Iterator[str]:
     for row in found["layers"]:
         name = [shown(row["layer"]) or "(top)", shown(row["kind"]), f"{row['parameters']:,}"]
         numbers = [_number(row[f"{what}_median_{when}"]) for when in ("before", "after") for what in ("c", "null")]
-        rows.append([*name, *numbers, f"{row['c_median_change']:+.2f}"])
+        rows.append([*name, *numbers, f"{round(row['c_median_change'], 2) + 0.0:+.2f}"])
     yield from aligned(rows, left=2)
     shown_of, every = len(found["layers"]), found["layers_measured"]
     which = f"all {every} layers, by" if shown_of == every else f"the {shown_of} of {every} layers of the largest"

@@ -57,6 +57,8 @@ class Plan:
     exclude: Sequence[str] = ()
     null: bool = True
     layer: str | None = None  # that must be among the measured ones, said before anything is measured
+    mean: Sequence[float] | None = None  # of the images a network wants, per channel; None: what is known of it
+    std: Sequence[float] | None = None
     seed: int = 0  # of images, signs, drawn labels, pseudo-domains, and of what is new in a network
     device: str = "cpu"
     workers: int | None = None
@@ -84,7 +86,7 @@ def profile_named(model: str, plan: Plan, *, weights: str = "default", image_siz
         model, weights=weights, image_size=size, classes=data.num_classes or None, labels=plan.of == "loss",
         key=plan.seed,
     )  # fmt: skip
-    shown = Transform(size, whole.mean, whole.std)
+    shown = Transform(size, tuple(plan.mean or whole.mean), tuple(plan.std or whole.std))
     parts = [Part(name, images := data.domain(name), range(len(images)), shown) for name in chosen]
     net = whole.net.to(plan.device)
     _look(net, plan, whole.outputs)
