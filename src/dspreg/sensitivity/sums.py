@@ -73,6 +73,12 @@ class Sums:
         """One sum over so many samples, as a mean."""
         return ParamVector(self.row(g)) / samples
 
+    def taken(self, name: str) -> Tensor:
+        """All sums of a parameter (G, …), which are not held here any more."""
+        total = self._total(name)
+        del self.totals[name]
+        return total
+
     def clear(self, g: int) -> None:
         for total in self.totals.values():
             total[g].zero_()
@@ -156,6 +162,8 @@ class Paired:
         a, b = pairs(len(of_g))
         (ga, gb), (ua, ub) = ([[of[i] for i in side] for side in (a, b)] for of in (of_g, of_u))
         for total, (g, u), weighted in zip(totals, self.plain, self.weighted, strict=True):
+            if not g.shape[1]:
+                continue
             left, right = (weighted[ga], u[ua]) if len(a) > 1 else (weighted[ga[0]][None], u[ua[0]][None])
             left, right = left * g[gb], right * u[ub]
             left[len(of_g) :].mul_(2)  # l ≠ l' stands for l' ≠ l as well
