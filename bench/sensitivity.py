@@ -29,9 +29,9 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import dspreg
-from dspreg.sensitivity.measure import refreshed
 from dspreg.sensitivity.meter import Meter
 from dspreg.sensitivity.purity import evaluating
+from dspreg.sensitivity.refresh import refreshed
 from dspreg.sensitivity.samples import Samples
 
 CLASSES = 7

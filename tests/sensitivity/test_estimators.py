@@ -203,3 +203,22 @@ def test_squares_that_float32_cannot_hold_still_give_c(estimator, factor):
     assert torch.allclose(scaled.c.flat(), plain.c.flat(), atol=1e-4)
     assert torch.allclose(scaled.null.flat(), plain.null.flat(), atol=1e-4)
     assert float(plain.c.flat().mean()) > 0.1
+
+
+def test_a_gradient_is_squared_as_it_comes_and_leaves_nothing_behind():
+    """Parameters used twice and not at all; a hook that fails is taken off as well."""
+    torch.manual_seed(0)
+    params = {name: torch.randn(3, dtype=torch.float64, requires_grad=True) for name in ("twice", "once", "idle")}
+    value = (params["twice"].square() * params["once"]).sum() + params["twice"].sum()
+    sums = Sums(params, 2)
+    sums.weigh(torch.tensor([[0.0], [0.5]], dtype=torch.float64))
+    expected = {name: 0.5 * g**2 for name, g in estimators.gradient(value, params, retain_graph=True).items()}
+    estimators.squared(value, params, sums, retain_graph=True)
+    for name, p in params.items():
+        assert torch.allclose(sums.row(1)[name], expected.get(name, torch.zeros_like(p)), rtol=1e-12)
+        assert not sums.row(0)[name].any()
+        assert p.grad is None
+    sums.of_sample = []
+    with pytest.raises(IndexError):
+        estimators.squared(value, params, sums, retain_graph=True)
+    assert not any(p._backward_hooks for p in params.values())

@@ -14,7 +14,8 @@ from torch import nn
 from ways import net, numbers, quick, slow_ones, weights
 
 import dspreg
-from dspreg.sensitivity import comparison, persample
+from dspreg.sensitivity import persample
+from dspreg.sensitivity import ways as found_ways
 from dspreg.sensitivity.estimators import loop, readings
 from dspreg.sensitivity.samples import Samples
 from dspreg.sensitivity.sums import Sums
@@ -165,7 +166,7 @@ def test_a_loss_of_zero_is_no_reason_to_be_slow(monkeypatch):
 def test_nothing_is_kept_of_a_network():
     model = last_of(nn.Linear(4, 4))
     slow_ones(model, numbers(5, 6, 4))
-    known = comparison._known[model]
+    known = found_ways._known[model]
     assert len(known) == 1
     gone = weakref.ref(model)
     del model

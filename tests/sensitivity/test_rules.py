@@ -114,11 +114,13 @@ def test_each_convolution_takes_the_path_meant_for_it(monkeypatch):
         assert ways_of_convolution(patch, nn.Conv2d(4, 4, 1), image(4, 4, 8, 8)) == set()
 
 
-def test_samples_side_by_side_are_those_unfolded():
+@pytest.mark.parametrize("channels", [3, 11])  # fewer than columns, and more
+@pytest.mark.parametrize("padding", [(0, 0), (1, 2)])
+def test_samples_side_by_side_are_those_unfolded(channels, padding):
     """Which of the two a device prefers must not matter."""
     torch.manual_seed(0)
-    kernel = rules.Kernel((4, 3, 3, 2), (2, 1), (1, 2), (1, 2), 1)
-    x, w = image(5, 3, 7, 6), torch.randn(kernel.shape, dtype=torch.float64)
+    kernel = rules.Kernel((4, channels, 3, 2), (2, 1), padding, (1, 2), 1)
+    x, w = image(5, channels, 7, 6), torch.randn(kernel.shape, dtype=torch.float64)
     g = torch.randn_like(torch.conv2d(x, w, None, *kernel[1:]))
     totals = []
     for way in (rules.unfolded, rules.side_by_side):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dspreg import ParamVector, coefficient_of_variation
-from dspreg.sensitivity.statistics import BLOCK, Spread, rank_correlation
+from dspreg.sensitivity.statistics import BLOCK, Spread, coefficients, rank_correlation
 from dspreg.sensitivity.summary import HALVES, Domain, Summary
 
 
@@ -88,6 +88,31 @@ def test_blocks_cover_everything_however_it_lies_in_memory(size):
         spread.add({"w": one.T.contiguous().T})
     expected = torch.where(s.sum(0) > 0, s.std(0, correction=0) / s.mean(0), 0.0)
     assert torch.allclose(spread.c()["w"], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (BLOCK + 3,), (7, 3, 2, BLOCK // 16), (4, 1, 3)])
+@pytest.mark.parametrize("floor", [0.0, 0.3])
+def test_c_of_sums_at_hand_however_they_lie_in_memory(shape, floor):
+    sums, over = torch.rand(3, *shape, dtype=torch.float64), [2.0, 5.0, 9.0]
+    if shape and shape[0]:
+        sums[:, 0] = 0  # nobody is sensitive
+        sums[:2, -1] = 0  # one domain alone is
+    s = torch.stack([x / n for x, n in zip(sums, over, strict=True)])
+    expected = torch.where(s.mean(0) > 0, (s - s.mean(0)).square().mean(0).sqrt() / (s.mean(0) + floor), 0.0)
+    orders = [range(len(shape)), [*range(2, len(shape)), 0, 1], [0, *range(2, len(shape)), 1]]
+    for order in orders if len(shape) > 1 else orders[:1]:
+        there = [1 + i for i in order]
+        lying = sums.permute(0, *there).contiguous().permute(0, *(1 + list(order).index(i) for i in range(len(shape))))
+        c = coefficients(lying, over, floor)
+        assert c.is_contiguous()
+        assert torch.allclose(c, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e30])
+def test_float32_is_enough_for_sums_at_hand(scale):
+    s = torch.rand(3, 1000, dtype=torch.float64).square() * scale
+    c = coefficients((s * 16).float(), [16.0] * 3).double()
+    assert (c - s.std(0, correction=0) / s.mean(0)).abs().max() < 1e-6
 
 
 def test_float32_is_enough_for_c():

@@ -22,9 +22,10 @@ from dspreg.penalty import Memory, Penalised, Step, engine_named, figures, inner
 from dspreg.priors import Choice, LogUniform
 from dspreg.randomness import generator
 from dspreg.sensitivity import Meter, Profile
-from dspreg.sensitivity.measure import profiled, refreshed
+from dspreg.sensitivity.measure import profiled
 from dspreg.sensitivity.meter import check_settings
 from dspreg.sensitivity.profile import layer_of, upper_quantile
+from dspreg.sensitivity.refresh import refreshed
 from dspreg.sensitivity.samples import Samples
 from dspreg.vectors import ParamVector, trainable
 

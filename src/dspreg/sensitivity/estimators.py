@@ -19,6 +19,7 @@ Squares are summed in the parameters' own dtype, scaled by powers of two where t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -87,12 +88,10 @@ def signed(
     Unbiased for s is not unbiased for c: a few draws give a large c where there is none. Compare with null.
     """
     values = reading(samples)
-    sums.weigh(torch.full((1, 1), 1 / draws, dtype=torch.float64))
+    sums.weigh(sums.groups[:, :1] / draws)
     for draw in range(draws):
         signs = torch.randint(2, values.shape, generator=random, device="cpu").to(values) * 2 - 1
-        for name, g in gradient((signs * values).sum(), params, retain_graph=draw < draws - 1).items():
-            sums.probe(name, g)
-            sums.one(name, g, 0)
+        squared((signs * values).sum(), params, sums, retain_graph=draw < draws - 1)
 
 
 def minibatch(reading: Readings, params: Params, samples: Samples, sums: Sums) -> None:
@@ -100,11 +99,27 @@ def minibatch(reading: Readings, params: Params, samples: Samples, sums: Sums) -
 
     Not s: where s has the mean of squares this has the square of the mean, smaller by up to the batch size.
     """
-    sums.weigh(torch.full((1, 1), len(samples), dtype=torch.float64))
-    for value in reading(samples).mean(0):
-        for name, g in gradient(value, params, retain_graph=True).items():
+    sums.weigh(sums.groups[:, :1] * len(samples))
+    values = reading(samples).mean(0)
+    for a, value in enumerate(values):
+        squared(value, params, sums, retain_graph=a < len(values) - 1)
+
+
+def squared(value: Tensor, params: Params, sums: Sums, *, retain_graph: bool) -> None:
+    """Add the squares of one gradient, parameter by parameter as they come, so that it is never held as a whole."""
+
+    def taken(name: str, g: Tensor) -> Tensor:
+        with torch.no_grad():
             sums.probe(name, g)
             sums.one(name, g, 0)
+        return g.new_zeros(()).expand_as(g)  # autograd keeps this instead
+
+    hooks = [p.register_hook(partial(taken, name)) for name, p in params.items()]
+    try:
+        gradient(value, params, retain_graph=retain_graph)
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def gradient(value: Tensor, params: Params, *, retain_graph: bool) -> dict[str, Tensor]:

@@ -19,7 +19,6 @@ from dspreg.sensitivity.null import Floor, FunctionOf, Walk
 from dspreg.sensitivity.profile import Profile, kinds_of
 from dspreg.sensitivity.purity import evaluating, require_separate_samples
 from dspreg.sensitivity.samples import Samples, batches_of
-from dspreg.sensitivity.statistics import Spread
 from dspreg.sensitivity.summary import Domain, Summary
 from dspreg.sensitivity.together import Together
 from dspreg.sensitivity.variance import Variance, variance_of
@@ -164,7 +163,7 @@ def _summed(
 ) -> tuple[dict[str, Domain], list[ParamVector] | None]:
     """What the batches give: for every domain, and for every pseudo-domain of the floor."""
     loaded: dict[str, Iterable[Samples]] = {
-        name: _labelled(meter, f, name, d, batches, again=null) for d, (name, batches) in enumerate(domains.items())
+        name: labelled(meter, f, name, d, batches, again=null) for d, (name, batches) in enumerate(domains.items())
     }
     floor = None
     if null:
@@ -192,25 +191,10 @@ def _summed(
     return measured, pseudo
 
 
-def refreshed(meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]], eps: float = 0.0) -> ParamVector:
-    """c alone, domain by domain: three vectors, however many domains. Arguments as in `profiled`."""
-    across, sums = Spread(), meter.sums()
-    for d, (name, batches) in enumerate(domains.items()):
-        n = 0
-        for b, samples in enumerate(_labelled(meter, f, name, d, batches, again=False)):
-            n += len(samples)
-            meter.add(f(samples, d), samples, sums, d, b)
-        if not n:
-            raise DataError(f"there are no samples of {name!r} to measure on")
-        across.add(sums.row(0), n)
-        sums.clear(0)
-    finite(across.mean)
-    return across.c(eps, meter.scales)
-
-
-def _labelled(
+def labelled(
     meter: Meter, f: FunctionOf, name: str, d: int, batches: Iterable[Samples], *, again: bool
 ) -> Iterator[Samples]:
+    """The batches of one domain with the labels that count, looked at. `again`: they will be asked for twice."""
     for b, samples in enumerate(batches):
         if b == 0:
             require_separate_samples(meter.net, f(samples, d), samples)

@@ -92,24 +92,23 @@ class Meter:
     def add(self, f: Function, samples: Samples, sums: Sums, *place: Key, groups: Tensor | None = None) -> None:
         """Add Σ_i s(sample i) to the one row of `sums`, or Σ_i groups_gi s(sample i) to every row.
 
-        `place` names the batch, so that its signs are its own. Groups need `takes_groups`.
+        `place` names the batch, so that its signs are its own. Without `takes_groups` all samples of a batch have to be
+        of the same groups.
         """
+        device = next(iter(self.params.values())).device
+        sums.weigh((torch.ones(1, len(samples), dtype=torch.float64) if groups is None else groups).to(device))
         reading = estimators.readings(f, self.of, self.loss, self._random(place, "labels"))
         match self.estimator:
             case "signed":
                 random = self._random(place, "signs")
                 estimators.signed(reading, self.params, samples, sums, draws=self.draws, random=random)
+            case "loop":
+                estimators.loop(reading, self.params, samples, sums)
             case "minibatch":
                 estimators.minibatch(reading, self.params, samples, sums)
             case _:
-                ones = torch.ones(1, len(samples), dtype=torch.float64)
-                device = next(iter(self.params.values())).device
-                sums.weigh((ones if groups is None else groups).to(device))
-                if self.estimator == "loop":
-                    estimators.loop(reading, self.params, samples, sums)
-                else:
-                    outputs = estimators.readings(f, "output")
-                    persample(reading, self.params, samples, sums, net=self.net, outputs=outputs)
+                outputs = estimators.readings(f, "output")
+                persample(reading, self.params, samples, sums, net=self.net, outputs=outputs)
 
     def _random(self, place: tuple[Key, ...], what: str) -> torch.Generator:
         return generator(*self.key, *place, what)

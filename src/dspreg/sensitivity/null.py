@@ -15,7 +15,7 @@ from torch import Tensor
 from dspreg.errors import Notice
 from dspreg.randomness import Key, generator
 from dspreg.sensitivity.meter import Meter
-from dspreg.sensitivity.samples import Function, Samples
+from dspreg.sensitivity.samples import Function, Samples, joined
 from dspreg.vectors import ParamVector
 
 Batches = Sequence[Sequence[Samples]]  # per domain, its batches
@@ -31,12 +31,7 @@ def dealt(sizes: Sequence[int], *key: Key) -> list[Tensor]:
 
 def regrouped(domains: Batches, *key: Key) -> list[list[Samples]]:
     """Batches of the pseudo-domains, as many and as large as the real ones. Needs samples of one shape."""
-    pool = [batch for batches in domains for batch in batches]
-    inputs = [b.inputs if isinstance(b.inputs, dict) else {"": b.inputs} for b in pool]
-    joined: dict[str, Tensor] = {k: torch.cat([i[k] for i in inputs]) for k in inputs[0]}
-    labels = [b.y for b in pool if b.y is not None]
-    every = Samples(joined.get("", joined), torch.cat(labels) if labels else None)
-
+    every = joined([batch for batches in domains for batch in batches])
     members = dealt([sum(map(len, batches)) for batches in domains], *key)
     return [
         [every.take(part.to(every.tensors()[0].device)) for part in torch.split(chosen, [len(b) for b in batches])]

@@ -2,7 +2,7 @@
 
 Parameters go three ways. Most enter a function that `rules` knows, once, and their squares are formed in one backward
 pass that keeps no gradients (`Taps`). What is left, a tied weight or a GRU's, is vectorised by `torch.func`, for these
-parameters alone; and what that cannot do is done sample by sample. `comparison` says which way is right for which.
+parameters alone; and what that cannot do is done sample by sample. `ways` says which way is right for which.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.errors import DataError
-from dspreg.sensitivity.comparison import Ways, agree, compare, known_ways, tell, tolerance
 from dspreg.sensitivity.estimators import Params, Readings, loop
 from dspreg.sensitivity.samples import Samples
 from dspreg.sensitivity.sums import Sums
 from dspreg.sensitivity.taps import Taps
 from dspreg.sensitivity.vectorised import vectorised
+from dspreg.sensitivity.ways import Ways, agree, compare, known_ways, tell, tolerance
 from dspreg.vectors import leaves
 
 

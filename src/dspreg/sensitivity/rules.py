@@ -51,7 +51,7 @@ def convolution(sums: Sums, weight: Name, bias: Name, x: Tensor, g: Tensor, kern
             x = x[(slice(None),) * axis + (slice(None, None, step),)]
         sums.products(weight, g.flatten(2), x.flatten(2))
     elif taps := few_positions(tuple(x.shape[2:]), tuple(g.shape[2:]), kernel):
-        totals = sums.by_tap(weight).flatten(1, -3)
+        totals = sums.lying(weight, (*range(2, g.ndim), 0, 1)).flatten(1, -3)  # every tap a matrix of its own
         paired = Paired(sums, weight, g.flatten(2), x.flatten(2))
         for tap, (outputs, inputs) in enumerate(taps):
             if outputs:
@@ -64,17 +64,24 @@ def convolution(sums: Sums, weight: Name, bias: Name, x: Tensor, g: Tensor, kern
 
 def unfolded(sums: Sums, weight: str, x: Tensor, g: Tensor, kernel: Kernel) -> None:
     """Sample by sample, a matrix product of g with what every tap of the kernel saw, in two buffers that stay warm."""
-    if any(kernel.padding):
-        x = F.pad(x, [side for p in reversed(kernel.padding) for side in (p, p)])
-    channels, *within = x.stride()[1:]
+    border = [side for p in reversed(kernel.padding) for side in (p, p)]
+    out, channels, *size = kernel.shape
+    last = channels > g.shape[-1]  # what lies together is copied together: channels, if they are more than columns
+    x = F.pad(x.movedim(1, -1), [0, 0, *border]).contiguous() if last else F.pad(x, border) if any(border) else x
+    apart, *within = (x.movedim(-1, 1) if last else x).stride()[1:]
     taps = [d * step for d, step in zip(kernel.dilation, within, strict=True)]
     moves = [s * step for s, step in zip(kernel.stride, within, strict=True)]
-    seen = x.new_empty(*kernel.shape[1:], *g.shape[2:])
-    held = g.new_empty(kernel.shape[0], math.prod(kernel.shape[1:]))
-    rows, g = seen.view(held.shape[1], -1), g.flatten(2)
-    for i, (one, slope) in enumerate(zip(x, g, strict=True)):
-        seen.copy_(one.as_strided(seen.shape, (channels, *taps, *moves)))
-        sums.one(weight, torch.mm(slope, rows.T, out=held), i)
+    seen = x.new_empty(*g.shape[2:], *size, channels) if last else x.new_empty(channels, *size, *g.shape[2:])
+    strides = (*moves, *taps, apart) if last else (apart, *taps, *moves)
+    held = g.new_empty(out, *size, channels) if last else g.new_empty(kernel.shape)
+    gradient = held.movedim(-1, 1) if last else held
+    rows = seen.view(g[0, 0].numel(), -1) if last else seen.view(-1, g[0, 0].numel()).T
+    if last:
+        sums.lying(weight, (0, *range(2, len(kernel.shape)), 1))
+    for i, (one, slope) in enumerate(zip(x, g.flatten(2), strict=True)):
+        seen.copy_(one.as_strided(seen.shape, strides))
+        torch.mm(slope, rows, out=held.view(out, -1))
+        sums.one(weight, gradient, i)
 
 
 def side_by_side(sums: Sums, weight: str, x: Tensor, g: Tensor, kernel: Kernel) -> None:

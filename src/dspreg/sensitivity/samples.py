@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -63,6 +63,16 @@ class Samples:
                 "Wrap it in a module that returns the logits."
             )
         return out
+
+
+def joined(parts: Sequence[Samples]) -> Samples:
+    """All samples of parts of one sort, in their order."""
+    if len(parts) == 1:
+        return parts[0]
+    inputs = [p.inputs if isinstance(p.inputs, dict) else {"": p.inputs} for p in parts]
+    together: dict[str, Tensor] = {k: torch.cat([i[k] for i in inputs]) for k in inputs[0]}
+    labels = [p.y for p in parts if p.y is not None]
+    return Samples(together.get("", together), torch.cat(labels) if labels else None)
 
 
 def read(batch: Any) -> Samples:

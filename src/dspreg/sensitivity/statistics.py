@@ -85,6 +85,24 @@ def coefficient_of_variation(per_domain: Sequence[ParamVector], eps: float = 0.0
     return spread.c(eps)
 
 
+def coefficients(sums: Tensor, over: Sequence[float], floor: float = 0.0) -> Tensor:
+    """c of one parameter from sums (D, …) over so many samples each, all at hand. `floor` is ε."""
+    order = [1 + i for i in sorted(range(sums.ndim - 1), key=sums[0].stride, reverse=True)]
+    lying = sums.permute(0, *order)  # as in memory
+    c = sums.new_empty(lying.shape[1:])
+    flat, out = lying.reshape(len(sums), c.numel()), c.view(-1)
+    per = 1 / torch.tensor(over, dtype=sums.dtype, device=sums.device)[:, None]
+    bound, tiny = math.sqrt(len(sums) - 1), torch.finfo(sums.dtype).tiny
+    for i in range(0, c.numel(), BLOCK):
+        x = flat[:, i : i + BLOCK] * per
+        mean = x.mean(0)
+        relative = x.sub_(mean).div_(mean.clamp(min=tiny)).square_().mean(0)
+        r = torch.sqrt(relative, out=out[i : i + BLOCK]).clamp_(max=bound)
+        if floor:
+            r.mul_(mean / (mean + floor))
+    return c.permute([order.index(1 + i) for i in range(c.ndim)]).contiguous()
+
+
 def relative_variance(x: Tensor) -> Tensor:
     """v/s̄² of sensitivities x (D, …), and 0 where no domain is sensitive."""
     mean = x.mean(0)

@@ -73,6 +73,12 @@ class Sums:
         """One sum over so many samples, as a mean."""
         return ParamVector(self.row(g)) / samples
 
+    def taken(self, name: str) -> Tensor:
+        """All sums of a parameter (G, …), which are not held here any more."""
+        total = self._total(name)
+        del self.totals[name]
+        return total
+
     def clear(self, g: int) -> None:
         for total in self.totals.values():
             total[g].zero_()
@@ -116,13 +122,13 @@ class Sums:
         for i in range(0, n, size):
             self.given(name, torch.bmm(g[i : i + size], u[i : i + size].transpose(1, 2)), i)
 
-    def by_tap(self, name: str) -> Tensor:
-        """The sums of a convolution's weights as (G, …, O, I): every tap of the kernel a matrix of its own."""
-        if name not in self.totals:  # laid out so that these matrices are contiguous
-            out, within, *kernel = self.params[name].shape
-            zeros = self._zeros(name, (self.rows, *kernel, out, within))
-            self.totals[name] = zeros.movedim((-2, -1), (1, 2))
-        return self.totals[name].movedim((1, 2), (-2, -1))
+    def lying(self, name: str, order: Sequence[int]) -> Tensor:
+        """The sums of a parameter (G, …), its dimensions in another order: that of memory, if nothing was added yet."""
+        if name not in self.totals:
+            shape = self.params[name].shape
+            zeros = self._zeros(name, (self.rows, *(shape[i] for i in order)))
+            self.totals[name] = zeros.permute(0, *(1 + order.index(i) for i in range(len(order))))
+        return self.totals[name].permute(0, *(1 + i for i in order))
 
     def _total(self, name: str) -> Tensor:
         if name not in self.totals:
@@ -156,12 +162,14 @@ class Paired:
         a, b = pairs(len(of_g))
         (ga, gb), (ua, ub) = ([[of[i] for i in side] for side in (a, b)] for of in (of_g, of_u))
         for total, (g, u), weighted in zip(totals, self.plain, self.weighted, strict=True):
+            if not g.shape[1]:
+                continue
             left, right = (weighted[ga], u[ua]) if len(a) > 1 else (weighted[ga[0]][None], u[ua[0]][None])
             left, right = left * g[gb], right * u[ub]
             left[len(of_g) :].mul_(2)  # l ≠ l' stands for l' ≠ l as well
-            total.addmm_(left.flatten(0, 1).T, right.flatten(0, 1)).clamp_(
-                min=0
-            )  # rounding may leave less than nothing
+            total.addmm_(left.flatten(0, 1).T, right.flatten(0, 1))
+            if len(a) > 1:
+                total.clamp_(min=0)  # rounding may leave less than nothing
 
 
 @lru_cache
