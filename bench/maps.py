@@ -2,7 +2,7 @@
 
     DSPREG_ROOT=data DSPREG_WEIGHTS=tf_efficientnet_lite0.safetensors python bench/maps.py --out build/maps
 
-PACS without sketch at 64 pixels: a pretrained EfficientNet-Lite0, 150 steps, and a ResNet-50 from random weights, 100
+PACS without sketch at 64 pixels: a pretrained EfficientNet-Lite0, 100 steps, and a ResNet-50 from random weights, 60
 steps; the paper trains a pretrained ResNet-50 for 5,001. The layer is the 13th convolution in forward order, as in the
 paper, the parameters are keyed positions of it, and c is on 512 images per domain, before and after. Start it again to
 resume. Draws maps-NETWORK.png.
@@ -27,7 +27,7 @@ from dspreg.protocol.settings import Execution
 from dspreg.sensitivity import Profile
 from dspreg.sensitivity.figures import draw_panels, largest_tensor, panels_of
 
-STEPS = {LITE0: 150, "resnet50": 100}
+STEPS = {LITE0: 100, "resnet50": 60}
 ALGORITHMS = ("ERM", "DSPReg")
 LAYER = 13  # convolution in forward order
 
