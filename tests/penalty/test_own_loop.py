@@ -13,6 +13,7 @@ from torch import nn
 
 import dspreg
 from dspreg.penalty import Figures
+from dspreg.testing import ready, toy_batches, toy_task
 
 OPTIMISERS = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
@@ -394,3 +395,24 @@ def test_frozen_parameters_and_none_gradients():
     assert model["used"].weight.grad is not None
     assert model["unused"].weight.grad is None
     assert model["frozen"].weight.grad is None
+
+
+@pytest.mark.parametrize("engine", EVERY)
+def test_a_loop_with_a_penalty_is_the_trainer_with_dsp_reg(engine):
+    task = toy_task(dropout=0.0)
+    algorithm = dspreg.DSPReg(weight=WEIGHT, engine=engine, refresh_steps=2, measure_batches=2)
+    algorithm = ready(algorithm, task, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9))
+    model = copy.deepcopy(algorithm.net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    penalty = dspreg.Penalty(model, weight=WEIGHT, engine=engine)
+    for t in range(6):
+        batches = toy_batches(t)
+        if t in (2, 4):
+            penalty.refresh({name: [(b.x, b.y) for b in each] for name, each in task.samples(t, 2).items()})
+        x, y = torch.cat([b.x for b in batches]), torch.cat([b.y for b in batches])
+        loss = penalty.backward(lambda x=x, y=y: F.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+        assert float(dspreg.train_step(algorithm, batches)["loss"]) == pytest.approx(float(loss), rel=1e-9)
+    for (name, ours), theirs in zip(model.named_parameters(), algorithm.net.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11, msg=name)
