@@ -3,18 +3,13 @@
 import pytest
 import torch
 from reference import plain
+from reference.sharpness import climbed, worst_after
 
 from dspreg.algorithms import ERM, SAM
 from dspreg.batches import Batch
 from dspreg.networks import Featurizer
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train_step
-
-
-def climbed(weights, grads, radius):
-    """A copy of the weights, `radius` further up."""
-    length = sum((g * g).sum().item() for g in grads) ** 0.5
-    return [(w + radius * g / length).detach().requires_grad_() for w, g in zip(weights, grads, strict=True)]
 
 
 @plain.problems
@@ -64,26 +59,5 @@ def test_a_point_without_a_way_up_is_no_trouble():
     assert all(torch.equal(*pair) for pair in zip(before, plain.weights_of(stack), strict=True))
 
 
-def worst_nearby(weights, batches, radius=0.5, climbs=30):
-    """The largest loss that steps uphill on the sphere around the weights come across."""
-    at, worst = weights, plain.pooled(weights, batches).item()
-    for _ in range(climbs):
-        uphill = plain.gradient(plain.pooled(at, batches), at)
-        away = [a - w + 0.1 * g for a, w, g in zip(at, weights, uphill, strict=True)]
-        at = climbed(weights, away, radius)
-        worst = max(worst, plain.pooled(at, batches).item())
-    return worst
-
-
 def test_it_ends_flatter_than_erm():
-    batches = []
-    for b in toy_batches(0, 2, (40, 40)):  # every fourth label wrong, so that the loss cannot go to zero
-        wrong = torch.arange(len(b)) % 4 == 0
-        batches.append(Batch(b.x, (b.y + wrong) % 3, b.domain))
-    worst = {}
-    for algorithm in (ERM(), SAM(rho=0.5)):
-        stack = plain.ready(algorithm, 2)
-        for _ in range(150):
-            train_step(stack, batches)
-        worst[type(algorithm)] = worst_nearby(plain.weights_of(stack), batches)
-    assert worst[SAM] < worst[ERM] / 2
+    assert worst_after(SAM(rho=0.5)) < worst_after(ERM()) / 2

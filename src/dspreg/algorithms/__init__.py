@@ -5,9 +5,33 @@ from dspreg.algorithms.coral import CORAL
 from dspreg.algorithms.dsp_reg import DSPReg
 from dspreg.algorithms.fish import Fish
 from dspreg.algorithms.group_dro import GroupDRO
+from dspreg.algorithms.gsam import GSAM
+from dspreg.algorithms.irm import IRM
 from dspreg.algorithms.mixup import Mixup
+from dspreg.algorithms.mmd import MMD
+from dspreg.algorithms.rsc import RSC
+from dspreg.algorithms.sagm import SAGM
 from dspreg.algorithms.sam import SAM
 from dspreg.algorithms.spec import describe, parse
 from dspreg.algorithms.task import Task
+from dspreg.algorithms.vrex import VREx
 
-__all__ = ["CORAL", "ERM", "SAM", "Algorithm", "DSPReg", "Fish", "GroupDRO", "Mixup", "Task", "describe", "parse"]
+__all__ = [
+    "CORAL",
+    "ERM",
+    "GSAM",
+    "IRM",
+    "MMD",
+    "RSC",
+    "SAGM",
+    "SAM",
+    "Algorithm",
+    "DSPReg",
+    "Fish",
+    "GroupDRO",
+    "Mixup",
+    "Task",
+    "VREx",
+    "describe",
+    "parse",
+]

@@ -1,0 +1,60 @@
+"""RSC: mute the features that the prediction rests on most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from dspreg.algorithms.base import Algorithm
+from dspreg.batches import Batch, Outputs, soft_labels
+from dspreg.errors import ConfigError
+from dspreg.priors import Uniform
+
+
+class RSC(Algorithm):
+    """Representation self-challenging: train on features without those that speak loudest for the right class.
+
+        g_i = ∂z_{i,y_i}/∂f_i,  feature k of sample i is muted where g_ik ≥ its (1 − f_drop)-quantile over k,
+        but only in the samples that lose most by it: those whose p_y falls by its (1 − b_drop)-quantile or more
+
+    f (N, F) features, z (N, C) logits of a classifier on them. Masks are constants.
+
+    Huang et al., ECCV 2020, in DomainBed's form; with soft labels, z_y and p_y are their means under the label. Changes
+    `forward`; no extra pass through the backbone, four through the classifier.
+    """
+
+    space = {
+        "f_drop": Uniform(0.0, 0.5, key="rsc_f_drop_factor"),
+        "b_drop": Uniform(0.0, 0.5, key="rsc_b_drop_factor"),
+    }
+
+    def __init__(self, base: Algorithm | None = None, *, f_drop: float = 1 / 3, b_drop: float = 1 / 3):
+        super().__init__(base)
+        for name, share in (("f_drop", f_drop), ("b_drop", b_drop)):
+            if not 0 <= share < 1:
+                raise ConfigError(f"RSC: {name}={share}; wanted a share from 0 to below 1")
+        self.f_drop, self.b_drop = f_drop, b_drop
+
+    def forward(self, batches: Sequence[Batch]) -> Outputs:
+        out: Outputs = self.base(batches)
+        kept = self.mask(out)
+        self.note(muted=(kept == 0).double().mean())
+        features, classify = out.features * kept, self.net.classifier
+        # as a change, so that what the base did to its logits stays
+        return out.replace(features=features, logits=out.logits + classify(features) - classify(out.features))
+
+    def mask(self, out: Outputs) -> Tensor:
+        """1 for the features that stay. (N, F)"""
+        classify: Callable[[Tensor], Tensor] = self.net.classifier
+        f = out.features.detach().requires_grad_()
+        y = soft_labels(out.labels, out.logits.shape[1], f.dtype)
+        with torch.enable_grad():
+            z = classify(f)
+            (g,) = torch.autograd.grad((z * y).sum(), f)
+        with torch.no_grad():
+            quiet = g < torch.quantile(g, 1 - self.f_drop, dim=1, keepdim=True)
+            lost = ((z.softmax(1) - classify(f * quiet).softmax(1)) * y).sum(1)
+            spared = lost < torch.quantile(lost, 1 - self.b_drop)
+            return (quiet | spared[:, None]).to(f.dtype)
