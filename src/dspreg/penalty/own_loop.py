@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -83,7 +84,9 @@ class Penalty:
         if own := sorted({"only", "exclude"} & options.keys()):
             raise ConfigError(f"{own[0]}= is chosen once, by Penalty(model, {own[0]}=…), and not at a refresh")
         options.setdefault("key", self.steps)
-        with torch.compiler.set_stance("force_eager"):  # what measures by layer has to see the layers
+        # what measures by layer has to see the layers
+        eager = torch.compiler.set_stance("force_eager") if compiled(self.model) else nullcontext()
+        with eager:
             profile = measure(self.net, domains, only=self._c.names().values(), group=self._processes.group, **options)
         self.coefficients = self._plainly(profile.c)
         self.profile = profile
