@@ -4,10 +4,12 @@ from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.coral import CORAL
 from dspreg.algorithms.dsp_reg import DSPReg
 from dspreg.algorithms.fish import Fish
+from dspreg.algorithms.fishr import Fishr
 from dspreg.algorithms.group_dro import GroupDRO
 from dspreg.algorithms.gsam import GSAM
 from dspreg.algorithms.irm import IRM
 from dspreg.algorithms.mixup import Mixup
+from dspreg.algorithms.mldg import MLDG
 from dspreg.algorithms.mmd import MMD
 from dspreg.algorithms.rsc import RSC
 from dspreg.algorithms.sagm import SAGM
@@ -21,6 +23,7 @@ __all__ = [
     "ERM",
     "GSAM",
     "IRM",
+    "MLDG",
     "MMD",
     "RSC",
     "SAGM",
@@ -28,6 +31,7 @@ __all__ = [
     "Algorithm",
     "DSPReg",
     "Fish",
+    "Fishr",
     "GroupDRO",
     "Mixup",
     "Task",

@@ -11,8 +11,8 @@ means what that arrow returns.
     lazy(k, inner)      k times another engine's penalty, on every k-th step: 1.03 with k = 30
 
 On networks with ReLUs they are different penalties: a finite difference crosses kinks that differentiating twice does
-not see. Along a training on PACS, summed over 20 steps, lookahead's penalty has a cosine of 0.73 to exact's, and
-lazy(30, exact)'s, over 60, one of 0.04. So `exact` is the default. (`python bench/penalty.py`, `python
+not see. Along a training on PACS, summed over 20 steps, lookahead's penalty has a cosine of 0.69 to exact's, and
+lazy(30, exact)'s, over 60, one of 0.06. So `exact` is the default. (`python bench/penalty.py`, `python
 bench/trajectory.py`; docs/engines.md)
 
 c is a constant here: differentiating through √v/s̄ gives NaN as soon as one parameter has v = 0.
