@@ -13,7 +13,7 @@ export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint kills pacs bench evidence wheel clean
+.PHONY: help demo test lint kills pacs maps bench evidence wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -40,6 +40,9 @@ kills: $(READY)  ## thirty trainings killed at random moments, and compared with
 
 pacs: $(READY)  ## PACS without sketch, ERM and DSP-Reg, two seeds: an hour; needs DSPREG_ROOT and DSPREG_WEIGHTS
 	$(BIN)/python bench/pacs.py --out build/pacs
+
+maps: $(READY)  ## c of one layer before and after training, ERM and DSP-Reg, on PACS: an hour; needs the same
+	$(BIN)/python bench/maps.py --out build/maps
 
 bench: $(READY)  ## what everything costs, and how exact it is: an hour on one thread
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[bench]'
