@@ -1,7 +1,5 @@
 """c of a refresh against single samples in plain loops, and which batches share a pass through the network."""
 
-import importlib
-
 import problems
 import pytest
 import torch
@@ -9,11 +7,10 @@ from reference.sensitivity import mean_squares
 from torch import nn
 
 from dspreg.errors import DataError
+from dspreg.sensitivity import refresh
 from dspreg.sensitivity.meter import Meter
 from dspreg.sensitivity.purity import evaluating
 from dspreg.sensitivity.samples import Samples
-
-measure = importlib.import_module("dspreg.sensitivity.measure")
 
 
 def ragged(name, count):
@@ -25,7 +22,7 @@ def ragged(name, count):
 def refreshed(model, domains, f=None, eps=0.0, **options):
     samples = {d: [Samples(x, y) for x, y in batches] for d, batches in domains.items()}
     with evaluating(model):
-        return measure.refreshed(Meter(model, **options), f or (lambda *_: model), samples, eps)
+        return refresh.refreshed(Meter(model, **options), f or (lambda *_: model), samples, eps)
 
 
 def by_loops(model, domains, eps=0.0):
@@ -51,7 +48,7 @@ def passes(monkeypatch):
 @pytest.mark.parametrize("together", [0, 11, 48])
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_c_is_that_of_single_samples(monkeypatch, name, together, count):
-    monkeypatch.setattr(measure, "TOGETHER", together)
+    monkeypatch.setattr(refresh, "TOGETHER", together)
     model, domains = problems.model(name), ragged(name, count)
     for eps in (0.0, 1e-3):
         c, expected = refreshed(model, domains, eps=eps), by_loops(problems.model(name), domains, eps)
@@ -64,7 +61,7 @@ def test_c_is_that_of_single_samples(monkeypatch, name, together, count):
 def test_c_does_not_depend_on_what_shares_a_pass(monkeypatch, options):
     found = []
     for together in (0, 48):
-        monkeypatch.setattr(measure, "TOGETHER", together)
+        monkeypatch.setattr(refresh, "TOGETHER", together)
         found.append(refreshed(problems.model("cnn"), ragged("cnn", 3), **options).flat())
     assert torch.allclose(*found, rtol=1e-9, atol=1e-10)
 
