@@ -92,6 +92,9 @@ def main() -> int:
             pairs.append((profile.over_alive(profile.c), profile.over_alive(profile.null)))
             cells = []
             for c, null in pairs:
+                if not c.numel():  # no domain is sensitive: a branch that starts at 0, as in timm's ResNets
+                    cells += ["–"] * 3
+                    continue
                 c, null = float(c.double().mean()), float(null.double().mean())
                 cells += [f"{c:.3f}", f"{null:.3f}", f"{c - null:+.3f}"]
             table.add_row(when, *cells, f"{profile.reliability:.2f}")

@@ -134,8 +134,8 @@ def draw_panels(places: Sequence[Axes], panels: Sequence[Panel], name: str, boun
     for axes, (label, values, alive) in zip(places, panels, strict=True):
         grid = cells(torch.where(alive, values.double(), torch.nan), name)
         image = axes.imshow(grid, cmap=colours, vmin=0, vmax=bound, interpolation="nearest")
-        mean = float(values[alive].double().mean()) if alive.any() else 0.0
-        axes.set_title(f"{label}, mean {mean:.2f}", fontsize=10)
+        says = f"mean {float(values[alive].double().mean()):.2f}" if alive.any() else "no domain is sensitive"
+        axes.set_title(f"{label}, {says}", fontsize=10)
         axes.set_xticks([])
         axes.set_yticks([])
     return image
