@@ -14,7 +14,7 @@ as functions, so that a layer may evaluate them again elsewhere without knowing 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
@@ -23,8 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.algorithms.measuring import measuring
+from dspreg.algorithms.optimising import Optimizer, give_gradients
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective, Outputs
+from dspreg.errors import ConfigError
 from dspreg.networks import Network
 from dspreg.priors import Prior
 from dspreg.randomness import seeded
@@ -34,7 +36,7 @@ from dspreg.vectors import ParamVector, gradient, trainable
 
 Direction = Callable[[Sequence[Batch]], tuple[Tensor, ParamVector]]
 Log = dict[str, Tensor]
-Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+ARROWS = ("build", "forward", "loss", "gradient", "update")
 
 
 @dataclass
@@ -48,6 +50,8 @@ class Stack:
     told: list[dict[str, Any]] = field(default_factory=list)  # events of the current step
     recording: bool = False  # whether the current step's log is kept, so that costly figures are worth taking
     optimizer: torch.optim.Optimizer = field(init=False)
+    # evaluated(loss, batches): a loss of the whole stack's outputs, with the random numbers of the current step
+    evaluated: Callable[[Callable[[Outputs], Tensor], Sequence[Batch]], Tensor] = field(init=False)
 
 
 class Algorithm(nn.Module):
@@ -109,12 +113,18 @@ class Algorithm(nn.Module):
         """
         if not callable(optimizer):
             raise TypeError("setup wants a function that makes the optimiser: lambda params: Adam(params, lr=1e-3)")
+        require_order(self)
         self.bottom.stack = Stack(task, self)
         with seeded(*task.key, "build"):
             self.bottom.network = self.build(task)
         self.to(device)
-        self.stack.optimizer = optimizer(list(self.parameters()))
+        self.stack.optimizer = optimizer([p for p in self.parameters() if p.requires_grad])
+        for layer in self.layers():
+            layer.tune(self.stack.optimizer)
         return self
+
+    def tune(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called once the optimiser is made: `regroup` gives parameters of this layer's own other options."""
 
     # Offered to every layer.
 
@@ -169,6 +179,17 @@ class Algorithm(nn.Module):
         """Something that happened at this step and is no scalar; the trainer keeps it beside the records."""
         self.stack.told.append({"event": event, "step": self.t, **values})
 
+    def descend(self, loss: Callable[[Outputs], Tensor], parts: nn.Module, batches: Sequence[Batch]) -> Tensor:
+        """For `update`: one optimiser step of `parts` alone, on another loss of the stack's outputs. Returns the loss.
+
+        Called after `self.base.update`, it sees the parameters that have moved.
+        """
+        value = self.stack.evaluated(loss, batches)
+        give_gradients(value, parts)
+        self.stack.optimizer.step()
+        self.stack.optimizer.zero_grad()
+        return value.detach()
+
     # The life of a step.
 
     @contextmanager
@@ -185,6 +206,11 @@ class Algorithm(nn.Module):
         for layer in self.layers():
             layer.commit()
         stack.steps += 1
+
+    @classmethod
+    def arrows(cls) -> tuple[str, ...]:
+        """The arrows this class changes."""
+        return tuple(arrow for arrow in ARROWS if getattr(cls, arrow) is not getattr(Algorithm, arrow))
 
     def extra_repr(self) -> str:
         """The options that differ from their defaults: `weight=0.5, rho=0.1`."""
@@ -234,6 +260,20 @@ def require_layer(base: object, what: str) -> None:
     if base is not None and not isinstance(base, Algorithm):
         given = base.__name__ if isinstance(base, type) else repr(base)
         raise TypeError(f"{what} was given {given}; the base is a layer such as CORAL(), and text is for dspreg.parse")
+
+
+def require_order(stack: Algorithm) -> None:
+    """A layer that replaces an arrow would silently undo what layers below it did to that arrow."""
+    layers = list(stack.layers())[:-1]
+    for i, layer in enumerate(layers):
+        for below in layers[i + 1 :]:
+            undone = sorted(layer.replaces & set(below.arrows()))
+            if undone:
+                upper, lower = type(layer).__name__, type(below).__name__
+                raise ConfigError(
+                    f"{upper} has its own {' and '.join(undone)} and would undo that of {lower} below it. Put it the "
+                    f"other way round: '{upper}+{lower}'"
+                )
 
 
 class ERM(Algorithm):

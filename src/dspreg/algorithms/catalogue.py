@@ -8,13 +8,11 @@ import dspreg.algorithms as index
 from dspreg.algorithms.base import Algorithm, options_of
 from dspreg.algorithms.spec import algorithm_named
 
-ARROWS = ("build", "forward", "loss", "gradient", "update")
-
 
 def listing() -> str:
     """One line per algorithm: name, the arrows it changes, what it does."""
     found = [c for name in sorted(index.__all__) if isinstance(c := getattr(index, name), type) and c is not Algorithm]
-    rows = [(c.__name__, ", ".join(arrows(c)), summary(c)) for c in found if issubclass(c, Algorithm)]
+    rows = [(c.__name__, ", ".join(c.arrows()), summary(c)) for c in found if issubclass(c, Algorithm)]
     wide, arrow = (max(len(row[i]) for row in rows) for i in (0, 1))
     return "\n".join(f"{name:{wide}}  {changes:{arrow}}  {says}" for name, changes, says in rows)
 
@@ -22,7 +20,7 @@ def listing() -> str:
 def page(name: str) -> str:
     """One algorithm in full: its docstring, its options with defaults, and where search draws them from."""
     cls = algorithm_named(name)
-    lines = [f"{name}: changes {', '.join(arrows(cls))}", "", inspect.getdoc(cls) or ""]
+    lines = [f"{name}: changes {', '.join(cls.arrows())}", "", inspect.getdoc(cls) or ""]
     options = options_of(cls)
     if options:
         lines += ["", "options and defaults:"]
@@ -31,11 +29,6 @@ def page(name: str) -> str:
             prior = f"   drawn from {cls.space[option]}" if option in cls.space else ""
             lines.append(f"  {option:{wide}} = {parameter.default!r}{prior}")
     return "\n".join(lines)
-
-
-def arrows(cls: type[Algorithm]) -> list[str]:
-    """The arrows a class overrides."""
-    return [arrow for arrow in ARROWS if getattr(cls, arrow) is not getattr(Algorithm, arrow)]
 
 
 def summary(cls: type[Algorithm]) -> str:

@@ -1,8 +1,8 @@
 """Networks as a featurizer and a classifier."""
 
-from dspreg.networks.backbones import SmallCNN, TinyMLP
+from dspreg.networks.backbones import SmallCNN, TinyCNN, TinyMLP
 from dspreg.networks.network import Featurizer, Network
 from dspreg.networks.pretrained import Backbone, backbone_named
 from dspreg.networks.weights import Weights
 
-__all__ = ["Backbone", "Featurizer", "Network", "SmallCNN", "TinyMLP", "Weights", "backbone_named"]
+__all__ = ["Backbone", "Featurizer", "Network", "SmallCNN", "TinyCNN", "TinyMLP", "Weights", "backbone_named"]

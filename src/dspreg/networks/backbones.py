@@ -48,3 +48,23 @@ class TinyMLP(Featurizer):
 
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.layers(x))
+
+
+class TinyCNN(Featurizer):
+    """Two convolutions, for tests and toy problems: small images (B, channels, H, W) to features (B, width)."""
+
+    def __init__(self, channels: int = 3, width: int = 8, dropout: float = 0.0):
+        super().__init__()
+        self.width = width
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, 4, 3, padding=1),
+            nn.Tanh(),
+            nn.Conv2d(4, width, 3, stride=2, padding=1),
+            nn.Tanh(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.layers(x))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Log
-from dspreg.batches import Batch
+from dspreg.batches import Batch, Outputs
 from dspreg.networks.buffers import scratch_buffers
 from dspreg.randomness import Noise
 from dspreg.vectors import ParamVector
@@ -32,17 +33,20 @@ def train_step(algorithm: Algorithm, batches: Sequence[Batch], *, record: bool =
 
     seen: set[tuple[int, ...]] = set()
 
-    def objective(batches: Sequence[Batch]) -> Tensor:
+    def evaluated(loss: Callable[[Outputs], Tensor], batches: Sequence[Batch]) -> Tensor:
         # batch norm takes a batch into its statistics once, however often the batch is looked at
         domains = tuple(batch.domain for batch in batches)
         buffers = scratch_buffers(algorithm.net) if domains in seen else nullcontext()
         seen.add(domains)
         with noise.replayed(), buffers:
-            return algorithm.loss(algorithm(batches))
+            return loss(algorithm(batches))
+
+    objective = partial(evaluated, algorithm.loss)
 
     def direction(batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
         return algorithm.gradient(objective, batches)
 
+    algorithm.stack.evaluated = evaluated
     with algorithm.stepping(record=record) as notes:
         log = algorithm.update(direction, batches)
     return log | notes
