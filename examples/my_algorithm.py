@@ -1,12 +1,12 @@
-"""A method of your own in twenty lines, stacked with DSP-Reg and checked.
+"""A method of your own in a dozen lines, stacked with DSP-Reg.
 
-python examples/my_algorithm.py
 PYTHONPATH=examples dspreg algorithms my_algorithm.LogitNorm
+PYTHONPATH=examples dspreg train --dataset digits --target print --steps 60 --out runs/mine \
+    --algorithm "my_algorithm.LogitNorm(weight=0.05)+DSPReg"
 """
 
 import dspreg
 from dspreg.priors import LogUniform
-from dspreg.testing import check_algorithm
 
 
 class LogitNorm(dspreg.Algorithm):
@@ -20,9 +20,3 @@ class LogitNorm(dspreg.Algorithm):
 
     def loss(self, out):
         return self.base.loss(out) + self.weight * out.logits.square().sum(1).mean()
-
-
-if __name__ == "__main__":
-    check_algorithm(LogitNorm)
-    print("LogitNorm keeps the laws of stacking.")
-    print("It stacks with", dspreg.describe(dspreg.DSPReg(LogitNorm(weight=0.05))))

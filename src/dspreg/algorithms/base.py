@@ -14,7 +14,7 @@ as functions, so that a layer may evaluate them again elsewhere without knowing 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
@@ -63,6 +63,7 @@ class Algorithm(nn.Module):
     """
 
     space: ClassVar[Mapping[str, Prior]] = {}  # where random search draws each option from
+    counted: ClassVar[tuple[str, ...]] = ()  # options that are numbers of steps, and shorter in a short run
     replaces: ClassVar[frozenset[str]] = frozenset()  # arrows that on purpose do not reach the base
     remembers: ClassVar[tuple[str, ...]] = ()  # attributes besides buffers that are saved
 
@@ -213,9 +214,13 @@ class Algorithm(nn.Module):
         return tuple(arrow for arrow in ARROWS if getattr(cls, arrow) is not getattr(Algorithm, arrow))
 
     def extra_repr(self) -> str:
-        """The options that differ from their defaults: `weight=0.5, rho=0.1`."""
-        options = {n: getattr(self, n) for n, p in options_of(type(self)).items() if getattr(self, n) != p.default}
-        return ", ".join(f"{name}={value!r}" for name, value in options.items())
+        """For print: `weight=0.5, rho=0.1`."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.options().items())
+
+    def options(self, also: Collection[str] = ()) -> dict[str, Any]:
+        """The options that differ from their defaults, and those asked for."""
+        values = {name: (getattr(self, name), p.default) for name, p in options_of(type(self)).items()}
+        return {name: value for name, (value, default) in values.items() if value != default or name in also}
 
     def commit(self) -> None:
         """Write what was staged in this step."""
@@ -267,13 +272,16 @@ def require_order(stack: Algorithm) -> None:
     layers = list(stack.layers())[:-1]
     for i, layer in enumerate(layers):
         for below in layers[i + 1 :]:
-            undone = sorted(layer.replaces & set(below.arrows()))
-            if undone:
-                upper, lower = type(layer).__name__, type(below).__name__
-                raise ConfigError(
-                    f"{upper} has its own {' and '.join(undone)} and would undo that of {lower} below it. Put it the "
-                    f"other way round: '{upper}+{lower}'"
-                )
+            undone = layer.replaces & set(below.arrows())
+            if not undone:
+                continue
+            upper, lower, what = type(layer).__name__, type(below).__name__, " and ".join(sorted(undone))
+            if undone & below.replaces:
+                raise ConfigError(f"{upper} and {lower} have each their own {what}; leave one of them out")
+            raise ConfigError(
+                f"{upper} has its own {what} and would undo that of {lower} below it. Put it the other way round: "
+                f"'{upper}+{lower}'"
+            )
 
 
 class ERM(Algorithm):

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import inspect
+import json
+from importlib.resources import files
+from typing import Any, cast
 
-import dspreg.algorithms as index
 from dspreg.algorithms.base import Algorithm, options_of
-from dspreg.algorithms.spec import algorithm_named
+from dspreg.algorithms.spec import algorithm_named, algorithms
 
 
 def listing() -> str:
-    """One line per algorithm: name, the arrows it changes, what it does."""
-    found = [c for name in sorted(index.__all__) if isinstance(c := getattr(index, name), type) and c is not Algorithm]
-    rows = [(c.__name__, ", ".join(c.arrows()), summary(c)) for c in found if issubclass(c, Algorithm)]
-    wide, arrow = (max(len(row[i]) for row in rows) for i in (0, 1))
-    return "\n".join(f"{name:{wide}}  {changes:{arrow}}  {says}" for name, changes, says in rows)
+    """One line per algorithm: name, cost, the arrows it changes, what it does and which options it has."""
+    measured = costs()
+    rows = [("", "cost", "changes", "")]
+    for name, cls in algorithms().items():
+        cost = measured["of_erm"].get(name)
+        says = " ".join([summary(cls), *([f"[{', '.join(options_of(cls))}]"] if options_of(cls) else [])])
+        rows.append((name, f"{cost['median']:.2f}×" if cost else "?", ", ".join(cls.arrows()), says))
+    wide, number, arrow = (max(len(row[i]) for row in rows) for i in range(3))
+    lines = [f"{n:{wide}}  {c:>{number}}  {a:{arrow}}  {says}".rstrip() for n, c, a, says in rows]
+    return "\n".join([*lines, "", f"cost: a step of {measured['case']}, in ERM steps ({measured['command']})"])
 
 
 def page(name: str) -> str:
-    """One algorithm in full: its docstring, its options with defaults, and where search draws them from."""
+    """One algorithm in full: its docstring, its options with defaults, where search draws them from, and its cost."""
     cls = algorithm_named(name)
     lines = [f"{name}: changes {', '.join(cls.arrows())}", "", inspect.getdoc(cls) or ""]
     options = options_of(cls)
@@ -27,8 +34,19 @@ def page(name: str) -> str:
         wide = max(map(len, options))
         for option, parameter in options.items():
             prior = f"   drawn from {cls.space[option]}" if option in cls.space else ""
-            lines.append(f"  {option:{wide}} = {parameter.default!r}{prior}")
+            short = "   shorter in a run of fewer than 5,001 steps" if option in cls.counted else ""
+            lines.append(f"  {option:{wide}} = {parameter.default!r}{prior}{short}")
+    measured = costs()
+    if cls.__name__ in measured["of_erm"] and cls.__module__.startswith("dspreg."):
+        cost = measured["of_erm"][cls.__name__]
+        between = f"{cost['median']:.2f}× ({cost['low']:.2f}–{cost['high']:.2f})"
+        lines += ["", f"cost: a step of {measured['case']} is {between} that of ERM ({measured['command']})"]
     return "\n".join(lines)
+
+
+def costs() -> dict[str, Any]:
+    """What bench/algorithms.py measured, as it wrote it."""
+    return cast(dict[str, Any], json.loads((files("dspreg.algorithms") / "costs.json").read_text()))
 
 
 def summary(cls: type[Algorithm]) -> str:

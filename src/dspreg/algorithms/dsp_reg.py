@@ -63,6 +63,7 @@ class DSPReg(Algorithm):
     """
 
     space = {"weight": LogUniform(-4, -1), "refresh_epochs": Choice(1, 2, 3, 4)}
+    counted = ("warmup",)
     remembers = ("c", "refreshed_at")
 
     def __init__(

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Collection
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from dspreg.algorithms.base import ERM, Algorithm, options_of
 from dspreg.errors import ConfigError
 from dspreg.names import did_you_mean, imported
+
+PUBLISHED = 5_001  # steps of DomainBed's runs, for which methods publish what they count in steps
 
 
 def parse(text: str) -> Algorithm:
@@ -37,31 +40,51 @@ def describe(algorithm: Algorithm) -> str:
     return "+".join(_text(layer) for layer in shown)
 
 
-def drawn(text: str, seed: int) -> str:
-    """The spec with every option it leaves open and search varies drawn at random; given ones stay.
+def filled(text: str, *, seed: int | None = None, steps: int = PUBLISHED) -> tuple[str, list[str]]:
+    """The spec with what it leaves open filled in, and in words what was scaled; given options stay.
 
     Args:
         text: A spec.
-        seed: `seed_hash(draw, trial)`.
+        seed: `seed_hash(draw, trial)`; then every option that search varies is drawn at random.
+        steps: Of the run. In one shorter than those that options are published for, options counted in steps (such
+            as a warm-up) become shorter by as much: otherwise a short run would be over before they matter.
     """
     parse(text)  # refuses what is wrong
-    parts = []
+    parts, scaled = [], []
     for node in _layers(ast.parse(text.strip(), mode="eval").body):
         layer = _made(node, None)
+        cls = type(layer)
         given = {str(k.arg) for k in node.keywords} if isinstance(node, ast.Call) else set()
-        for option, prior in type(layer).space.items():
-            if option not in given:
-                setattr(layer, option, prior.draw(seed, f"{type(layer).__name__}.{option}"))
-        parts.append(_text(layer))
-    return describe(parse("+".join(parts)))
+        for option, prior in cls.space.items():
+            if seed is not None and option not in given:
+                setattr(layer, option, prior.draw(seed, f"{cls.__name__}.{option}"))
+        by_hand = set()  # written even where it is the default, which a short run would scale
+        for option in cls.counted:
+            usual = getattr(layer, option)
+            shorter = round(usual * min(1.0, steps / PUBLISHED)) if usual else usual
+            if shorter == usual:
+                continue
+            if option in given:
+                by_hand.add(option)
+                continue
+            setattr(layer, option, shorter)
+            scaled.append(f"{cls.__name__}: {option}={shorter} instead of {usual}")
+        parts.append((layer, _text(layer, by_hand)))
+    shown = parts[1:] if type(parts[0][0]) is ERM and len(parts) > 1 else parts
+    return "+".join(text for _, text in shown), scaled
+
+
+def algorithms() -> dict[str, type[Algorithm]]:
+    """Every algorithm of the index, by its name."""
+    import dspreg.algorithms as index
+
+    found = {name: getattr(index, name) for name in sorted(index.__all__, key=str.lower)}
+    return {n: c for n, c in found.items() if isinstance(c, type) and issubclass(c, Algorithm) and c is not Algorithm}
 
 
 def algorithm_named(name: str) -> type[Algorithm]:
     """The class a name or an import path stands for."""
-    import dspreg.algorithms as index
-
-    known = {n: c for n in index.__all__ if isinstance(c := getattr(index, n), type) and issubclass(c, Algorithm)}
-    known.pop("Algorithm")
+    known = algorithms()
     if not all(part.isidentifier() for part in name.split(".")):
         written = name.replace(" - ", "-")  # as the user wrote it
         raise ConfigError(f"{written!r} is not the name of an algorithm.{did_you_mean(written, known)}")
@@ -141,9 +164,10 @@ def _words(hint: Any) -> str:
     return known.get(hint, "a list" if get_origin(hint) is list else str(hint))
 
 
-def _text(layer: Algorithm) -> str:
+def _text(layer: Algorithm, also: Collection[str] = ()) -> str:
     import dspreg.algorithms as index
 
-    cls, options = type(layer), layer.extra_repr()
+    cls = type(layer)
+    options = ", ".join(f"{name}={value!r}" for name, value in layer.options(also).items())
     name = cls.__name__ if getattr(index, cls.__name__, None) is cls else f"{cls.__module__}.{cls.__qualname__}"
     return f"{name}({options})" if options else name

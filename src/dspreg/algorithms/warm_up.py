@@ -15,6 +15,7 @@ class WarmUp(Algorithm):
     The loss changes its size at that step, and Adam's second moments would answer with far too large or small steps.
     """
 
+    counted = ("warmup",)
     weight: float
     warmup: int
     before = 1.0  # the penalty's weight until then

@@ -75,7 +75,7 @@ def trained(given: Any, pause: Any) -> int:
     settings, execution = made(stated(given))
     filled = looked_at(settings, execution)
     if given.print_config:
-        print(written(with_drawn_options(filled), execution), end="")
+        print(written(with_method_options(filled), execution), end="")
         return 0
     if not given.out:
         raise ConfigError("where should the run go? Add --out DIR")
@@ -109,14 +109,11 @@ def looked_at(settings: dict[str, Any], execution: Execution) -> Settings:
     return resolved(settings, data)
 
 
-def with_drawn_options(settings: Settings) -> Settings:
-    """The method's own options, too, where they are drawn at random."""
-    if not settings.draw:
-        return settings
-    from dspreg.algorithms.spec import drawn
-    from dspreg.priors import seed_hash
+def with_method_options(settings: Settings) -> Settings:
+    """The method's own options, too, where they are drawn at random or scaled to a short run."""
+    from dspreg.training.experiment import filled_in
 
-    return dataclasses.replace(settings, algorithm=drawn(settings.algorithm, seed_hash(settings.draw, settings.trial)))
+    return dataclasses.replace(settings, algorithm=filled_in(settings)[0])
 
 
 def stated(given: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -69,6 +69,20 @@ def check_algorithm(algorithm: type[Algorithm] | str, *, images: bool = False, *
     if isinstance(algorithm, str) and options:
         raise TypeError("options of a spec stand in the spec")
 
+    if not isinstance(algorithm, str):
+        records_its_options(algorithm, options)
+    check_laws(maker(algorithm, **options), Problem(IMAGE if images else INPUTS), LAWS)
+
+
+def check_laws(make: Make, problem: Problem, laws: Iterable[str]) -> None:
+    for name in laws:
+        with explained(name):
+            LAWS[name](make, problem)
+
+
+def maker(algorithm: type[Algorithm] | str, **options: Any) -> Make:
+    """A function that makes the stack anew around another bottom."""
+
     def make(base: Algorithm | None = None) -> Algorithm:
         if isinstance(algorithm, str):
             stack = parse(algorithm)
@@ -79,12 +93,7 @@ def check_algorithm(algorithm: type[Algorithm] | str, *, images: bool = False, *
             return stack
         return algorithm(base, **options) if not issubclass(algorithm, ERM) else base or algorithm()
 
-    if not isinstance(algorithm, str):
-        records_its_options(algorithm, options)
-    problem = Problem(IMAGE if images else INPUTS)
-    for name, law in LAWS.items():
-        with explained(name):
-            law(make, problem)
+    return make
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import nn
 
 from dspreg import __version__
 from dspreg.algorithms import Algorithm, Task, parse
-from dspreg.algorithms.spec import describe, drawn
+from dspreg.algorithms.spec import PUBLISHED, filled
 from dspreg.data import DomainDataset
 from dspreg.data.base import labels_of
 from dspreg.data.cache import Kind, open_cache
@@ -153,9 +153,12 @@ def prepared(
     settings = resolved(given, data)
     for name in settings.targets:
         data.check_domain(name)
-    spec = drawn(settings.algorithm, seed_hash(settings.draw, settings.trial)) if settings.draw else settings.algorithm
+    spec, scaled = filled_in(settings)
+    for change in scaled:
+        text = f"{change}, for {settings.steps:,} of {PUBLISHED:,} steps; set it in the spec to have it as you like"
+        warnings.warn(text, Notice, stacklevel=2)
     targets = tuple(name for name in data.domains if name in settings.targets)  # in the data set's own order
-    settings = replace(settings, algorithm=describe(parse(spec)), targets=targets)
+    settings = replace(settings, algorithm=spec, targets=targets)
     if len(targets) == len(data.domains):
         raise ConfigError(f"every domain of {data.name} is a target ({', '.join(targets)}); leave some to train on")
     check_device(execution.device)
@@ -190,6 +193,12 @@ def prepared(
         frozen_bn=settings.frozen_bn,
     )
     return Experiment(settings, execution, data, images, splits, backbone)
+
+
+def filled_in(settings: Settings) -> tuple[str, list[str]]:
+    """The algorithm's spec with its own options drawn and scaled as the run wants it, and what was scaled."""
+    seed = seed_hash(settings.draw, settings.trial) if settings.draw else None
+    return filled(settings.algorithm, seed=seed, steps=settings.steps)
 
 
 def cut(images: Sequence[Any], settings: Settings, position: int) -> tuple[list[int], list[int]]:

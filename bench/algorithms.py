@@ -1,0 +1,144 @@
+"""What every method costs in ERM steps, and what all of them do in a short run on the embedded digits.
+
+    python bench/algorithms.py                               # a step of each, one thread
+    python bench/algorithms.py --write                       # and leave it where `dspreg algorithms` reads it
+    python bench/algorithms.py --part digits --out build/digits   # 200 steps of all, and of ten stacks; resumable
+
+A step is the mean of two, because DANN takes two kinds in turn. Steps are taken after every warm-up; the refreshes of
+DSP-Reg are not in it (docs/engines.md has them). GGA searches in a window of the run and is ERM outside of it: both are
+timed, and weighted by their share of 5,001 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+from clock import Timing, alternate, interval
+from penalty import stack
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load_file
+
+from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.spec import PUBLISHED, algorithms
+from dspreg.batches import Batch
+from dspreg.errors import Notice
+from dspreg.files import write_json
+from dspreg.training import train, train_step
+
+NETWORK, PIXELS, IMAGES, ROUNDS = "resnet18", 64, 8, 30
+AFTER_WARM_UP = 2_051
+WINDOWS = {"GGA": ("start", "end")}  # a method that is another one between these steps
+COSTS = Path(__file__).parents[1] / "src/dspreg/algorithms/costs.json"
+STACKS = (
+    "CORAL+DSPReg", "Mixup+DSPReg", "SAM+DSPReg", "SAGM+DSPReg", "Fishr+DSPReg", "ARM+DSPReg", "MTL+DSPReg",
+    "DANN+DSPReg", "MixStyle+CORAL+SAM", "Mixup+CORAL+DSPReg+Fish",
+)  # fmt: skip
+
+
+def two_steps(algorithm: Algorithm, batches: list[Batch]) -> None:
+    for _ in range(2):
+        train_step(algorithm, batches)
+
+
+def at(spec: str, t: int) -> Callable[[], object]:
+    """Two steps of a stack that has taken t."""
+    algorithm, batches = stack(spec, NETWORK, PIXELS, IMAGES)
+    algorithm.stack.steps = t
+    return lambda: two_steps(algorithm, batches)
+
+
+def steps(console: Console, rounds: int, out: Path | None) -> None:
+    names = ["ERM", *(name for name in algorithms() if name != "ERM")]
+    sides = {name: at(name, AFTER_WARM_UP) for name in names}
+    shares = {}
+    for name, options in WINDOWS.items():
+        start, end = (getattr(algorithms()[name](), option) for option in options)
+        shares[name] = (end - start) / PUBLISHED
+        length = 2 * (rounds + 1)  # the window may be shorter than all rounds: look at its first steps only
+        sides[f"{name}, in its window"] = at(f"{name}({options[0]}=0, {options[1]}={length})", 0)
+    found = alternate(sides, rounds)
+    case = f"ResNet-18, {PIXELS} px, 3×{IMAGES} images"
+    table = Table("method", "s", "of ERM", "95 % of the median", "rounds", title=f"two steps, {case}")
+    for name, timing in found.items():
+        table.add_row(name, *timing.cells)
+    of_erm = {name: told(timing) for name, timing in found.items() if name in names}
+    for name, share in shares.items():
+        inside, outside = found[f"{name}, in its window"], found[name]
+        both = zip(inside.ratios, outside.ratios, strict=True)
+        of_erm[name] = told(Timing([], [share * a + (1 - share) * b for a, b in both]))
+        table.add_row(f"{name}, whole run", "", f"{of_erm[name]['median']:.3f}×", f"{share:.1%} in its window", "")
+    console.print(table)
+    if out:
+        about = {"case": f"{case}, one thread, {rounds} rounds", "command": "python bench/algorithms.py"}
+        write_json(out, about | {"of_erm": of_erm})
+
+
+def told(timing: Timing) -> dict[str, float]:
+    low, high = interval(timing.ratios)
+    return {"median": round(median(timing.ratios), 3), "low": round(low, 3), "high": round(high, 3)}
+
+
+def digits(console: Console, out: Path, length: int) -> None:
+    """Every method and ten stacks on the digits, trained without print."""
+    table = Table("spec", "as run", "validation", "print", "s/step", "penalties, mean of the last steps", "from ERM")
+    erm: dict[str, torch.Tensor] = {}
+    same = []
+    for spec in ("ERM", *(name for name in algorithms() if name != "ERM"), *STACKS):
+        folder = out / spec
+        settings = {"dataset": "digits", "targets": ("print",), "algorithm": spec, "steps": length}
+        train(settings, out=folder)
+        records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+        weights = load_file(folder / "last.safetensors")
+        erm = erm or weights
+        shared = [name for name in erm if name in weights and weights[name].shape == erm[name].shape]
+        moved = max(float((weights[name] - erm[name]).abs().max()) for name in shared)
+        same += [spec] if spec != "ERM" and moved == 0 else []
+        last = records[-1]
+        table.add_row(
+            spec, algorithm_of(folder), f"{last['validation']:.1%}", f"{last['accuracy']['print']['in']:.1%}",
+            f"{mean(r['seconds']['step_seconds'] for r in records[1:]):.3f}", penalties(last), f"{moved:.1e}",
+        )  # fmt: skip
+    console.print(table)
+    console.print("identical to ERM: " + (", ".join(same) or "none"))
+    if same:
+        sys.exit(1)
+
+
+def algorithm_of(folder: Path) -> str:
+    return str(json.loads((folder / "run.json").read_text())["settings"]["algorithm"])
+
+
+def penalties(record: dict[str, Any]) -> str:
+    """All that layers note of their terms."""
+    log = {name: value for name, value in record["log"].items() if name != "loss"}
+    return ", ".join(f"{name} {value:.3g}" for name, value in sorted(log.items())) or "–"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=("steps", "digits"), default="steps")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--write", action="store_true", help="into the catalogue")
+    parser.add_argument("--steps", type=int, default=200, help="for --part digits")
+    parser.add_argument("--out", type=Path, default=Path("build/digits"), help="for --part digits")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", Notice)
+    console = Console(width=None if sys.stdout.isatty() else 220)
+    if options.part == "steps":
+        steps(console, options.rounds, COSTS if options.write else None)
+    else:
+        digits(console, options.out, options.steps)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Every method alone, over and under CORAL, SAM, Mixup and DSPReg; all pairs by `make pairs`."""
+
+import pytest
+from together import LAYERS, refusal
+
+from dspreg.algorithms import Algorithm, Mixup, parse
+from dspreg.errors import ConfigError
+from dspreg.testing import ready
+
+PARTNERS = ("CORAL", "SAM", "Mixup", "DSPReg")
+
+
+@pytest.mark.parametrize("partner", PARTNERS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_under_and_over(name, partner):
+    for below, above in ((name, partner), (partner, name)):
+        replaced = getattr(parse(above), "replaces", frozenset()) & set(parse(below).arrows())
+        said = refusal(below, above)
+        if replaced:
+            assert f"'{above}+{below}'" in said or "leave one of them out" in said
+        else:
+            assert said is None
+
+
+class OwnForward(Algorithm):
+    """Replaces forward, as a class that reads whole batches does."""
+
+    replaces = frozenset({"forward"})
+
+    def forward(self, batches):
+        return self.bottom(batches)
+
+
+class OtherForward(OwnForward):
+    pass
+
+
+def test_a_layer_that_would_be_undone_is_refused_with_the_right_order():
+    with pytest.raises(ConfigError) as error:
+        ready(OwnForward(Mixup()))
+    assert str(error.value) == (
+        "OwnForward has its own forward and would undo that of Mixup below it. Put it the other way round: "
+        "'OwnForward+Mixup'"
+    )
+    assert ready(Mixup(OwnForward())).t == 0
+
+
+def test_two_that_replace_the_same_can_not_be_ordered():
+    with pytest.raises(ConfigError, match=r"^OtherForward and OwnForward have each their own forward; leave one of th"):
+        ready(OtherForward(OwnForward()))

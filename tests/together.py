@@ -1,0 +1,20 @@
+"""Which layers go together: every ordered pair keeps the laws, or is refused by a message that helps."""
+
+from dspreg.algorithms.spec import algorithms
+from dspreg.errors import ConfigError
+from dspreg.testing.laws import Problem, check_laws, maker
+from dspreg.testing.toy import IMAGE
+
+LAYERS = [name for name in algorithms() if name != "ERM"]
+LAWS = ("law 2", "law 3", "soft labels", "law 5")  # repeatable, one domain, soft labels, saved whole
+QUICK = {"DSPReg": "DSPReg(measure_batches=2)"}
+
+
+def refusal(below, above):
+    """The message that `below+above` is refused with; None if it keeps the laws."""
+    spec = f"{QUICK.get(below, below)}+{QUICK.get(above, above)}"
+    try:
+        check_laws(maker(spec), Problem(IMAGE), LAWS)
+    except ConfigError as error:
+        return str(error)
+    return None

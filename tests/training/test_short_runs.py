@@ -1,0 +1,46 @@
+"""In a short run every method still is itself: no row of a table is ERM's under another name."""
+
+import warnings
+
+import pytest
+import torch
+
+from dspreg.algorithms.spec import algorithms
+from dspreg.batches import Batch
+from dspreg.errors import Notice
+from dspreg.protocol.settings import Execution
+from dspreg.training.experiment import prepared
+from dspreg.training.step import train_step
+from dspreg.vectors import theta
+
+STEPS = 24
+
+
+def trained(spec):
+    """The network's own weights after a short run on the digits, as the trainer would make it."""
+    given = {"dataset": "digits", "targets": ("print",), "algorithm": spec, "steps": STEPS, "batch_size": 4}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # what is scaled, and batches that repeat
+        experiment = prepared(given, Execution(threads=1))
+        algorithm, batches = experiment.algorithm(), experiment.steps()
+        shown = experiment.shown(experiment.settings.augment).normalised
+        for t in range(STEPS):
+            train_step(algorithm, [Batch(shown(x), y, d) for d, (x, y) in enumerate(batches[t])])
+    return theta(algorithm.net)
+
+
+@pytest.fixture(scope="module")
+def erm():
+    return trained("ERM")
+
+
+def test_two_runs_of_erm_are_the_same(erm):
+    assert all(torch.equal(a, erm[name]) for name, a in trained("ERM").items())
+
+
+@pytest.mark.parametrize("name", [name for name in algorithms() if name != "ERM"])
+def test_no_method_is_erm_in_a_short_run(name, erm):
+    after = trained(name)
+    shared = [n for n in erm if n in after and after[n].shape == erm[n].shape]
+    assert shared
+    assert any(not torch.equal(after[n], erm[n]) for n in shared)
