@@ -13,7 +13,7 @@ export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint kills pacs maps bench evidence wheel clean
+.PHONY: help demo test lint kills pairs parity pacs maps bench evidence wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -38,6 +38,12 @@ lint: $(READY)  ## ruff and mypy
 kills: $(READY)  ## thirty trainings killed at random moments, and compared with one left alone
 	$(BIN)/python tests/kills/kill.py --runs 30
 
+pairs: $(READY)  ## every method around every other: the laws, or the message
+	$(BIN)/python tests/pairs/pairs.py
+
+parity: $(READY)  ## how near every method is to its plain re-derivation
+	$(BIN)/python -m pytest -q tests/algorithms --parity -k "plain or by_hand or parity"
+
 pacs: $(READY)  ## PACS without sketch, ERM and DSP-Reg, two seeds: an hour; needs DSPREG_ROOT and DSPREG_WEIGHTS
 	$(BIN)/python bench/pacs.py --out build/pacs
 
@@ -55,6 +61,8 @@ bench: $(READY)  ## what everything costs, and how exact it is: an hour on one t
 	$(BIN)/python bench/sensitivity.py --part growth
 	$(BIN)/python bench/penalty.py
 	$(BIN)/python bench/penalty.py --part memory
+	$(BIN)/python bench/algorithms.py
+	$(BIN)/python bench/algorithms.py --part digits --out build/digits
 ifdef DSPREG_ROOT
 	$(BIN)/python bench/penalty.py --part run
 endif

@@ -1,0 +1,59 @@
+"""DSP-Reg written out anew: sensitivities sample by sample, c by the formula, the penalty differentiated twice."""
+
+import torch
+from reference import plain
+
+from dspreg.algorithms import DSPReg
+from dspreg.testing import toy_batch
+
+WEIGHT, BATCHES = 0.05, 2
+
+
+def coefficients(weights, domains, t):
+    """c of every weight, from the samples a refresh before step t takes: 2 batches of 32 per domain."""
+    sensitivities = []
+    for d in range(domains):
+        squares, count = [torch.zeros_like(w) for w in weights], 0
+        for i in range(BATCHES):
+            batch = toy_batch(d, 32, 3, 5, t, i, "measure")
+            for x, y in zip(batch.x, batch.y, strict=True):
+                g = plain.gradient(plain.cross_entropy(weights, x[None], y[None]), weights)
+                squares = [s + each.square() for s, each in zip(squares, g, strict=True)]
+                count += 1
+        sensitivities.append([s / count for s in squares])
+    result = []
+    for per_domain in zip(*sensitivities, strict=True):
+        mean = sum(per_domain) / domains
+        variance = sum((s - mean) ** 2 for s in per_domain) / domains
+        result.append(variance.sqrt() / mean)
+    return result
+
+
+@plain.problems
+@plain.optimisers
+def test_steps_equal_those_of_a_plain_loop(domains, optimiser):
+    c = {}
+
+    def step(weights, batches, by_hand, t):
+        if t == 0:
+            c["now"] = [torch.ones_like(w) for w in weights]
+        if t in (1, 2):  # refresh_steps=1: before steps 1, 2, …
+            c["now"] = [each.detach() for each in coefficients(weights, domains, t)]
+        loss = plain.pooled(weights, batches)
+        g = torch.autograd.grad(loss, weights, create_graph=True)
+        penalty = sum((each * grad.square()).sum() for each, grad in zip(c["now"], g, strict=True))
+        by_hand.step(weights, plain.gradient(loss + WEIGHT * penalty, weights))
+
+    algorithm = DSPReg(weight=WEIGHT, refresh_steps=1, measure_batches=BATCHES, engine="exact")
+    plain.assert_same_steps(algorithm, step, domains, optimiser)
+
+
+@plain.problems
+def test_the_second_sgd_step_has_measured_coefficients(domains):
+    """One step alone would only ever see c = 1."""
+    stack = plain.ready(DSPReg(weight=WEIGHT, refresh_steps=1, measure_batches=BATCHES), domains, "sgd")
+    weights = plain.weights_of(stack)
+    stack.stack.steps = 1
+    ours = stack.measured_c().values()
+    for a, b in zip(ours, coefficients(weights, domains, 1), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
