@@ -4,7 +4,22 @@ import numpy as np
 import pytest
 
 import dspreg.algorithms as index
-from dspreg.algorithms import CORAL, SAM, Algorithm, Fish, GroupDRO, Mixup
+from dspreg.algorithms import (
+    CORAL,
+    GSAM,
+    IRM,
+    MLDG,
+    MMD,
+    RSC,
+    SAGM,
+    SAM,
+    Algorithm,
+    Fish,
+    Fishr,
+    GroupDRO,
+    Mixup,
+    VREx,
+)
 from dspreg.algorithms.spec import options_of
 from dspreg.priors import Choice, LogUniform, Uniform, seed_hash
 
@@ -54,6 +69,18 @@ def test_draws_are_domainbeds(seed, prior, expected):
         (GroupDRO.space["eta"], "groupdro_eta", lambda r: 10 ** r.uniform(-3, -1)),
         (Fish.space["meta_lr"], "meta_lr", lambda r: r.choice([0.05, 0.1, 0.5])),
         (CORAL.space["weight"], "mmd_gamma", lambda r: 10 ** r.uniform(-1, 1)),
+        (MMD.space["weight"], "mmd_gamma", lambda r: 10 ** r.uniform(-1, 1)),
+        (IRM.space["weight"], "irm_lambda", lambda r: 10 ** r.uniform(-1, 5)),
+        (IRM.space["warmup"], "irm_penalty_anneal_iters", lambda r: int(10 ** r.uniform(0, 4))),
+        (VREx.space["weight"], "vrex_lambda", lambda r: 10 ** r.uniform(-1, 5)),
+        (VREx.space["warmup"], "vrex_penalty_anneal_iters", lambda r: int(10 ** r.uniform(0, 4))),
+        (Fishr.space["weight"], "lambda", lambda r: 10 ** r.uniform(1, 4)),
+        (Fishr.space["warmup"], "penalty_anneal_iters", lambda r: int(r.uniform(0, 5000))),
+        (Fishr.space["ema"], "ema", lambda r: r.uniform(0.90, 0.99)),
+        (MLDG.space["beta"], "mldg_beta", lambda r: 10 ** r.uniform(-1, 1)),
+        (MLDG.space["n_meta_test"], "n_meta_test", lambda r: r.choice([1, 2])),
+        (RSC.space["f_drop"], "rsc_f_drop_factor", lambda r: r.uniform(0, 0.5)),
+        (RSC.space["b_drop"], "rsc_b_drop_factor", lambda r: r.uniform(0, 0.5)),
     ],
 )
 def test_spaces_of_our_classes_are_domainbeds(prior, key, domainbed):
@@ -69,6 +96,11 @@ def test_an_option_domainbed_does_not_know_has_a_key_of_its_own():
     assert prior.draw(FIRST, "SAM.rho") == expected
     draws = [[prior.draw(seed_hash(n, 0), name) for n in range(30)] for name in ("SAM.rho", "Other.rho")]
     assert draws[0] != draws[1]
+
+
+@pytest.mark.parametrize("method", [SAM, GSAM, SAGM])
+def test_methods_domainbed_does_not_have_claim_no_key_of_its(method):
+    assert [prior.key for prior in method.space.values()] == [None] * len(method.space)
 
 
 def test_options_do_not_move_each_other():

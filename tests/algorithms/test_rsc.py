@@ -6,7 +6,8 @@ import torch
 from reference import plain
 
 from dspreg.algorithms import ERM, RSC
-from dspreg.testing import toy_batches
+from dspreg.batches import Batch
+from dspreg.testing import toy_batches, toy_task
 from dspreg.training import train_step
 
 
@@ -37,6 +38,17 @@ def test_steps_are_those_of_the_loop(domains, optimiser):
         by_hand.step(weights, plain.gradient(masked_loss(weights, batches, 0.4, 0.3), weights))
 
     plain.assert_same_steps(RSC(f_drop=0.4, b_drop=0.3), step, domains, optimiser)
+
+
+@pytest.mark.parametrize("domains", [2, 5])  # 16 and 40 samples: two thirds of the way from first to last is a sample
+def test_what_lies_at_the_quantile_is_muted_in_single_precision_too(domains):
+    """As numpy has it; a quantile with a rounded share lies a little above, and spares the sample."""
+    stack = RSC(f_drop=1 / 7, b_drop=1 / 3).setup(toy_task(domains, dropout=0.0), lambda p: torch.optim.SGD(p, lr=0.1))
+    for t in range(10):
+        batches = [Batch(b.x.float(), b.y, b.domain) for b in toy_batches(t, domains, (8,) * domains)]
+        muted = stack.mask(stack.base(batches)) == 0
+        assert muted.any(1).sum() == {2: 6, 5: 14}[domains]  # the samples from the 11th of 16 or the 27th of 40 on
+        assert set(muted.sum(1).tolist()) == {0, 2}  # of eight features the seventh and the eighth
 
 
 def test_hard_and_one_hot_labels_are_the_same():

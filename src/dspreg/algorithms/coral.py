@@ -16,8 +16,8 @@ class CORAL(Algorithm):
 
     μ_d (F,) and C_d (F, F) are of the domain's features in the batch, C with denominator B − 1.
 
-    Sun & Saenko, Deep CORAL, 2016, in DomainBed's form: with the means, without the factor 1/4. Changes `loss`;
-    no extra pass.
+    Sun & Saenko, Deep CORAL, 2016, in DomainBed's form: with the means, without the factor 1/4; L stays as it is
+    below, where DomainBed has the mean over domains: the same for batches of one size. Changes `loss`; no extra pass.
     """
 
     space = {"weight": LogUniform(-1, 1, key="mmd_gamma")}

@@ -27,7 +27,7 @@ class GSAM(Algorithm):
     passes see the same dropout mask. Changes `gradient`; two passes.
     """
 
-    space = {"alpha": Choice(0.01, 0.02, 0.05, 0.1, key="alpha")}
+    space = {"alpha": Choice(0.01, 0.02, 0.05, 0.1)}
 
     def __init__(self, base: Algorithm | None = None, *, rho: float = 0.05, alpha: float = 1e-3):
         super().__init__(base)

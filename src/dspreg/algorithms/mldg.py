@@ -24,8 +24,9 @@ class MLDG(Algorithm):
     the former is paired with the k-th of the latter, in turn. With D = 3 and n_meta_test = 2 that is one pair.
 
     Li et al., AAAI 2018, first-order as in DomainBed, whose inner Adam has the learning rate and weight decay of the
-    run. Where DomainBed would be left without a pair, n_meta_test is at most D − 1. A single domain takes the step of
-    the base. Changes `gradient`; two passes over each pair.
+    run, whatever the optimiser. DomainBed crops each pair to the shorter batch, ours are whole: the same for batches of
+    one size. Where DomainBed would be left without a pair, n_meta_test is at most D − 1. A single domain takes the step
+    of the base. Changes `gradient`; two passes over each pair.
     """
 
     space = {"beta": LogUniform(-1, 1, key="mldg_beta"), "n_meta_test": Choice(1, 2, key="n_meta_test")}

@@ -19,7 +19,8 @@ class MMD(Algorithm):
     over the features (B, F) of every pair of domains and γ = 10⁻³ … 10³. K(i, i) includes u = v, so the estimate is
     biased and at least 0.
 
-    Li et al., CVPR 2018, in DomainBed's form: no autoencoder, no adversary. Changes `loss`; no extra pass.
+    Li et al., CVPR 2018, in DomainBed's form: no autoencoder, no adversary; L stays as it is below, where DomainBed
+    has the mean over domains: the same for batches of one size. Changes `loss`; no extra pass.
     """
 
     space = {"weight": LogUniform(-1, 1, key="mmd_gamma")}

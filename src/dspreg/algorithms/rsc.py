@@ -54,7 +54,20 @@ class RSC(Algorithm):
             z = classify(f)
             (g,) = torch.autograd.grad((z * y).sum(), f)
         with torch.no_grad():
-            quiet = g < torch.quantile(g, 1 - self.f_drop, dim=1, keepdim=True)
+            quiet = g < quantile(g, 1 - self.f_drop)
             lost = ((z.softmax(1) - classify(f * quiet).softmax(1)) * y).sum(1)
-            spared = lost < torch.quantile(lost, 1 - self.b_drop)
+            spared = lost < quantile(lost, 1 - self.b_drop)
             return (quiet | spared[:, None]).to(f.dtype)
+
+
+def quantile(values: Tensor, share: float) -> Tensor:
+    """Of each row, between its two nearest values, as numpy has it. (…, 1)
+
+    `torch.quantile` rounds the share to the tensor's type. In single precision the quantile then lies a little above a
+    value that it should meet: the 107th of 160 samples, five batches of 32, at a share of 2/3.
+    """
+    ordered = values.sort(-1).values
+    place = share * (values.shape[-1] - 1)
+    low = int(place)
+    high = min(low + 1, values.shape[-1] - 1)
+    return torch.lerp(ordered[..., low : low + 1], ordered[..., high : high + 1], place - low)
