@@ -55,6 +55,8 @@ def test_scalars_of_vectors():
     assert float(U.sum()) == pytest.approx(float(dense(U).sum()), rel=1e-14)
     assert float(U.dot(V)) == float(V.dot(U)) == pytest.approx(float(dense(U) @ dense(V)), rel=1e-14)
     assert float(U.norm()) == pytest.approx(float(dense(U).norm()), rel=1e-14)
+    cosine = float(dense(U) @ dense(V) / (dense(U).norm() * dense(V).norm()))
+    assert float(U.cosine(V)) == pytest.approx(cosine, rel=1e-14)
     assert U.numel() == 11
     assert repr(U) == "ParamVector(3 tensors, 11 numbers)"
 
@@ -62,6 +64,7 @@ def test_scalars_of_vectors():
 def test_the_empty_vector_has_length_zero():
     nothing = ParamVector()
     assert [float(nothing.sum()), float(nothing.norm()), float(nothing.dot(U)), float(U.dot(nothing))] == [0] * 4
+    assert float(U.cosine(nothing)) == float(nothing.cosine(nothing)) == 0
     assert nothing.flat().shape == (0,)
 
 

@@ -92,6 +92,10 @@ class ParamVector(Mapping[str, Tensor]):
         norms = torch.stack([torch.linalg.vector_norm(t) for t in self.values()])
         return norms.square().sum().sqrt()
 
+    def cosine(self, other: ParamVector) -> Tensor:
+        """⟨a, b⟩/(‖a‖ ‖b‖), and 0 where one of them is 0."""
+        return self.dot(other) / (self.norm().clamp(min=1e-8) * other.norm().clamp(min=1e-8))
+
     def flat(self) -> Tensor:
         """All numbers in one row, in the order of the names. (P,)"""
         return torch.cat([t.reshape(-1) for t in self.values()]) if self else torch.zeros(0)

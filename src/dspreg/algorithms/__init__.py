@@ -5,6 +5,8 @@ from dspreg.algorithms.coral import CORAL
 from dspreg.algorithms.dsp_reg import DSPReg
 from dspreg.algorithms.fish import Fish
 from dspreg.algorithms.fishr import Fishr
+from dspreg.algorithms.gga import GGA
+from dspreg.algorithms.ggal import GGAL
 from dspreg.algorithms.group_dro import GroupDRO
 from dspreg.algorithms.gsam import GSAM
 from dspreg.algorithms.irm import IRM
@@ -21,6 +23,8 @@ from dspreg.algorithms.vrex import VREx
 __all__ = [
     "CORAL",
     "ERM",
+    "GGA",
+    "GGAL",
     "GSAM",
     "IRM",
     "MLDG",
