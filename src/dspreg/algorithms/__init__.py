@@ -2,6 +2,7 @@
 
 from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.coral import CORAL
+from dspreg.algorithms.dann import DANN
 from dspreg.algorithms.dsp_reg import DSPReg
 from dspreg.algorithms.fish import Fish
 from dspreg.algorithms.fishr import Fishr
@@ -15,6 +16,7 @@ from dspreg.algorithms.mldg import MLDG
 from dspreg.algorithms.mmd import MMD
 from dspreg.algorithms.rsc import RSC
 from dspreg.algorithms.sagm import SAGM
+from dspreg.algorithms.sagnet import SagNet
 from dspreg.algorithms.sam import SAM
 from dspreg.algorithms.spec import describe, parse
 from dspreg.algorithms.task import Task
@@ -22,6 +24,7 @@ from dspreg.algorithms.vrex import VREx
 
 __all__ = [
     "CORAL",
+    "DANN",
     "ERM",
     "GGA",
     "GGAL",
@@ -38,6 +41,7 @@ __all__ = [
     "Fishr",
     "GroupDRO",
     "Mixup",
+    "SagNet",
     "Task",
     "VREx",
     "describe",

@@ -125,6 +125,7 @@ class DSPReg(Algorithm):
 
     def _start(self) -> None:
         self._memory = Memory()
+        self._asked = False  # for a gradient in this step
         self._seconds = 0.0  # spent refreshing since the last record
         self._recorded_at: int | None = None
         self._noticed: set[str] = set()
@@ -199,6 +200,7 @@ class DSPReg(Algorithm):
     # The penalty.
 
     def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
+        self._asked = True
         if not self.weight or self.t < self.warmup:
             return self.base.gradient(objective, batches)
         if not self.c and not self._unit:
@@ -244,11 +246,14 @@ class DSPReg(Algorithm):
 
     def commit(self) -> None:
         super().commit()
-        self._memory.commit()
+        if self._asked:  # steps of an adversary do not count: every second one may be, and `lazy(2)` would miss all
+            self._memory.commit()
+        self._asked = False
 
     def discard(self) -> None:
         super().discard()
         self._memory.seen = []
+        self._asked = False
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DSPReg:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
