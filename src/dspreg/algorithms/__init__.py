@@ -5,9 +5,11 @@ from dspreg.algorithms.coral import CORAL
 from dspreg.algorithms.dsp_reg import DSPReg
 from dspreg.algorithms.fish import Fish
 from dspreg.algorithms.fishr import Fishr
+from dspreg.algorithms.gmdg import GMDG
 from dspreg.algorithms.group_dro import GroupDRO
 from dspreg.algorithms.gsam import GSAM
 from dspreg.algorithms.irm import IRM
+from dspreg.algorithms.miro import MIRO
 from dspreg.algorithms.mixup import Mixup
 from dspreg.algorithms.mldg import MLDG
 from dspreg.algorithms.mmd import MMD
@@ -21,8 +23,10 @@ from dspreg.algorithms.vrex import VREx
 __all__ = [
     "CORAL",
     "ERM",
+    "GMDG",
     "GSAM",
     "IRM",
+    "MIRO",
     "MLDG",
     "MMD",
     "RSC",
