@@ -25,7 +25,8 @@ class GMDG(WithOracle):
     R is MIRO's, with `places`. A = mean(S²), S = C_fu C_uu⁺ C_uf (F, F), of the features f (N, F) and embedded labels
     u (N, F), each divided by its Frobenius norm; C_uu⁺ drops eigenvalues below F·ε of the largest. q and q_A are the
     largest entries of ∂L/∂f and ∂A/∂f, constants. z_di = [f_di, u_di] of the i-th sample of domain d is a constant too
-    and z̄_i, its mean over domains, is what learns; v̄ is the mean over domains of v_d (2F,), made like MIRO's v.
+    and z̄_i, its mean over domains, is not; v̄ is the mean over domains of v_d (2F,), made like MIRO's v. But Σ_d of
+    z̄_i − z_di is 0, so that in this form, that of the authors' code, the last term teaches the v_d and never f.
 
     u = M(y): three layers on the class number in F columns (with soft labels: its mean), dropout of 0.2 at all times,
     that learn by CE(classifier(u), y) alone. That is part of the loss that is shown, so that one optimiser step does
