@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
 
@@ -37,6 +37,7 @@ class Outputs:
     sizes: tuple[int, ...]  # samples per domain, in the order of `domains`
     domains: tuple[int, ...]
     weights: Tensor  # (D,) share of each domain's risk
+    extras: Mapping[str, Tensor] = field(default_factory=dict)  # what a layer's forward has for its loss, by its name
 
     @classmethod
     def of(cls, batches: Sequence[Batch], features: Tensor, logits: Tensor) -> Outputs:

@@ -3,6 +3,8 @@
 Methods are written out anew in the tests and compared with ours after one step of SGD and after three of Adam.
 """
 
+from collections import defaultdict
+
 import pytest
 import torch
 
@@ -58,7 +60,7 @@ class SGD:
 class Adam:
     def __init__(self, lr=0.05, betas=(0.9, 0.999), eps=1e-8):
         self.lr, self.betas, self.eps = lr, betas, eps
-        self.t, self.m, self.v = 0, [0.0] * 4, [0.0] * 4
+        self.t, self.m, self.v = 0, defaultdict(float), defaultdict(float)
 
     def step(self, weights, grads):
         (b1, b2), self.t = self.betas, self.t + 1

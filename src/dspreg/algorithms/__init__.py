@@ -8,9 +8,11 @@ from dspreg.algorithms.fish import Fish
 from dspreg.algorithms.fishr import Fishr
 from dspreg.algorithms.gga import GGA
 from dspreg.algorithms.ggal import GGAL
+from dspreg.algorithms.gmdg import GMDG
 from dspreg.algorithms.group_dro import GroupDRO
 from dspreg.algorithms.gsam import GSAM
 from dspreg.algorithms.irm import IRM
+from dspreg.algorithms.miro import MIRO
 from dspreg.algorithms.mixup import Mixup
 from dspreg.algorithms.mldg import MLDG
 from dspreg.algorithms.mmd import MMD
@@ -28,8 +30,10 @@ __all__ = [
     "ERM",
     "GGA",
     "GGAL",
+    "GMDG",
     "GSAM",
     "IRM",
+    "MIRO",
     "MLDG",
     "MMD",
     "RSC",
