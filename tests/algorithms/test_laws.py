@@ -11,9 +11,12 @@ from dspreg.testing import LawBroken, check_algorithm
 OURS = [name for name in index.__all__ if isinstance(getattr(index, name), type) and name not in ("Algorithm", "Task")]
 
 
+IMAGES = {"ARM", "MixStyle"}  # vectors mean nothing to these
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_our_algorithms_keep_the_laws(name):
-    assert check_algorithm(getattr(index, name)) is None
+    assert check_algorithm(getattr(index, name), images=name in IMAGES) is None
 
 
 @pytest.mark.parametrize(

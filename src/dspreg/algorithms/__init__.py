@@ -1,5 +1,6 @@
 """The index: one import per algorithm."""
 
+from dspreg.algorithms.arm import ARM
 from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.coral import CORAL
 from dspreg.algorithms.dsp_reg import DSPReg
@@ -8,9 +9,11 @@ from dspreg.algorithms.fishr import Fishr
 from dspreg.algorithms.group_dro import GroupDRO
 from dspreg.algorithms.gsam import GSAM
 from dspreg.algorithms.irm import IRM
+from dspreg.algorithms.mix_style import MixStyle
 from dspreg.algorithms.mixup import Mixup
 from dspreg.algorithms.mldg import MLDG
 from dspreg.algorithms.mmd import MMD
+from dspreg.algorithms.mtl import MTL
 from dspreg.algorithms.rsc import RSC
 from dspreg.algorithms.sagm import SAGM
 from dspreg.algorithms.sam import SAM
@@ -19,12 +22,14 @@ from dspreg.algorithms.task import Task
 from dspreg.algorithms.vrex import VREx
 
 __all__ = [
+    "ARM",
     "CORAL",
     "ERM",
     "GSAM",
     "IRM",
     "MLDG",
     "MMD",
+    "MTL",
     "RSC",
     "SAGM",
     "SAM",
@@ -33,6 +38,7 @@ __all__ = [
     "Fish",
     "Fishr",
     "GroupDRO",
+    "MixStyle",
     "Mixup",
     "Task",
     "VREx",

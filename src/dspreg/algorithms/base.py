@@ -270,6 +270,8 @@ def require_order(stack: Algorithm) -> None:
             undone = sorted(layer.replaces & set(below.arrows()))
             if undone:
                 upper, lower = type(layer).__name__, type(below).__name__
+                if undone == sorted(layer.replaces & below.replaces):
+                    raise ConfigError(f"{upper} and {lower} have their own {' and '.join(undone)} each; take one")
                 raise ConfigError(
                     f"{upper} has its own {' and '.join(undone)} and would undo that of {lower} below it. Put it the "
                     f"other way round: '{upper}+{lower}'"
