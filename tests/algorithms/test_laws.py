@@ -12,9 +12,12 @@ from dspreg.testing import LawBroken, check_algorithm
 OURS = list(algorithms())
 
 
+IMAGES = {"ARM", "MixStyle"}  # vectors mean nothing to these
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_our_algorithms_keep_the_laws(name):
-    assert check_algorithm(getattr(index, name)) is None
+    assert check_algorithm(getattr(index, name), images=name in IMAGES) is None
 
 
 @pytest.mark.parametrize(

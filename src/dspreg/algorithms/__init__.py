@@ -1,5 +1,6 @@
 """The index: one import per algorithm."""
 
+from dspreg.algorithms.arm import ARM
 from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.coral import CORAL
 from dspreg.algorithms.dann import DANN
@@ -13,9 +14,11 @@ from dspreg.algorithms.group_dro import GroupDRO
 from dspreg.algorithms.gsam import GSAM
 from dspreg.algorithms.irm import IRM
 from dspreg.algorithms.miro import MIRO
+from dspreg.algorithms.mix_style import MixStyle
 from dspreg.algorithms.mixup import Mixup
 from dspreg.algorithms.mldg import MLDG
 from dspreg.algorithms.mmd import MMD
+from dspreg.algorithms.mtl import MTL
 from dspreg.algorithms.rsc import RSC
 from dspreg.algorithms.sagm import SAGM
 from dspreg.algorithms.sagnet import SagNet
@@ -25,6 +28,7 @@ from dspreg.algorithms.task import Task
 from dspreg.algorithms.vrex import VREx
 
 __all__ = [
+    "ARM",
     "CORAL",
     "DANN",
     "ERM",
@@ -36,6 +40,7 @@ __all__ = [
     "MIRO",
     "MLDG",
     "MMD",
+    "MTL",
     "RSC",
     "SAGM",
     "SAM",
@@ -44,6 +49,7 @@ __all__ = [
     "Fish",
     "Fishr",
     "GroupDRO",
+    "MixStyle",
     "Mixup",
     "SagNet",
     "Task",

@@ -16,6 +16,8 @@ class SmallCNN(Featurizer):
     3 × 3 places and not to one: where a stroke lies tells a 6 from a 9.
     """
 
+    stages = ("layers.2", "layers.5")
+
     def __init__(self, channels: int = 3, width: int = 64, dropout: float = 0.0):
         super().__init__()
         self.width = 9 * width
@@ -52,6 +54,8 @@ class TinyMLP(Featurizer):
 
 class TinyCNN(Featurizer):
     """Two convolutions, for tests and toy problems: small images (B, channels, H, W) to features (B, width)."""
+
+    stages = ("layers.1",)
 
     def __init__(self, channels: int = 3, width: int = 8, dropout: float = 0.0):
         super().__init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -11,6 +11,7 @@ class Featurizer(nn.Module):
     """Maps images (B, …) to features (B, width)."""
 
     width: int
+    stages: ClassVar[tuple[str, ...]] = ()  # modules that end the early stages, for those who look at feature maps
 
 
 class Network(nn.Module):
