@@ -5,8 +5,9 @@ from copy import deepcopy
 import pytest
 import torch
 from reference import oracle, plain
+from torch import nn
 
-from dspreg.algorithms import ERM, MIRO, parse
+from dspreg.algorithms import ERM, MIRO, Algorithm, parse
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch
 from dspreg.networks import TinyMLP, backbone_named
@@ -106,6 +107,27 @@ def test_it_sees_the_images_that_the_network_sees_and_dropout_does_not_count(spe
         assert log["MIRO.distance"].item() == pytest.approx(places * torch.tensor(0.1).log().item() / 2, rel=1e-6)
 
 
+class Noisy(Algorithm):
+    """Noise on features while training, by a hook."""
+
+    def build(self, task):
+        net = self.base.build(task)
+        net.noise = nn.Dropout(0.5)  # in the network, so that its mode is the network's
+        net.featurizer.layers[1].register_forward_hook(
+            lambda _, __, out: net.noise(out) if net.noise.training else None
+        )
+        return net
+
+
+@pytest.mark.parametrize("make", [lambda: Noisy(MIRO()), lambda: MIRO(Noisy())])
+def test_it_has_no_part_in_what_layers_do_to_features(make):
+    stack = ready(make(), toy_task(dropout=0.0))
+    x = toy_batches(0)[0].x
+    known = by_name(stack)["MIRO"]._oracle[0](x)
+    torch.testing.assert_close(known, stack.eval().net.featurizer(x), rtol=0, atol=0)
+    assert train_step(stack.train(), toy_batches(0))["MIRO.distance"] > 0.1  # the network's features are seen with it
+
+
 def test_no_hook_stays_on_the_network():
     stack = ready(MIRO())
     train_step(stack, toy_batches(0))
@@ -179,6 +201,14 @@ def test_places_by_name():
         ready(MIRO(places=("layers.x",)))
     with pytest.raises(ValueError, match="MIRO: no places; wanted at least one"):
         ready(MIRO(places=()))
+
+    class Idle(TinyMLP):
+        def __init__(self):
+            super().__init__(5)
+            self.spare = nn.Linear(5, 5)
+
+    with pytest.raises(ValueError, match="MIRO: nothing passes through spare"):
+        ready(MIRO(places=("layers.1", "spare")), Task(3, ("a",), 2, Idle))
 
 
 def test_twice_in_a_stack():

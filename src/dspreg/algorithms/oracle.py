@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
-from dspreg.networks.places import default_places, listening, require_places, tried
+from dspreg.networks.places import default_places, listening, require_places, still, tried
 
 
 class WithOracle(Algorithm):
@@ -47,12 +46,14 @@ class WithOracle(Algorithm):
         net, name = self.base.build(task), type(self).__name__
         if hasattr(net, name.lower()):
             raise ConfigError(f"{name} stands twice in this stack; wanted once")
-        oracle = deepcopy(net.featurizer).eval().requires_grad_(False)
+        oracle = still(net.featurizer).requires_grad_(False)
         given = (self.places,) if isinstance(self.places, str) else self.places
         self._places = tuple(given) if given is not None else default_places(oracle)
         require_places(oracle, self._places, name)
         self._oracle = (oracle,)
         seen = tried(oracle, self._places)
+        if silent := [place for place in self._places if place not in seen]:
+            raise ConfigError(f"{name}: nothing passes through {', '.join(silent)}; wanted places that are called")
         last = any(getattr(m, "output_fmt", None) == "NHWC" for m in oracle.modules())  # timm's word for channels last
         shapes = [broadcast(seen[place], last) for place in self._places]
         net.add_module(name.lower(), nn.ModuleDict({"variances": variances(shapes)}))

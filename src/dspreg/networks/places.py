@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from dspreg.names import did_you_mean
 from dspreg.networks.timm_models import UNFIT
 
 SIZES = (224, 32, 28, 64, 96, 112, 128, 160, 192, 240, 256, 288, 299, 320, 336, 384, 448, 512)  # of images, to be tried
+Net = TypeVar("Net", bound=nn.Module)
 
 
 @dataclass
@@ -98,6 +99,14 @@ def require_places(featurizer: nn.Module, places: Sequence[str], who: str) -> No
         raise ConfigError(f"{who}: no places; wanted at least one name of net.featurizer.named_modules()")
 
 
+def still(featurizer: Net) -> Net:
+    """A copy in evaluation mode, without what layers have hooked onto the outputs of its modules."""
+    copy = deepcopy(featurizer).eval()
+    for module in copy.modules():
+        module._forward_hooks.clear()  # a hook that came along would not know that its copy no longer trains
+    return copy
+
+
 def tried(featurizer: nn.Module, places: Sequence[str]) -> dict[str, Tensor]:
     """What comes out at the places for one input of zeros, of the first shape that goes through."""
     first = next(m for m in featurizer.modules() if isinstance(m, nn.Conv2d | nn.Linear))
@@ -105,7 +114,7 @@ def tried(featurizer: nn.Module, places: Sequence[str]) -> dict[str, Tensor]:
         shapes: list[tuple[int, ...]] = [(1, first.in_features)]
     else:
         shapes = [(1, first.in_channels, size, size) for size in SIZES]
-    copy = deepcopy(featurizer).eval()  # statistics and modes of the original stay
+    copy = still(featurizer)
     for shape in shapes:
         with torch.no_grad(), listening(copy, places) as heard:
             try:
