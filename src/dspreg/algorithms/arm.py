@@ -68,7 +68,7 @@ class ARM(Algorithm):
 
     def given(self, x: Tensor, k: Tensor) -> Tensor:
         """The prediction for images of a domain with the context k (1, H, W)."""
-        return self.base.predict(torch.cat([x, k.expand(len(x), -1, -1, -1)], 1))
+        return self.base.predict(torch.cat([x, k.expand_as(x[:, :1])], 1))
 
     def context(self, x: Tensor) -> Tensor:
         """h of every image. (B, 1, H, W)"""

@@ -21,6 +21,7 @@ from dspreg.data.transforms import Transform
 from dspreg.data.words import few
 from dspreg.errors import ConfigError, DataError, DspregError, Notice
 from dspreg.protocol.settings import Settings
+from dspreg.randomness import generator
 from dspreg.store import RunFolder
 from dspreg.training.adapting import adapted, batch_norms
 from dspreg.training.evaluation import predictions
@@ -187,7 +188,9 @@ def _part(data: DomainDataset, name: str, trained: Trained, transform: Transform
             Notice,
             stacklevel=3,
         )
-    return Part(name, images, range(len(images)), transform), "all", CHANGED if changed else UNSEEN, prints
+    # shuffled, for methods that adapt to a batch: images of a folder stand class by class
+    order = torch.randperm(len(images), generator=generator(name, "evaluate")).tolist()
+    return Part(name, images, order, transform), "all", CHANGED if changed else UNSEEN, prints
 
 
 def data_of(described: Mapping[str, Any], dataset: str | None, root: str | None, name: str | None) -> DomainDataset:

@@ -87,7 +87,8 @@ def predicted(
 ) -> list[Prediction]:
     """One per file, in their order. A file that is no usable image has its fault instead of probabilities.
 
-    Images are treated one by one, in evaluation mode: how they are batched changes no more than the rounding.
+    In evaluation mode, where how images are batched changes no more than the rounding. The exceptions are ARM and MTL:
+    they adapt to the images of a batch, in the order of the files.
 
     Args:
         model: As `dspreg.load` returns it.
