@@ -14,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from dspreg.errors import ConfigError
 from dspreg.names import did_you_mean
+from dspreg.networks.stages import timm_model
 from dspreg.networks.timm_models import UNFIT
 
 SIZES = (224, 32, 28, 64, 96, 112, 128, 160, 192, 240, 256, 288, 299, 320, 336, 384, 448, 512)  # of images, to be tried
@@ -54,16 +55,16 @@ def default_places(featurizer: nn.Module) -> tuple[str, ...]:
     patches are the stem and every quarter of the blocks is a stage. In other networks a stage is the children in a row
     whose outputs have the same shape, the first of them with weights, without dropout.
     """
-    for prefix, module in featurizer.named_modules():
-        if isinstance(info := getattr(module, "feature_info", None), list):
-            names = [stage["module"] for stage in info]
-            if len({stage["reduction"] for stage in info}) == 1:
-                quarters = [names[-(-len(names) * quarter // 4) - 1] for quarter in range(1, 5)]
-                names = ["patch_embed"] * hasattr(module, "patch_embed") + quarters
-            elif names[0] == "act1" and hasattr(module, "maxpool"):
-                names[0] = "maxpool"
-            return tuple(f"{prefix}.{name}".lstrip(".") for name in names)
-    return _stages(featurizer)
+    model = timm_model(featurizer)
+    if model is None:
+        return _stages(featurizer)
+    names = [stage["module"] for stage in model.stages]
+    if len({stage["reduction"] for stage in model.stages}) == 1:
+        quarters = [names[-(-len(names) * quarter // 4) - 1] for quarter in range(1, 5)]
+        names = ["patch_embed"] * hasattr(model.module, "patch_embed") + quarters
+    elif names[0] == "act1" and hasattr(model.module, "maxpool"):
+        names[0] = "maxpool"
+    return tuple(f"{model.prefix}.{name}".lstrip(".") for name in names)
 
 
 def _stages(featurizer: nn.Module) -> tuple[str, ...]:

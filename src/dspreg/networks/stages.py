@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
+
+from torch import nn
 
 from dspreg.networks.network import Featurizer
 
@@ -18,20 +20,34 @@ def early_stages(featurizer: Featurizer) -> tuple[str, ...]:
     own: tuple[str, ...] = getattr(featurizer, "stages", ())  # any module with a `width` may be a featurizer
     if own:
         return own
-    known = dict(timm_maps(featurizer))
-    if known:
-        return tuple(name for name, (reduction, _) in known.items() if reduction in EARLY)
+    if model := timm_model(featurizer):
+        return tuple(model.name(each) for each in model.stages if each["reduction"] in EARLY)
     return tuple(name for name, _ in featurizer.named_modules() if name.rpartition(".")[2] in ("layer1", "layer2"))
 
 
 def channels_at(featurizer: Featurizer, place: str) -> int | None:
     """How many channels the map there has, where timm says so."""
-    return dict(timm_maps(featurizer)).get(place, (0, None))[1]
+    model = timm_model(featurizer)
+    known = {model.name(each): int(each["num_chs"]) for each in model.stages} if model else {}
+    return known.get(place)
 
 
-def timm_maps(featurizer: Featurizer) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Module names of a timm model inside, with the reduction and the channels of their outputs."""
+@dataclass(frozen=True)
+class TimmModel:
+    """A timm model inside a featurizer."""
+
+    prefix: str
+    module: nn.Module
+    stages: list[dict[str, Any]]  # of each the name of its last module, its reduction and its channels
+
+    def name(self, stage: dict[str, Any]) -> str:
+        return f"{self.prefix}.{stage['module']}".lstrip(".")
+
+
+def timm_model(featurizer: nn.Module) -> TimmModel | None:
+    """The model that says where its stages end."""
     for prefix, module in featurizer.named_modules():
         info: Any = getattr(module, "feature_info", None)
-        for each in info if isinstance(info, list) else ():  # blocks of EfficientNets have a method of that name
-            yield f"{prefix}.{each['module']}".lstrip("."), (each["reduction"], each["num_chs"])
+        if isinstance(info, list):  # blocks of EfficientNets have a method of that name
+            return TimmModel(prefix, module, info)
+    return None
