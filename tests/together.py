@@ -7,12 +7,20 @@ from dspreg.testing.toy import IMAGE
 
 LAYERS = [name for name in algorithms() if name != "ERM"]
 LAWS = ("law 2", "law 3", "soft labels", "law 5")  # repeatable, one domain, soft labels, saved whole
-QUICK = {"DSPReg": "DSPReg(measure_batches=2)"}
+ACTING = {  # small, and so that it is at work within the few steps of a law
+    "ARM": "ARM(width=4)",
+    "DANN": "DANN(mlp_width=16)",
+    "DSPReg": "DSPReg(measure_batches=2)",
+    "Fishr": "Fishr(warmup=1)",
+    "GGA": "GGA(rho=0.01, start=0, end=100, tries=3)",
+    "IRM": "IRM(warmup=1)",
+    "VREx": "VREx(warmup=1)",
+}
 
 
 def refusal(below, above):
     """The message that `below+above` is refused with; None if it keeps the laws."""
-    spec = f"{QUICK.get(below, below)}+{QUICK.get(above, above)}"
+    spec = f"{ACTING.get(below, below)}+{ACTING.get(above, above)}"
     try:
         check_laws(maker(spec), Problem(IMAGE), LAWS)
     except ConfigError as error:

@@ -3,21 +3,21 @@
 import pytest
 import torch
 from reference import broken
+from together import ACTING
 
 import dspreg.algorithms as index
 from dspreg.algorithms import Algorithm
 from dspreg.algorithms.spec import algorithms
 from dspreg.testing import LawBroken, check_algorithm
 
-OURS = list(algorithms())
-
-
 IMAGES = {"ARM", "MixStyle"}  # vectors mean nothing to these
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", algorithms())
 def test_our_algorithms_keep_the_laws(name):
     assert check_algorithm(getattr(index, name), images=name in IMAGES) is None
+    if name in ACTING:
+        assert check_algorithm(ACTING[name], images=name in IMAGES) is None
 
 
 @pytest.mark.parametrize(

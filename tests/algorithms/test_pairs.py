@@ -1,11 +1,15 @@
 """Every method alone, over and under CORAL, SAM, Mixup and DSPReg; all pairs by `make pairs`."""
 
 import pytest
-from together import LAYERS, refusal
+import torch
+from together import ACTING, LAYERS, refusal
 
 from dspreg.algorithms import Algorithm, Mixup, parse
 from dspreg.errors import ConfigError
-from dspreg.testing import ready
+from dspreg.testing import ready, toy_batches, toy_task
+from dspreg.testing.toy import IMAGE
+from dspreg.training import train_step
+from dspreg.vectors import theta
 
 PARTNERS = ("CORAL", "SAM", "Mixup", "DSPReg")
 
@@ -20,6 +24,18 @@ def test_under_and_over(name, partner):
             assert f"'{above}+{below}'" in said or "leave one of them out" in said
         else:
             assert said is None
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_keeps_the_laws_here_is_at_work(name):
+    def after(spec):
+        stack = ready(parse(spec), toy_task(inputs=IMAGE))
+        for t in range(4):
+            train_step(stack, toy_batches(t, inputs=IMAGE))
+        return theta(stack.net)
+
+    theirs, erm = after(ACTING.get(name, name)), after("ERM")
+    assert any(theirs[n].shape == w.shape and not torch.equal(theirs[n], w) for n, w in erm.items())
 
 
 class OwnForward(Algorithm):

@@ -91,7 +91,7 @@ def algorithm_named(name: str) -> type[Algorithm]:
     if "." not in name:
         if name not in known:
             raise ConfigError(
-                f"unknown algorithm {name!r}.{did_you_mean(name, known)} Known: {', '.join(sorted(known))}. "
+                f"unknown algorithm {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}. "
                 f"For your own class use its import path, e.g. 'my_methods.{name}'"
             )
         return known[name]
