@@ -40,7 +40,7 @@ def walked(weights, batches, t, rho, tries, slack):
 
 @plain.problems
 @plain.optimisers
-@pytest.mark.parametrize("slack", [0.1, 0.0])
+@pytest.mark.parametrize("slack", [0.1, 0.003, 0.0])
 def test_steps_are_those_of_the_walk(domains, optimiser, slack):
     seen = {"accepted": 0, "too high": 0, "less alike": 0}
 
@@ -60,6 +60,37 @@ def test_steps_are_those_of_the_walk(domains, optimiser, slack):
     assert seen["less alike"] >= 1
     if slack == 0 and domains != 3:  # there the loss falls at every try
         assert seen["too high"] >= 1
+
+
+class Scripted(GGA):
+    """Sees these losses and similarities, at θ and then at every try."""
+
+    def __init__(self, losses, similarities):
+        super().__init__(rho=0.03, start=0, end=0, tries=len(losses) - 1, slack=0.1)
+        self.losses, self.similarities, self.places = iter(losses), iter(similarities), []
+
+    def objective(self, batches):
+        self.places.append(theta(self.net)["featurizer.layers.0.weight"])
+        return torch.tensor(next(self.losses))
+
+    def similarity(self, batches):
+        return next(self.similarities)
+
+
+@pytest.mark.parametrize(
+    ("losses", "similarities", "accepted"),
+    [
+        ([1.0, 1.05, 1.12, 1.19], [0.0, 0.1, 0.2, 0.3], 3),  # each is held to the one before, not to θ
+        ([1.0, 0.5, 0.65], [0.0, 0.1, 0.2], 1),  # so a low one makes the next harder
+        ([1.0, 1.15, 1.05], [0.0, 0.2, 0.1], 2),  # too high, however alike
+        ([1.0, 0.9, 0.8], [0.5, 0.5, 0.4], 0),  # as alike is not more alike
+        ([1.0, 1.0, 1.0], [float("nan"), 0.1, 0.2], 0),
+    ],
+)
+def test_a_point_is_held_to_the_last_accepted_one(losses, similarities, accepted):
+    stack = plain.ready(Scripted(losses, similarities), 3)
+    end = stack.found(toy_batches(0, 3))["featurizer.layers.0.weight"]
+    assert [i for i, place in enumerate(stack.places) if torch.equal(place, end)] == [accepted]
 
 
 def found(algorithm, batches):
