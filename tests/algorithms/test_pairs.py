@@ -21,7 +21,7 @@ def test_under_and_over(name, partner):
         replaced = getattr(parse(above), "replaces", frozenset()) & set(parse(below).arrows())
         said = refusal(below, above)
         if replaced:
-            assert f"'{above}+{below}'" in said or "leave one of them out" in said
+            assert f"'{above}+{below}'" in said or "Leave one of them out" in said
         else:
             assert said is None
 
@@ -62,5 +62,14 @@ def test_a_layer_that_would_be_undone_is_refused_with_the_right_order():
 
 
 def test_two_that_replace_the_same_can_not_be_ordered():
-    with pytest.raises(ConfigError, match=r"^OtherForward and OwnForward have each their own forward; leave one of th"):
+    with pytest.raises(ConfigError, match=r"would undo that of OwnForward below it\. Leave one of them out$"):
         ready(OtherForward(OwnForward()))
+
+
+@pytest.mark.parametrize(("below", "above"), [("GGA", "Fish"), ("GGAL", "MLDG")])
+def test_a_layer_that_compares_is_not_left_with_one_domain(below, above):
+    said = refusal(below, above)
+    assert said == (
+        f"{above} asks for one domain at a time, which leaves {below} below it nothing to compare. Put it the other "
+        f"way round: '{above}+{below}'"
+    )

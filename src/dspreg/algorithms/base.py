@@ -65,6 +65,8 @@ class Algorithm(nn.Module):
     space: ClassVar[Mapping[str, Prior]] = {}  # where random search draws each option from
     counted: ClassVar[tuple[str, ...]] = ()  # options that are numbers of steps, and shorter in a short run
     replaces: ClassVar[frozenset[str]] = frozenset()  # arrows that on purpose do not reach the base
+    one_by_one: ClassVar[bool] = False  # whether it asks the arrow below for one domain at a time
+    compares: ClassVar[bool] = False  # whether it is nothing on a single domain
     remembers: ClassVar[tuple[str, ...]] = ()  # attributes besides buffers that are saved
 
     def __init__(self, base: Algorithm | None = None):
@@ -268,20 +270,25 @@ def require_layer(base: object, what: str) -> None:
 
 
 def require_order(stack: Algorithm) -> None:
-    """A layer that replaces an arrow would silently undo what layers below it did to that arrow."""
+    """Refuse a layer that would silently undo what one below it did, or leave it nothing to do."""
     layers = list(stack.layers())[:-1]
     for i, layer in enumerate(layers):
         for below in layers[i + 1 :]:
-            undone = layer.replaces & set(below.arrows())
-            if not undone:
-                continue
-            upper, lower, what = type(layer).__name__, type(below).__name__, " and ".join(sorted(undone))
-            if undone & below.replaces:
-                raise ConfigError(f"{upper} and {lower} have each their own {what}; leave one of them out")
-            raise ConfigError(
-                f"{upper} has its own {what} and would undo that of {lower} below it. Put it the other way round: "
-                f"'{upper}+{lower}'"
-            )
+            if reason := clash(layer, below):
+                spec = f"'{type(layer).__name__}+{type(below).__name__}'"
+                better = "Leave one of them out" if clash(below, layer) else f"Put it the other way round: {spec}"
+                raise ConfigError(f"{reason}. {better}")
+
+
+def clash(above: Algorithm, below: Algorithm) -> str | None:
+    """Why one must not stand above the other."""
+    upper, lower = type(above).__name__, type(below).__name__
+    undone = above.replaces & set(below.arrows())
+    if undone:
+        return f"{upper} has its own {' and '.join(sorted(undone))} and would undo that of {lower} below it"
+    if above.one_by_one and below.compares and {"gradient", "update"} & set(above.arrows()) & set(below.arrows()):
+        return f"{upper} asks for one domain at a time, which leaves {lower} below it nothing to compare"
+    return None
 
 
 class ERM(Algorithm):

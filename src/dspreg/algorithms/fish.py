@@ -21,6 +21,7 @@ class Fish(Algorithm):
     as many passes as ERM, on smaller batches. The loss in the log is the last domain's.
     """
 
+    one_by_one = True
     space = {"meta_lr": Choice(0.05, 0.1, 0.5, key="meta_lr")}
 
     def __init__(self, base: Algorithm | None = None, *, meta_lr: float = 0.5):

@@ -33,12 +33,12 @@ class GGA(Algorithm):
     the options of their PACS runs; ρ is 1e-6 on VLCS. Theirs draws a dropout mask for every look, so that a point may
     be accepted for its mask; here all looks of a step see the same, in full precision, as ρ is too small for less, and
     batch norm takes the batch in once. L is the objective of the whole stack and g_d its plain gradient, whatever a
-    gradient layer such as SAM makes of it. Fish updates on one domain at a time, so above GGA it leaves it nothing to
-    compare: write 'Fish+GGA'.
+    gradient layer such as SAM makes of it.
 
     Changes `update`; a step that searches takes `tries` + 1 gradients and as many forward passes more.
     """
 
+    compares = True
     space = {"rho": Choice(1e-6, 1e-5)}
     counted: ClassVar[tuple[str, ...]] = ("start", "end")
 

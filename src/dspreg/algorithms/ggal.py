@@ -31,6 +31,7 @@ class GGAL(Algorithm):
     gradient layer below makes of them. Changes `gradient`; two passes.
     """
 
+    compares = True
     space = {"gamma": LogUniform(-4, -2)}
 
     def __init__(self, base: Algorithm | None = None, *, gamma: float = 1e-3):

@@ -29,6 +29,7 @@ class MLDG(Algorithm):
     of the base. Changes `gradient`; two passes over each pair.
     """
 
+    one_by_one = compares = True
     space = {"beta": LogUniform(-1, 1, key="mldg_beta"), "n_meta_test": Choice(1, 2, key="n_meta_test")}
 
     def __init__(self, base: Algorithm | None = None, *, beta: float = 1.0, n_meta_test: int = 2):
