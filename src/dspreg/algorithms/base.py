@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from dspreg.algorithms.measuring import measuring
 from dspreg.algorithms.optimising import Optimizer, give_gradients
+from dspreg.algorithms.order import require_order
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective, Outputs
-from dspreg.errors import ConfigError
 from dspreg.networks import Network
 from dspreg.priors import Prior
 from dspreg.randomness import seeded
@@ -267,28 +267,6 @@ def require_layer(base: object, what: str) -> None:
     if base is not None and not isinstance(base, Algorithm):
         given = base.__name__ if isinstance(base, type) else repr(base)
         raise TypeError(f"{what} was given {given}; the base is a layer such as CORAL(), and text is for dspreg.parse")
-
-
-def require_order(stack: Algorithm) -> None:
-    """Refuse a layer that would silently undo what one below it did, or leave it nothing to do."""
-    layers = list(stack.layers())[:-1]
-    for i, layer in enumerate(layers):
-        for below in layers[i + 1 :]:
-            if reason := clash(layer, below):
-                spec = f"'{type(layer).__name__}+{type(below).__name__}'"
-                better = "Leave one of them out" if clash(below, layer) else f"Put it the other way round: {spec}"
-                raise ConfigError(f"{reason}. {better}")
-
-
-def clash(above: Algorithm, below: Algorithm) -> str | None:
-    """Why one must not stand above the other."""
-    upper, lower = type(above).__name__, type(below).__name__
-    undone = above.replaces & set(below.arrows())
-    if undone:
-        return f"{upper} has its own {' and '.join(sorted(undone))} and would undo that of {lower} below it"
-    if above.one_by_one and below.compares and {"gradient", "update"} & set(above.arrows()) & set(below.arrows()):
-        return f"{upper} asks for one domain at a time, which leaves {lower} below it nothing to compare"
-    return None
 
 
 class ERM(Algorithm):
