@@ -33,6 +33,7 @@ from dspreg.algorithms.spec import PUBLISHED, algorithms
 from dspreg.batches import Batch
 from dspreg.errors import Notice
 from dspreg.files import write_json
+from dspreg.protocol.settings import Execution
 from dspreg.training import train, train_step
 
 NETWORK, PIXELS, IMAGES, ROUNDS = "resnet18", 64, 8, 30
@@ -92,7 +93,7 @@ def digits(console: Console, out: Path, length: int) -> None:
     for spec in ("ERM", *(name for name in algorithms() if name != "ERM"), *STACKS):
         folder = out / spec
         settings = {"dataset": "digits", "targets": ("print",), "algorithm": spec, "steps": length}
-        train(settings, out=folder)
+        train(settings, Execution(threads=1, profile="never"), folder)
         records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
         weights = load_file(folder / "last.safetensors")
         erm = erm or weights
