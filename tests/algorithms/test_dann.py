@@ -1,11 +1,13 @@
 """DANN against two players written out sample by sample, and the domain it is meant to hide."""
 
+import numpy as np
 import pytest
 import torch
 from reference import plain
 
 from dspreg.algorithms import DANN, ERM, parse
 from dspreg.batches import Batch
+from dspreg.priors import seed_hash
 from dspreg.randomness import seeded
 from dspreg.testing import toy_batches, toy_task
 from dspreg.training import train_step
@@ -93,7 +95,7 @@ def test_the_slope_of_the_guess_counts_for_both(optimiser):
 
 
 @plain.optimisers
-def test_dropout_of_the_discriminator_comes_before_its_kinks(optimiser):
+def test_dropout_of_the_discriminator_is_part_of_the_game(optimiser):
     stack = plain.ready(DANN(**OPTIONS, mlp_dropout=0.5), 3, optimiser)
     assert_same_game(stack, 3, optimiser, TURNS[1], dropout=0.5)
 
@@ -226,6 +228,28 @@ def test_a_fresh_probe_no_longer_finds_the_domain(spec, least, most):
     found = probed(f, torch.tensor([0] * 2000 + [1] * 2000))
     assert sum((plain.logits(weights, b.x).argmax(1) == b.y).double().mean() for b in fresh) / 2 > 0.95
     assert least < found < most
+
+
+DOMAINBED = {  # its own registry, in its own words
+    "lambda": ("weight", lambda r: 10 ** r.uniform(-2, 2)),
+    "weight_decay_d": ("weight_decay_d", lambda r: 10 ** r.uniform(-6, -2)),
+    "d_steps_per_g_step": ("d_steps_per_g_step", lambda r: int(2 ** r.uniform(0, 3))),
+    "grad_penalty": ("grad_penalty", lambda r: 10 ** r.uniform(-2, 1)),
+    "beta1": ("beta1", lambda r: r.choice([0.0, 0.5])),
+    "mlp_width": ("mlp_width", lambda r: int(2 ** r.uniform(6, 10))),
+    "mlp_depth": ("mlp_depth", lambda r: int(r.choice([3, 4, 5]))),
+    "mlp_dropout": ("mlp_dropout", lambda r: r.choice([0.0, 0.1, 0.5])),
+    "lr_d": ("lr_d", lambda r: 10 ** r.uniform(-5, -3.5)),
+}
+
+
+def test_draws_are_domainbeds():
+    assert {option for option, _ in DOMAINBED.values()} == set(DANN.space)
+    for key, (option, drawn) in DOMAINBED.items():
+        for seed in range(10):
+            expected = drawn(np.random.RandomState(seed_hash(seed, key)))
+            assert DANN.space[option].draw(seed, "not used") == expected
+            DANN(**{option: DANN.space[option].draw(seed, "not used")})
 
 
 @pytest.mark.parametrize(

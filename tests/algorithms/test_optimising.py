@@ -7,6 +7,7 @@ import torch
 from dspreg import load
 from dspreg.algorithms import Algorithm
 from dspreg.algorithms.optimising import give_gradients, regroup
+from dspreg.algorithms.spec import algorithm_named
 from dspreg.errors import Preempted
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train, train_step
@@ -158,6 +159,21 @@ def test_the_step_is_that_of_the_optimiser_with_the_parts_own_options():
             pull = g + 0.1 * before
             velocity[name] = 0.9 * velocity[name] + pull if name in velocity else pull
             torch.testing.assert_close(p.detach(), before - 0.5 * velocity[name], rtol=0, atol=1e-12)
+
+
+class OtherHead(Algorithm):
+    """Draws while it builds."""
+
+    def build(self, task):
+        network = self.base.build(task)
+        network.classifier = torch.nn.Linear(network.featurizer.width, task.num_classes)
+        return network
+
+
+@pytest.mark.parametrize(("spec", "own"), [("DANN", "discriminator"), ("SagNet", "style_head")])
+def test_an_adversary_starts_the_same_whatever_else_is_built(spec, own):
+    alone, above = (getattr(ready(algorithm_named(spec)(base)), own) for base in (None, OtherHead()))
+    assert all(map(torch.equal, alone.parameters(), above.parameters()))
 
 
 # Saved and resumed.

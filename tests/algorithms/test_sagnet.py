@@ -1,5 +1,6 @@
 """SagNet against its three steps written out sample by sample, and the style it is meant to see through."""
 
+import numpy as np
 import pytest
 import torch
 from reference import plain
@@ -7,6 +8,7 @@ from reference import plain
 from dspreg.algorithms import ERM, SagNet, Task, parse
 from dspreg.batches import Batch
 from dspreg.networks import Featurizer
+from dspreg.priors import seed_hash
 from dspreg.randomness import generator, seeded
 from dspreg.testing import toy_batches
 from dspreg.training import train_step
@@ -189,6 +191,12 @@ def test_it_sees_through_a_style_that_tells_the_class_in_training(spec, least, m
         train_step(stack, [styled(64, 0, 0.95, random), styled(64, 1, 0.8, random)])
     test = styled(4000, 0, 0.1, random)
     assert least < (stack.predict(test.x).argmax(1) == test.y).double().mean().item() < most
+
+
+def test_draws_are_domainbeds():
+    for seed in range(10):
+        expected = 10 ** np.random.RandomState(seed_hash(seed, "sag_w_adv")).uniform(-2, 1)
+        assert SagNet.space["weight"].draw(seed, "not used") == expected
 
 
 def test_a_weight_that_is_none():
