@@ -5,6 +5,7 @@ import torch
 from reference import oracle, plain
 
 from dspreg.algorithms import ERM, GMDG, Fish, Task, parse
+from dspreg.algorithms.gmdg import explained_covariance
 from dspreg.networks import TinyMLP
 from dspreg.randomness import seeded
 from dspreg.testing import ready, toy_batches
@@ -23,6 +24,15 @@ def explained(f, u):
     f, u, n = centred(f), centred(u), len(f)
     s = (f.T @ u / n) @ torch.linalg.pinv(u.T @ u / n) @ (u.T @ f / n)
     return (s * s).mean()
+
+
+@pytest.mark.parametrize(("samples", "width"), [(12, 5), (5, 12)])
+def test_what_labels_explain_where_their_covariance_has_no_inverse(samples, width):
+    """Samples of one label have one embedding here: of rank two for three labels."""
+    random = torch.Generator().manual_seed(0)
+    f = torch.randn(samples, width, generator=random, dtype=torch.float64)
+    u = torch.randn(3, width, generator=random, dtype=torch.float64)[torch.arange(samples) % 3]
+    torch.testing.assert_close(explained_covariance(f, u), explained(f, u), rtol=1e-9, atol=0)
 
 
 def masks(n, widths, t):
