@@ -41,7 +41,7 @@ AFTER_WARM_UP = 2_051
 TRIES = 5
 COSTS = Path(__file__).parents[1] / "src/dspreg/algorithms/costs.json"
 STACKS = (
-    "CORAL+DSPReg", "Mixup+DSPReg", "SAM+DSPReg", "SAGM+DSPReg", "Fishr+DSPReg", "ARM+DSPReg", "MTL+DSPReg",
+    "CORAL+DSPReg", "Mixup+DSPReg", "SAM+DSPReg", "SAGM+DSPReg", "Fishr+DSPReg", "ARM(width=16)+DSPReg", "MTL+DSPReg",
     "DANN+DSPReg", "MixStyle+CORAL+SAM", "Mixup+CORAL+DSPReg+Fish",
 )  # fmt: skip
 

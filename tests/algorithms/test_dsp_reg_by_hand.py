@@ -31,7 +31,7 @@ def coefficients(weights, domains, t):
 
 @plain.problems
 @plain.optimisers
-def test_steps_equal_those_of_a_plain_loop(domains, optimiser):
+def test_steps_are_those_of_a_plain_loop(domains, optimiser):
     c = {}
 
     def step(weights, batches, by_hand, t):

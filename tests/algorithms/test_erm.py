@@ -9,7 +9,7 @@ from dspreg.algorithms import ERM
 
 @plain.problems
 @plain.optimisers
-def test_steps_equal_those_of_a_plain_loop(domains, optimiser):
+def test_steps_are_those_of_a_plain_loop(domains, optimiser):
     def step(weights, batches, by_hand, t):
         by_hand.step(weights, plain.gradient(plain.pooled(weights, batches), weights))
 

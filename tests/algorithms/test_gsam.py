@@ -19,7 +19,7 @@ def gradients(weights, batches, displacement):
 
 @plain.problems
 @plain.optimisers
-def test_gsam_takes_the_steps_of_the_formula(domains, optimiser):
+def test_gsams_steps_are_those_of_the_formula(domains, optimiser):
     def step(weights, batches, by_hand, t):
         g, p = gradients(weights, batches, lambda length: 0.3 / length)
         along = sum((x * y).sum() for x, y in zip(g, p, strict=True)) / sum((y * y).sum() for y in p)
@@ -30,7 +30,7 @@ def test_gsam_takes_the_steps_of_the_formula(domains, optimiser):
 
 @plain.problems
 @plain.optimisers
-def test_sagm_takes_the_steps_of_the_formula(domains, optimiser):
+def test_sagms_steps_are_those_of_the_formula(domains, optimiser):
     def step(weights, batches, by_hand, t):
         g, p = gradients(weights, batches, lambda length: 0.3 / length - 0.2)
         by_hand.step(weights, [0.5 * x + 0.5 * y for x, y in zip(g, p, strict=True)])
