@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from dspreg import describe, parse
+from dspreg.data.named import dataset_named
 from dspreg.networks import Network, SmallCNN
+from dspreg.testing import check_algorithm, check_dataset
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,10 +31,30 @@ def test_measure_sensitivity_tells_the_two_parameters_apart():
         assert float(null) < 0.3
 
 
-def test_an_algorithm_of_ones_own_keeps_the_laws():
-    assert "my_algorithm" not in sys.modules
-    assert "keeps the laws of stacking" in run("examples/my_algorithm.py")
-    assert len((ROOT / "examples/my_algorithm.py").read_text().splitlines()) <= 32
+@pytest.fixture
+def examples_importable(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "examples"))
+
+
+@pytest.mark.usefixtures("examples_importable")
+def test_an_algorithm_of_ones_own_is_short_keeps_the_laws_and_trains(tmp_path):
+    assert check_algorithm("my_algorithm.LogitNorm") is None
+    assert len((ROOT / "examples/my_algorithm.py").read_text().splitlines()) < 25
+    spec = "my_algorithm.LogitNorm(weight=0.05)+DSPReg(measure_batches=2)"
+    said = run("-m", "dspreg.cli", "train", "--dataset", "digits", "--target", "print", "--steps", 2,
+               "--algorithm", spec, "--profile", "never", "--out", tmp_path / "run")  # fmt: skip
+    assert "unseen print" in said
+    assert "my_algorithm.LogitNorm" in run("-m", "dspreg.cli", "algorithms", "my_algorithm.LogitNorm")
+
+
+@pytest.mark.usefixtures("examples_importable")
+def test_a_data_set_of_ones_own_is_short_keeps_the_laws_and_trains(tmp_path):
+    check_dataset(dataset_named("my_dataset.Turned", None, None))
+    assert len((ROOT / "examples/my_dataset.py").read_text().splitlines()) < 25
+    said = run("-m", "dspreg.cli", "train", "--dataset", "my_dataset.Turned", "--target", "45", "--steps", 2,
+               "--algorithm", "ERM", "--out", tmp_path / "run")  # fmt: skip
+    assert "unseen 45" in said
 
 
 def test_own_loop():
