@@ -10,7 +10,7 @@ from reference import pictures, plain
 from torch import nn
 
 from dspreg import ConfigError
-from dspreg.algorithms import ERM, MixStyle, Task
+from dspreg.algorithms import ERM, MixStyle, Task, describe, parse
 from dspreg.batches import Batch
 from dspreg.networks import Featurizer, TinyCNN, backbone_named
 from dspreg.randomness import generator, seed_for, seeded
@@ -160,9 +160,17 @@ def test_places_by_name():
     places = ["model.layer1", "model.layer2", "model.layer3"]  # the authors' for PACS
     stack = stack_on(make, places=places)
     assert [mixing.place for mixing in stack.net.mixing] == places
+    assert parse(describe(stack)).places == places
     train_step(stack, images())
     with pytest.raises(ConfigError, match=r"TimmFeaturizer has no module 'layer1'; it has model, model\.conv1"):
         stack_on(make, places=["layer1"])
+
+
+def test_a_frozen_batch_norm_is_a_place_too():
+    """It is in evaluation mode while the network trains, and what is mixed behind it is not."""
+    stack = stack_on(backbone_named("resnet18", weights="none", image_size=64).make, places=["model.bn1"]).train()
+    assert not stack.net.featurizer.model.bn1.training
+    assert not torch.equal(stack.net(images()[0].x), stack.net(images()[0].x))
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "levit_128s"])
@@ -229,6 +237,10 @@ def test_it_sees_through_a_style_that_agrees_with_the_label_and_erm_does_not():
             accuracy[type(algorithm)] = (stack.predict(test.x).argmax(1) == test.y).double().mean().item()
     assert accuracy[ERM] < 0.62
     assert accuracy[MixStyle] > 0.7
+
+
+def test_defaults_are_the_authors():
+    assert (MixStyle().p, MixStyle().alpha, MixStyle().places) == (0.5, 0.1, None)
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,11 @@ def test_two_forwards_of_their_own(spec):
         ready(parse(spec))
 
 
+def test_the_default_and_its_draws_are_domain_beds():
+    assert MTL().ema == 0.99
+    assert (MTL.space["ema"].values, MTL.space["ema"].key) == ((0.5, 0.9, 0.99, 1.0), "mtl_ema")
+
+
 @pytest.mark.parametrize("ema", [0.0, 1.1, -0.5])
 def test_an_average_that_is_none(ema):
     with pytest.raises(ConfigError, match=f"ema={ema}; wanted a number above 0, at most 1"):

@@ -31,12 +31,7 @@ class MixStyle(Algorithm):
     """
 
     def __init__(
-        self,
-        base: Algorithm | None = None,
-        *,
-        p: float = 0.5,
-        alpha: float = 0.1,
-        places: list[str] | None = None,
+        self, base: Algorithm | None = None, *, p: float = 0.5, alpha: float = 0.1, places: list[str] | None = None
     ):
         super().__init__(base)
         if not 0 <= p <= 1:
