@@ -42,7 +42,7 @@ TRIES = 5
 COSTS = Path(__file__).parents[1] / "src/dspreg/algorithms/costs.json"
 STACKS = (
     "CORAL+DSPReg", "Mixup+DSPReg", "SAM+DSPReg", "SAGM+DSPReg", "Fishr+DSPReg", "ARM(width=16)+DSPReg", "MTL+DSPReg",
-    "DANN+DSPReg", "MixStyle+CORAL+SAM", "Mixup+CORAL+DSPReg+Fish",
+    "DANN+DSPReg", "MixStyle+CORAL+SAM", "Mixup+CORAL+SAM+DSPReg",
 )  # fmt: skip
 
 
