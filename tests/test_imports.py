@@ -32,6 +32,8 @@ TABLE = {
     "priors": Place(1, NUMPY),
     "protocol": Place(1, NUMPY | {"yaml"}),
     "store": Place(1, NUMPY),
+    "claims": Place(1),
+    "runs": Place(1),
     "report": Place(1, NUMPY, SLOW),
     "vectors": Place(2, TORCH),
     "batches": Place(2, TORCH),

@@ -166,7 +166,8 @@ INSIDE = {
     "profile": ["auto", "always", "never"], "check_images": ["once", "never"],
 }  # fmt: skip
 UNLIMITED = {"dataset", "targets", "algorithm", "model", "weights", "frozen_bn", "augment", "augment_validation",
-             "root", "name", "same_draws", "device", "tensorboard", "domainbed_records", "allow_changed_environment"}  # fmt: skip
+             "same_draws", "root", "name", "device", "tensorboard", "domainbed_records",
+             "allow_changed_environment"}  # fmt: skip
 
 
 def test_every_option_is_in_these_tables():
