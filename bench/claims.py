@@ -35,7 +35,7 @@ def fill(size: int, claims: Claims) -> None:
     """Every run was claimed once before."""
     claims._do(
         "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :size) "
-        "INSERT INTO claims SELECT printf('%016x', i), 1, NULL, :boot, 0, 0 FROM n",
+        "INSERT INTO claims SELECT printf('%016x', i), 1, NULL, :boot, 0, 0, 0 FROM n",
         {"size": size, "boot": claims.boot},
     )
 

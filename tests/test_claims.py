@@ -12,6 +12,7 @@ import pytest
 
 from dspreg.claims import WINDOW, Claims, LostClaim
 from dspreg.errors import IntegrityError, ResourceError
+from dspreg.processes import is_gone, this_process
 
 
 class Clock:
@@ -139,7 +140,7 @@ def test_a_claim_of_before_the_machine_was_started_again_is_nobodys(tmp_path, cl
 def test_what_others_see(two, clock):
     one, other = two
     claim = one.claim(["a", "b"])
-    one.beat(claim, 17)
+    one.beat(claim, 40, 17)
     clock.time += 4
     (held,) = other.held()
     assert (held.run, held.holder, held.step, held.left) == ("a", one.holder, 17, 6)
@@ -237,3 +238,27 @@ def test_a_stopped_holder_is_refused_when_it_goes_on(tmp_path):
         assert process.returncode == 1
         assert "LostClaim: the run a is no longer ours" in said
         ours.close()
+
+
+def test_nobody_waits_for_a_process_that_is_gone(tmp_path):
+    ours = Claims(tmp_path / "claims.db")
+    mine = ours.claim(["mine"])
+    with started(HOLDER.replace("lease=1.0", "lease=3600.0"), tmp_path / "claims.db") as process:
+        process.stdout.readline()
+        assert ours.bury() == 0  # it lives
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert ours.claim(["a"]) is None
+    assert ours.bury() == 1
+    assert ours.claim(["a"]).token == 2
+    ours.beat(mine, 1)  # nobody buried us
+    ours.close()
+
+
+def test_of_a_process_elsewhere_nothing_is_known():
+    place, number, start = this_process().rsplit(" ", 2)
+    assert not is_gone(this_process())
+    assert is_gone(f"{place} {number} {int(start) - 1}")  # its number is ours by now
+    assert is_gone(f"{place} 4194305 1")  # above the largest number there can be
+    assert not is_gone(f"other-host {number} 1")
+    assert not is_gone("")

@@ -33,6 +33,7 @@ TABLE = {
     "protocol": Place(1, NUMPY | {"yaml"}),
     "store": Place(1, NUMPY),
     "claims": Place(1),
+    "processes": Place(1),
     "runs": Place(1),
     "report": Place(1, NUMPY, SLOW),
     "vectors": Place(2, TORCH),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.errors import DspregError, IntegrityError, ResourceError
+from dspreg.processes import is_gone, this_process
 
-LEASE = 120.0  # seconds without progress after which others take over
+LEASE = 600.0  # seconds without progress after which others take over: longer than any one step
 WINDOW = 64  # runs looked at in one statement, so that its time does not grow with the sweep
 PATIENCE = 60.0  # seconds to wait for another process's statement
 FORMAT = 1
@@ -36,18 +36,20 @@ CREATE TABLE IF NOT EXISTS claims (
     holder TEXT,              -- NULL: released
     boot TEXT NOT NULL,       -- when the machine is started again, its clock is, and all holders are gone
     expires REAL NOT NULL,    -- by the machine's clock since then, which nobody sets
-    step INTEGER NOT NULL     -- the holder's, at its last beat
+    progress INTEGER NOT NULL,  -- the holder's, at its last beat
+    step INTEGER NOT NULL     -- of its training then, for people
 ) WITHOUT ROWID
 """
 
 CLAIM = """
-INSERT INTO claims (run, token, holder, boot, expires, step)
-    SELECT wanted.value, 1, :holder, :boot, :expires, 0 FROM json_each(:runs) AS wanted
+INSERT INTO claims (run, token, holder, boot, expires, progress, step)
+    SELECT wanted.value, 1, :holder, :boot, :expires, 0, 0 FROM json_each(:runs) AS wanted
     LEFT JOIN claims AS there ON there.run = wanted.value
     WHERE there.run IS NULL OR there.holder IS NULL OR there.boot != :boot OR there.expires <= :now
     ORDER BY wanted.key LIMIT 1
 ON CONFLICT (run) DO UPDATE SET
-    token = token + 1, holder = excluded.holder, boot = excluded.boot, expires = excluded.expires, step = 0
+    token = token + 1, holder = excluded.holder, boot = excluded.boot, expires = excluded.expires,
+    progress = 0, step = 0
 RETURNING run, token
 """
 
@@ -99,7 +101,7 @@ class Claims:
     ):
         self.path, self.lease, self.now = Path(path), lease, now
         self.boot = this_boot() if boot is None else boot
-        self.holder = f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}"
+        self.holder = f"{os.urandom(4).hex()} {this_process()}"
         self._process, self._connection = os.getpid(), self._opened()
 
     # What a worker does.
@@ -114,18 +116,23 @@ class Claims:
                 return Claim(run, token, self.holder)
         return None
 
-    def beat(self, claim: Claim, step: int) -> None:
+    def beat(self, claim: Claim, progress: int, step: int = 0) -> None:
         """Hold it for another lease, if there was progress since the last beat.
+
+        Args:
+            claim: Ours.
+            progress: Grows with the work that is done, be it steps or batches of an evaluation.
+            step: Of the training, shown to others.
 
         Raises:
             LostClaim: It was released, or somebody else has it.
         """
-        values = {**vars(claim), "step": step, "boot": self.boot, "expires": self.now() + self.lease}
+        values = {**vars(claim), "progress": progress, "step": step, "boot": self.boot}
         # a beat without progress holds nothing, but is no error: the next may have some
         held = self._do(
-            f"UPDATE claims SET expires = CASE WHEN step < :step THEN :expires ELSE expires END, boot = :boot, "
-            f"step = MAX(step, :step) WHERE {NEWEST} RETURNING run",
-            values,
+            "UPDATE claims SET expires = CASE WHEN progress < :progress THEN :expires ELSE expires END, boot = :boot, "
+            f"progress = MAX(progress, :progress), step = :step WHERE {NEWEST} RETURNING run",
+            values | {"expires": self.now() + self.lease},
         )
         if not held:
             raise self._lost(claim)
@@ -133,6 +140,15 @@ class Claims:
     def release(self, claim: Claim) -> None:
         """Let go of it; others may claim it at once. Nothing happens where it was lost before."""
         self._do(f"UPDATE claims SET holder = NULL, expires = 0 WHERE {NEWEST} RETURNING run", vars(claim))
+
+    def bury(self) -> int:
+        """End the leases of processes of this machine that are gone, so that nobody waits for them; how many."""
+        ended = 0
+        for run, token, holder in self._do("SELECT run, token, holder FROM claims WHERE holder IS NOT NULL", {}):
+            if is_gone(holder.partition(" ")[2]):
+                values = {"run": run, "token": token, "holder": holder}
+                ended += len(self._do(f"UPDATE claims SET expires = 0 WHERE {NEWEST} RETURNING run", values))
+        return ended
 
     @contextmanager
     def writing(self, claim: Claim) -> Iterator[None]:
