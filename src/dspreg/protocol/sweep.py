@@ -12,8 +12,8 @@ from dspreg.errors import ConfigError, DspregError
 from dspreg.names import did_you_mean, imported
 from dspreg.protocol import reading
 from dspreg.protocol.enumerate import ONLY, distinct, leave_one_out
-from dspreg.protocol.run import FURTHER, OWN, Run
-from dspreg.protocol.settings import FIELDS, Execution, check
+from dspreg.protocol.run import FURTHER, Run
+from dspreg.protocol.settings import Execution, check
 
 OPEN = tuple(n for n in (*FURTHER, "protocol") if n != "same_draws")  # settings that all runs may share
 T = TypeVar("T")
@@ -172,7 +172,7 @@ def _key(key: str, place: str) -> str:
 
 
 def _elsewhere(name: str) -> str:
-    if name in FIELDS and name not in OWN:
+    if name in HOW:
         return "says how runs are run; it goes below execution:"
     plural = {"dataset": "datasets", "algorithm": "algorithms", "trial": "trials", "draw": "draws"}.get(name, name)
     return f"is what a sweep goes through; write {plural}: at the top"
