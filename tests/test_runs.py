@@ -53,6 +53,13 @@ def test_a_folder_under_another_runs_name_does_not_count(store):
     assert "holds another run than its name says" in standing.reason
 
 
+@pytest.mark.parametrize("plan", [None, 3, {}, {"dataset": "PACS"}, {**ONE.to_json(), "stepz": 3}])
+def test_a_folder_whose_plan_is_none_does_not_count(store, plan):
+    store.folder(ONE).path.mkdir()
+    store.folder(ONE).agree({"settings": {}, "where": {"plan": plan}})
+    assert store.standing(ONE).state == "damaged"
+
+
 @pytest.mark.parametrize("name", ["run.json", "records.jsonl", "last.safetensors", "result.json"])
 def test_damage_is_named_and_never_finished(store, name):
     path = finish(store, ONE) / name

@@ -98,7 +98,7 @@ class RunStore:
             if not (folder / "run.json").exists():
                 return self._failed(run) or Standing("new")
             planned = folder.description().get("where", {}).get("plan")
-            if planned is None or Run.from_json(planned).id != run.id:
+            if planned is None or Run.from_json(planned) != run:
                 raise IntegrityError(f"{folder.path} holds another run than its name says")
             result = folder.result(models=models)
             if result is not None:

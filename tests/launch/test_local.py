@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 from small_runs import EXECUTION, photos
@@ -139,6 +140,23 @@ def test_what_another_holds_is_left_until_it_is_free(images, store, monkeypatch)
     def sleep(seconds):
         slept.append(seconds)
         other.release(claim)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    seen = []
+    serial(runs, store, EXECUTION, told=lambda run, *_: seen.append(run))
+    assert seen == [runs[1], runs[2], runs[0]]
+    assert slept == [local.POLL]
+
+
+def test_a_folder_in_use_is_waited_for(images, store, monkeypatch):
+    """Its holder slept past its lease: it lost the claim, and still has the folder."""
+    runs, slept, sleeper = three(images), [], ExitStack()
+    sleeper.enter_context(store.folder(runs[0]).locked())
+
+    def sleep(seconds):
+        assert store.claims().held() == []
+        slept.append(seconds)
+        sleeper.close()
 
     monkeypatch.setattr(time, "sleep", sleep)
     seen = []

@@ -57,14 +57,16 @@ def serial(
                     time.sleep(POLL)
                 continue
             run = left[claim.run]
-            before = store.standing(run)
             try:
+                before = store.standing(run)
                 if before.state in ("finished", "damaged") or diverged(store, run):
                     standing = before
                 else:
                     standing = one(run, store, execution, Heart(claims, claim, display(run), pause))
             except (InUse, LostClaim):  # a holder that sleeps still has the folder, or it was us who slept
+                claims.release(claim)
                 left.move_to_end(run.id)
+                time.sleep(POLL)
                 continue
             finally:
                 claims.release(claim)

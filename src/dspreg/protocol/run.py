@@ -125,6 +125,13 @@ class Run:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Run:
+        """Back from `to_json`.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        if not isinstance(value, Mapping) or any(name not in value for name in OWN):
+            raise ConfigError(f"{value!r} is no run; wanted {', '.join(OWN)}")
         own = {name: value[name] for name in (*OWN, "name") if name in value}
         return cls(**own, options={name: v for name, v in value.items() if name not in own})
 
