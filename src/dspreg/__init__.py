@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dspreg.errors import Notice as Notice
     from dspreg.errors import ResourceError as ResourceError
     from dspreg.penalty import Penalty as Penalty
+    from dspreg.protocol.enumerate import leave_one_out as leave_one_out
+    from dspreg.protocol.run import Run as Run
     from dspreg.protocol.settings import Execution as Execution
     from dspreg.sensitivity import Profile as Profile
     from dspreg.sensitivity import RunningVariance as RunningVariance
@@ -51,6 +53,8 @@ _HOMES = {
     "train": "training",
     "load": "training",
     "Execution": "protocol.settings",
+    "Run": "protocol.run",
+    "leave_one_out": "protocol.enumerate",
     "train_step": "training",
     # write your own
     "Algorithm": "algorithms",

@@ -31,6 +31,10 @@ class ResourceError(DspregError):
     exit_code = 6
 
 
+class InUse(ResourceError):
+    """Another process works there."""
+
+
 class Preempted(DspregError):
     """Told to stop; the run can be resumed."""
 

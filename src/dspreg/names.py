@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import pkgutil
 import unicodedata
 from collections.abc import Iterable
@@ -42,6 +43,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """For a message: a sentence with a space before it, or nothing."""
     near = nearest(name, known)
     return f" Did you mean {near!r}?" if near else ""
+
+
+def path_name(path: str | os.PathLike[str]) -> str:
+    """The last part of a path, which a data set is called by. A link counts by its own name, not by where it leads."""
+    return os.path.basename(os.path.abspath(path))
 
 
 def is_import_path(text: str) -> bool:

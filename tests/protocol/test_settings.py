@@ -34,6 +34,7 @@ LARGE = {
     "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True, "augment": True, "augment_validation": True,
     "split": "domainbed", "holdout": 0.2, "evaluate_every": 300, "evaluate": "needed", "evaluation_batch": 64,
     "targets": (), "algorithm": "DSPReg", "trial": 0, "draw": 0,
+    "same_draws": False,
 }  # fmt: skip
 SMALL = LARGE | {
     "model": "small-cnn", "image_size": 28, "steps": 301, "lr": 1e-3, "augment": False, "augment_validation": False,
@@ -165,7 +166,8 @@ INSIDE = {
     "profile": ["auto", "always", "never"], "check_images": ["once", "never"],
 }  # fmt: skip
 UNLIMITED = {"dataset", "targets", "algorithm", "model", "weights", "frozen_bn", "augment", "augment_validation",
-             "root", "name", "device", "tensorboard", "domainbed_records", "allow_changed_environment"}  # fmt: skip
+             "same_draws", "root", "name", "device", "tensorboard", "domainbed_records",
+             "allow_changed_environment"}  # fmt: skip
 
 
 def test_every_option_is_in_these_tables():

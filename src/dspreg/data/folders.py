@@ -13,6 +13,7 @@ from dspreg.data.images import Images
 from dspreg.data.tree import Found, folders_in, images_below, images_in
 from dspreg.data.words import few, plural
 from dspreg.errors import DataError, Notice
+from dspreg.names import path_name
 
 LAYOUT = "Wanted: ROOT/domain/class/image.jpg"
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "crossval", "full"}
@@ -106,7 +107,7 @@ class Folder(ImageFolders):
     def __init__(self, root: str | Path, name: str | None = None) -> None:
         super().__init__(root)
         self.folder = Path(root)
-        self.name = name or self.folder.resolve().name
+        self.name = name or path_name(self.folder)
         if not self.folder.is_dir():
             what = "is not a folder" if self.folder.exists() else "does not exist"
             raise DataError(f"{self.folder} {what}. {LAYOUT}; give the path of ROOT.")

@@ -25,6 +25,11 @@ def known_names() -> list[str]:
     return [Digits.name, *BENCHMARKS]
 
 
+def known_class(text: str) -> type[DomainDataset] | None:
+    """The class of a data set whose domains and classes are known before its files are there."""
+    return Digits if text == Digits.name else BENCHMARKS.get(text)
+
+
 def dataset_named(text: str, root: str | Path | None = None, name: str | None = None) -> DomainDataset:
     """The data set a text stands for.
 

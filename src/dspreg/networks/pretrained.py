@@ -115,6 +115,15 @@ def backbone_named(
     return Backbone(name, lambda: deepcopy(template), mean, std, source)
 
 
+def size_of(name: str, image_size: int, classes: int) -> int:
+    """Bytes of a network with a linear classifier, in float32; its weights need not be there."""
+    with untouched():
+        made = SmallCNN() if name == "small-cnn" else created(name, image_size)
+    width = made.width if isinstance(made, SmallCNN) else width_of(made, name, image_size)
+    tensors = [*made.parameters(), *made.buffers()]
+    return sum(t.numel() * t.element_size() for t in tensors) + 4 * (width + 1) * classes
+
+
 def _small_cnn(weights: str, dropout: float) -> Backbone:
     half = (0.5, 0.5, 0.5)
     if weights in ("default", "none"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +36,43 @@ def assignment(text: str) -> tuple[str, Any]:
 
 def read(path: str | Path) -> dict[str, Any]:
     """A YAML file of options, one `key: value` per line."""
+    return options(composed(path), str(path))
+
+
+def composed(path: str | Path) -> yaml.Node | None:
+    """A YAML file as its nodes, which know their lines; None if nothing is in it."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the configuration {path} can't be read: {error}") from None
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        return yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if root is None or root.tag.endswith(":null"):
-        return {}
-    if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"{path}, line 1: wanted 'key: value' lines, such as 'lr: 1e-4'")
-    values: dict[str, Any] = {}
-    for key_node, node in root.value:
+
+
+def entries(
+    node: yaml.Node | None, path: str, named: Callable[[str, str], str]
+) -> Iterator[tuple[str, yaml.Node, str]]:
+    """Key, value and place of every line of a mapping; `named` refuses unknown keys, and no key may come twice."""
+    if node is None or node.tag.endswith(":null"):
+        return
+    if not isinstance(node, yaml.MappingNode):
+        line = node.start_mark.line + 1
+        raise ConfigError(f"{path}, line {line}: wanted 'key: value' lines, such as 'lr: 1e-4'")
+    seen = set()
+    for key_node, value in node.value:
         place = f"{path}, line {key_node.start_mark.line + 1}"
-        key = known(str(key_node.value), place)
-        if key in values:
+        key = named(str(key_node.value), place)
+        if key in seen:
             raise ConfigError(f"{place}: {key!r} is given twice")
-        values[key] = valued(key, _plain(node, place), place)
-    return values
+        seen.add(key)
+        yield key, value, place
+
+
+def options(node: yaml.Node | None, path: str) -> dict[str, Any]:
+    """The options of a mapping, each of its own type."""
+    return {key: valued(key, plain(value, place), place) for key, value, place in entries(node, path, known)}
 
 
 def written(trained: Settings, execution: Execution) -> str:
@@ -109,14 +126,15 @@ def targets(given: Iterable[Any]) -> tuple[str, ...]:
     return () if names == ("none",) else names
 
 
-def _plain(node: yaml.Node, place: str) -> Any:
+def plain(node: yaml.Node, place: str) -> Any:
+    """A value without tags, or a list of them, as text."""
     kind = node.tag.removeprefix("tag:yaml.org,2002:")
     if kind not in PLAIN:
         raise ConfigError(f"{place}: the tag {node.tag!r} is not understood; write the value alone")
     if isinstance(node, yaml.ScalarNode):
         return None if node.tag.endswith(":null") else node.value
     if isinstance(node, yaml.SequenceNode) and all(isinstance(n, yaml.ScalarNode) for n in node.value):
-        return [_plain(n, place) for n in node.value]
+        return [plain(n, place) for n in node.value]
     raise ConfigError(f"{place}: wanted a plain value or a list of them")
 
 

@@ -48,6 +48,7 @@ class Settings:
     protocol: str = option("how is trained and validated", "domainbed", choices=tuple(PROTOCOLS))
     trial: int = option("another trial is another split, start and order", 0, at_least=0)
     draw: int = option("0: default options; n: the n-th random draw of them", 0, at_least=0)
+    same_draws: bool = option("draw n is the same in all trials; DomainBed draws anew in each", False)
     model: str = option("any timm name, or small-cnn")
     weights: str = option("pretrained weights: default (the hub's), none, or a safetensors file")
     image_size: int = option("pixels, both sides", at_least=1, at_most=4096)
@@ -167,7 +168,7 @@ def resolved(given: Mapping[str, Any], data: Facts) -> Settings:
     values = defaults(protocol, data)
     usual = values["steps"]
     if draw:
-        seed = seed_hash(draw, given.get("trial", 0))
+        seed = search_seed(draw, given.get("trial", 0), given.get("same_draws", False))
         values |= {name: prior.draw(seed, name) for name, prior in space(data).items()}
     values |= given
     if given.get("model") == "small-cnn" and "lr" not in given and not draw:
@@ -181,6 +182,11 @@ def resolved(given: Mapping[str, Any], data: Facts) -> Settings:
     if protocol == "swad" and "steps" not in given:  # so that the last step is an evaluated one
         values["steps"] = values["steps"] // values["evaluate_every"] * values["evaluate_every"] + 1
     return Settings(**values)
+
+
+def search_seed(draw: int, trial: int, same_draws: bool) -> int:
+    """Of one random configuration: DomainBed's, or that of trial 0 in all trials."""
+    return seed_hash(draw, 0 if same_draws else trial)
 
 
 def defaults(protocol: str, data: Facts) -> dict[str, Any]:

@@ -30,8 +30,7 @@ from dspreg.data.splits import split, steps_per_epoch, stratified
 from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.networks.pretrained import Backbone, backbone_named
-from dspreg.priors import seed_hash
-from dspreg.protocol.settings import Execution, Settings, resolved
+from dspreg.protocol.settings import Execution, Settings, resolved, search_seed
 from dspreg.randomness import Key
 
 Progress = Callable[[int, int], None]
@@ -197,7 +196,8 @@ def prepared(
 
 def filled_in(settings: Settings) -> tuple[str, list[str]]:
     """The algorithm's spec with its own options drawn and scaled as the run wants it, and what was scaled."""
-    seed = seed_hash(settings.draw, settings.trial) if settings.draw else None
+    s = settings
+    seed = search_seed(s.draw, s.trial, s.same_draws) if s.draw else None
     return filled(settings.algorithm, seed=seed, steps=settings.steps)
 
 

@@ -39,6 +39,7 @@ def train(
     *,
     display: Display | None = None,
     pause: Callable[[], None] = lambda: None,
+    plan: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Train one model, or go on where an earlier call was interrupted; returns the contents of result.json.
 
@@ -49,6 +50,7 @@ def train(
         out: The run's folder. New, or of the same training: then it is resumed, or verified if it was finished.
         display: Told about progress.
         pause: Called where training can stop without loss; raises `Preempted` to stop it.
+        plan: The run of a sweep that this is, as JSON; kept in run.json, and no part of the result's id.
     """
     display = display or Display()
     folder = RunFolder(out)
@@ -64,6 +66,7 @@ def train(
         refuse_inside(folder.path, experiment.data)
         algorithm = experiment.algorithm()  # whatever it refuses, it refuses before there is a run
         where = {"dataset": settings["dataset"], "weights": experiment.settings.weights, **asdict(execution)}
+        where |= {"plan": dict(plan)} if plan else {}
         described = experiment.description() | {"where": where}
         was_finished = (folder / "result.json").exists()  # then no bit can change any more
         run = folder.agree(described, changed_environment=was_finished or execution.allow_changed_environment)

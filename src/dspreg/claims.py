@@ -1,0 +1,230 @@
+"""Who works on which run: a lease each in SQLite, so that sweepers share one store and a crash leaves nothing to clean.
+
+A claim is one statement, so two sweepers never get the same run. Its lease ends unless the holder beats, with the step
+it is at: a process that hangs looks dead, because it is. Each claim of a run has a larger token than the one before,
+and a holder whose token is no longer the newest is refused whatever it wants. What is finished is not written here: the
+files of a run say so, or nobody does.
+
+Only for a disk of this machine: SQLite's locks do not hold on network file systems.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dspreg.errors import DspregError, IntegrityError, ResourceError
+from dspreg.processes import is_gone, this_process
+
+LEASE = 600.0  # seconds without progress after which others take over: longer than any one step
+WINDOW = 64  # runs looked at in one statement, so that its time does not grow with the sweep
+PATIENCE = 60.0  # seconds to wait for another process's statement
+FORMAT = 1
+
+TABLE = """
+CREATE TABLE IF NOT EXISTS claims (
+    run TEXT PRIMARY KEY,
+    token INTEGER NOT NULL,   -- number of claims there have been
+    holder TEXT,              -- NULL: released
+    boot TEXT NOT NULL,       -- when the machine is started again, its clock is, and all holders are gone
+    expires REAL NOT NULL,    -- by the machine's clock since then, which nobody sets
+    progress INTEGER NOT NULL,  -- the holder's, at its last beat
+    step INTEGER NOT NULL     -- of its training then, for people
+) WITHOUT ROWID
+"""
+
+CLAIM = """
+INSERT INTO claims (run, token, holder, boot, expires, progress, step)
+    SELECT wanted.value, 1, :holder, :boot, :expires, 0, 0 FROM json_each(:runs) AS wanted
+    LEFT JOIN claims AS there ON there.run = wanted.value
+    WHERE there.run IS NULL OR there.holder IS NULL OR there.boot != :boot OR there.expires <= :now
+    ORDER BY wanted.key LIMIT 1
+ON CONFLICT (run) DO UPDATE SET
+    token = token + 1, holder = excluded.holder, boot = excluded.boot, expires = excluded.expires,
+    progress = 0, step = 0
+RETURNING run, token
+"""
+
+NEWEST = "run = :run AND token = :token AND holder = :holder"
+
+
+class LostClaim(DspregError):
+    """Somebody else works on the run by now; nothing more may be written."""
+
+    exit_code = 75
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to work on one run, for as long as its token is the newest."""
+
+    run: str
+    token: int
+    holder: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """What others see of a claim."""
+
+    run: str
+    holder: str
+    step: int
+    left: float  # seconds until it ends; negative: it has
+
+
+class Claims:
+    """The claims of one store.
+
+    Args:
+        path: The database; made if it is not there.
+        lease: Seconds without a beat after which a run may be claimed by others.
+        now: A clock that all processes of the machine share and nobody sets.
+        boot: Which start of the machine that clock counts from.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        lease: float = LEASE,
+        now: Callable[[], float] = time.monotonic,
+        boot: str | None = None,
+    ):
+        self.path, self.lease, self.now = Path(path), lease, now
+        self.boot = this_boot() if boot is None else boot
+        self.holder = f"{os.urandom(4).hex()} {this_process()}"
+        self._process, self._connection = os.getpid(), self._opened()
+
+    # What a worker does.
+
+    def claim(self, runs: Iterable[str]) -> Claim | None:
+        """The first of `runs` that nobody holds, or None."""
+        left = iter(runs)
+        while window := list(islice(left, WINDOW)):
+            now = self.now()
+            values = {"runs": json.dumps(window), "holder": self.holder, "boot": self.boot, "now": now}
+            for run, token in self._do(CLAIM, values | {"expires": now + self.lease}):
+                return Claim(run, token, self.holder)
+        return None
+
+    def beat(self, claim: Claim, progress: int, step: int = 0) -> None:
+        """Hold it for another lease, if there was progress since the last beat.
+
+        Args:
+            claim: Ours.
+            progress: Grows with the work that is done, be it steps or batches of an evaluation.
+            step: Of the training, shown to others.
+
+        Raises:
+            LostClaim: It was released, or somebody else has it.
+        """
+        values = {**vars(claim), "progress": progress, "step": step, "boot": self.boot}
+        # a beat without progress holds nothing, but is no error: the next may have some
+        held = self._do(
+            "UPDATE claims SET expires = CASE WHEN progress < :progress THEN :expires ELSE expires END, boot = :boot, "
+            f"progress = MAX(progress, :progress), step = :step WHERE {NEWEST} RETURNING run",
+            values | {"expires": self.now() + self.lease},
+        )
+        if not held:
+            raise self._lost(claim)
+
+    def release(self, claim: Claim) -> None:
+        """Let go of it; others may claim it at once. Nothing happens where it was lost before."""
+        self._do(f"UPDATE claims SET holder = NULL, expires = 0 WHERE {NEWEST} RETURNING run", vars(claim))
+
+    def bury(self) -> int:
+        """End the leases of processes of this machine that are gone, so that nobody waits for them; how many."""
+        ended = 0
+        for run, token, holder in self._do("SELECT run, token, holder FROM claims WHERE holder IS NOT NULL", {}):
+            if is_gone(holder.partition(" ")[2]):
+                values = {"run": run, "token": token, "holder": holder}
+                ended += len(self._do(f"UPDATE claims SET expires = 0 WHERE {NEWEST} RETURNING run", values))
+        return ended
+
+    @contextmanager
+    def writing(self, claim: Claim) -> Iterator[None]:
+        """Nobody can take the run over inside of this; for what must not be written by a holder that slept too long.
+
+        Raises:
+            LostClaim: Before anything is written.
+        """
+        connection = self._ours()
+        with self._refusals():
+            connection.execute("BEGIN IMMEDIATE")
+        try:
+            if not connection.execute(f"SELECT 1 FROM claims WHERE {NEWEST}", vars(claim)).fetchone():
+                raise self._lost(claim)
+            yield
+        finally:
+            connection.execute("COMMIT")
+
+    # What others see.
+
+    def held(self) -> list[Held]:
+        """All claims that were not released, expired ones too."""
+        now = self.now()
+        rows = self._do("SELECT run, holder, step, boot, expires FROM claims WHERE holder IS NOT NULL ORDER BY run", {})
+        return [Held(r, h, step, (end - now) if boot == self.boot else -1.0) for r, h, step, boot, end in rows]
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # The database.
+
+    def _opened(self) -> sqlite3.Connection:
+        with self._refusals():
+            connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+            connection.execute("PRAGMA journal_mode = WAL")
+            # a power cut may lose the last claims, and with them their holders; the file stays whole
+            connection.execute("PRAGMA synchronous = NORMAL")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > FORMAT:
+                raise IntegrityError(f"{self.path} is of the format {version}; this version of dspreg knows {FORMAT}")
+            connection.execute(TABLE)
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
+        return connection
+
+    def _ours(self) -> sqlite3.Connection:
+        if self._process != os.getpid():  # forked: SQLite's connections do not survive that
+            self._process, self._connection = os.getpid(), self._opened()
+        return self._connection
+
+    def _do(self, statement: str, values: dict[str, Any]) -> list[Any]:
+        with self._refusals(), closing(self._ours().execute(statement, values)) as rows:
+            return rows.fetchall()
+
+    def _lost(self, claim: Claim) -> LostClaim:
+        return LostClaim(
+            f"the run {claim.run} is no longer ours: its lease of {self.lease:g} s ended, or it was released"
+        )
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise ResourceError(
+                f"{self.path}: {error}; is the folder writable, and on a disk of this machine?"
+            ) from error
+        except sqlite3.DatabaseError as error:
+            raise IntegrityError(
+                f"{self.path} is damaged: {error}. Nothing but who works on what is in it: stop all sweepers and "
+                f"remove it"
+            ) from error
+
+
+def this_boot() -> str:
+    """Names this start of the machine, where the system says it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

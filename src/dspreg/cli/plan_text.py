@@ -1,0 +1,119 @@
+"""What `dspreg sweep --dry-run` prints: runs, hours and gigabytes, measured or absent."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import cast
+
+from dspreg.cli.tables import aligned
+from dspreg.names import shown
+from dspreg.protocol.estimate import bytes_of, seconds_of
+from dspreg.protocol.run import Run
+from dspreg.protocol.settings import Execution, Facts, resolved
+from dspreg.runs import RunStore
+
+GB = 1e9
+
+
+@dataclass
+class Part:
+    """All runs of one data set and algorithm."""
+
+    runs: list[Run] = field(default_factory=list)
+    states: Counter[str] = field(default_factory=Counter)
+    step_seconds: list[float] = field(default_factory=list)  # per step, evaluations included, of each finished run
+    steps: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)  # bytes each finished run left
+
+    @property
+    def left(self) -> int:
+        return len(self.runs) - self.states["finished"]
+
+    def hours(self) -> float | None:
+        """Of what is left, from what is finished."""
+        if not self.step_seconds:
+            return None if self.left else 0.0
+        steps: int = self.runs[0].options.get("steps", round(mean(self.steps)))
+        return self.left * steps * mean(self.step_seconds) / 3600
+
+    def gigabytes(self) -> float | None:
+        if not self.sizes:
+            return None if self.left else 0.0
+        return self.left * mean(self.sizes) / GB
+
+
+def parts_of(runs: Sequence[Run], store: RunStore | None) -> dict[tuple[str, str], Part]:
+    parts: dict[tuple[str, str], Part] = defaultdict(Part)
+    for run in runs:
+        part = parts[run.data_name, run.algorithm]
+        part.runs.append(run)
+        standing = store.standing(run, models=False) if store else None
+        part.states[standing.state if standing else "new"] += 1
+        if store and standing and standing.state == "finished":
+            folder = store.folder(run)
+            steps = folder.description()["settings"]["steps"]
+            part.step_seconds.append(seconds_of(folder.records) / steps)
+            part.steps.append(steps)
+            part.sizes.append(bytes_of(folder))
+    return parts
+
+
+def plan_text(runs: Sequence[Run], store: RunStore | None, execution: Execution) -> str:
+    """A row per data set and algorithm, and all together."""
+    parts = parts_of(runs, store)
+    rows: list[Sequence[str]] = [("data set", "algorithm", "runs", "finished", "failed", "hours left", "GB left")]
+    for (data, algorithm), part in parts.items():
+        rows.append((shown(data), shown(algorithm), *_cells([part])))
+    if len(parts) > 1:
+        rows.append(("all", "", *_cells(list(parts.values()))))
+    measured = sum(len(part.sizes) for part in parts.values())
+    if measured and store:
+        notes = [f"hours one after the other, and gigabytes, as the {measured:,} finished took and left"]
+    else:
+        notes = ["hours: nothing is known before a run of the same data set and algorithm is finished"]
+        notes += kept_models(runs, execution)
+    return "\n".join([*aligned(rows, 2), *notes])
+
+
+def kept_models(runs: Sequence[Run], execution: Execution) -> list[str]:
+    """Gigabytes by the size of the networks alone, in words."""
+    from dspreg.data.named import known_class
+    from dspreg.networks.pretrained import size_of
+
+    total, largest = 0, 0
+    sizes: dict[tuple[str, int, int], int] = {}
+    for run in runs:
+        data = known_class(run.dataset)
+        if data is None:
+            return [f"gigabytes: nothing is known of networks for {shown(run.data_name)} before it is read"]
+        s = resolved(run.settings(), cast(Facts, data))
+        network = (s.model, s.image_size, len(data.classes))
+        if network not in sizes:
+            sizes[network] = size_of(*network)
+        evaluations = len({*range(0, s.steps, s.evaluate_every), s.steps - 1})
+        total += {"none": 0, "best": 2, "all": 2 + evaluations}[execution.keep] * sizes[network]
+        largest = max(largest, sizes[network])
+    checkpoints = 2 * 4 * largest  # two, each with the network, Adam's two moments and the selected model
+    return [
+        f"gigabytes by the networks' sizes: {total / GB:,.2f} of models in the end (--keep {execution.keep}), and "
+        f"{checkpoints / GB:.2f} of checkpoints while a run goes on; methods with networks of their own need more"
+    ]
+
+
+def _cells(parts: Sequence[Part]) -> list[str]:
+    runs = sum(len(part.runs) for part in parts)
+    finished = sum(part.states["finished"] for part in parts)
+    failed = sum(part.states["failed"] + part.states["damaged"] for part in parts)
+    costs = [part.hours() for part in parts], [part.gigabytes() for part in parts]
+    return [f"{runs:,}", f"{finished:,}", f"{failed:,}", *(_number(_total(each)) for each in costs)]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if value >= 100 or value == 0 else f"{value:.2g}"
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    return None if any(value is None for value in values) else sum(value for value in values if value is not None)

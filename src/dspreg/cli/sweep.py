@@ -1,0 +1,170 @@
+"""`dspreg sweep`: many runs, from a file, a recipe or the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dspreg.cli.parser import Commands, described
+from dspreg.cli.plan_text import plan_text
+from dspreg.cli.train import metavar, says, stopping
+from dspreg.errors import ConfigError, Notice
+from dspreg.names import shown
+from dspreg.protocol import reading, sweep
+from dspreg.protocol.run import Run
+from dspreg.protocol.settings import Execution
+from dspreg.protocol.sweep import HOW, KEYS, Sweep
+from dspreg.runs import RunStore, Standing
+
+EXAMPLES = """examples:
+  dspreg sweep --dataset digits --algorithms ERM DSPReg --trials 3 --draws 1 --only training --store runs/digits
+  dspreg sweep pacs.yaml --store runs/pacs --dry-run
+  dspreg sweep pacs.yaml --store runs/pacs --set steps=300 --device cuda
+  dspreg sweep recipes.ablations:components_on_digits --store runs/ablations
+
+pacs.yaml:
+  datasets: [PACS]
+  algorithms: [ERM, "CORAL(weight=0.5)+DSPReg"]
+  targets: all            # or [sketch, photo]
+  trials: 3
+  draws: 20               # random configurations, the defaults among them
+  only: training          # without it also the pairs of domains that leave-one-out selection needs
+  settings: {steps: 5001}
+  execution: {root: data, keep: none}
+
+run the same command again to go on; several at once on one store share the work.
+"""
+
+GIVEN = {
+    "datasets": "data sets, as for train",
+    "algorithms": "specs such as ERM or CORAL+DSPReg",
+    "targets": "domains held out, or all, each in turn (default: all)",
+    "trials": "number of trials (default: 3)",
+    "draws": "number of random configurations, the defaults among them (default: 20)",
+    "only": "leave out the pairs of domains that only leave-one-domain-out selection needs",
+}
+FLAGS = {"datasets": "--dataset", "algorithms": "--algorithms", "targets": "--targets"}
+
+
+def add(commands: Commands) -> None:
+    parser = described(commands, "sweep", "train many models: data sets × algorithms × targets × trials", EXAMPLES)
+    parser.usage = "dspreg sweep FILE|--dataset NAME… --algorithms SPEC… --store DIR [options]; all of them: --help"
+    parser.add_argument("file", metavar="FILE", nargs="?", help="a sweep in YAML, a recipe.py, or a function's path")
+    parser.add_argument("--store", metavar="DIR", help="where the runs go: new, or of earlier sweeps")
+    parser.add_argument("--dry-run", action="store_true", help="print runs, hours and gigabytes, and train nothing")
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
+                        help="one option of train, for all runs")  # fmt: skip
+    group = parser.add_argument_group("what is trained")
+    for name, text in GIVEN.items():
+        many = {"nargs": "+"} if name in FLAGS else {}
+        shape = {"trials": "N", "draws": "N", "only": "training"}.get(name, "NAME")
+        group.add_argument(FLAGS.get(name, f"--{name}"), dest=name, metavar=shape, help=text, **many)  # type: ignore[arg-type]
+    group.add_argument("--same-draws", action="store_const", const="true",
+                       help="draw n is the same in all trials; DomainBed draws anew in each")  # fmt: skip
+    group = parser.add_argument_group("how it is run")
+    for each in dataclasses.fields(Execution):
+        how: dict[str, Any] = {"nargs": "?", "const": "true"} if str(each.type) == "bool" else {}
+        flag = f"--{each.name.replace('_', '-')}"
+        group.add_argument(flag, dest=each.name, metavar=metavar(each), help=says(each), **how)
+    parser.set_defaults(run=run)
+
+
+def run(given: Any) -> int:
+    with stopping() as pause:
+        runs, execution = planned(given)
+        check_specs(runs)
+        if given.dry_run:
+            print(plan_text(runs, RunStore(given.store) if given.store else None, execution))
+            return 0
+        if not given.store:
+            raise ConfigError("where should the runs go? Add --store DIR, or --dry-run to see what they are")
+        return swept(runs, RunStore(given.store), execution, pause)
+
+
+def planned(given: Any) -> tuple[list[Run], Execution]:
+    """The runs, and how they are run."""
+    written = {name: sweep.valued(name, value, _flag(name)) for name in KEYS
+               if name not in ("settings", "execution") and (value := getattr(given, name)) is not None}  # fmt: skip
+    further = dict(reading.assignment(text) for text in given.set)
+    further |= {name: reading.valued(name, value, _flag(name)) for name in HOW
+                if (value := getattr(given, name)) is not None}  # fmt: skip
+    how = {name: value for name, value in further.items() if name in HOW}
+    settings = {name: value for name, value in further.items() if name not in HOW}
+    file = given.file
+    if file and Path(file).suffix not in (".yaml", ".yml"):
+        if written or settings:
+            name = next(iter([*written, *settings]))
+            raise ConfigError(f"a recipe says itself what is trained; leave out {name}, or write a sweep in YAML")
+        return sweep.recipe(file), Execution(**how)
+    values = sweep.read(file) if file else {}
+    values = {**values, **written}
+    values["settings"] = {**values.get("settings", {}), **settings}
+    values["execution"] = {**values.get("execution", {}), **how}
+    made = Sweep(**values)
+    execution = Execution(**made.execution)
+    return made.runs(lambda data: domains_of(data, execution)), execution
+
+
+def domains_of(data: str, execution: Execution) -> Sequence[str]:
+    """Those of a benchmark are known; others are read."""
+    from dspreg.data.named import dataset_named, known_class
+
+    known = known_class(data)
+    if known is not None:
+        return known.domains
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # training says them
+        placed = data.startswith(("folder:", "index:"))
+        return dataset_named(data, execution.root, execution.name if placed else None).domains
+
+
+def check_specs(runs: Sequence[Run]) -> None:
+    """Whether the algorithms exist and have these options: before the first run, not in the middle of the night."""
+    from dspreg.algorithms.spec import parse
+
+    for spec in dict.fromkeys(run.algorithm for run in runs):
+        parse(spec)
+
+
+def swept(runs: list[Run], store: RunStore, execution: Execution, pause: Any) -> int:
+    from rich.console import Console
+
+    from dspreg.launch.local import serial
+    from dspreg.training.display import Bar, Display
+
+    store.make()
+    store.plan(runs)
+    console = Console(stderr=True)
+    number = iter(range(1, len(runs) + 1))
+
+    def told(run: Run, standing: Standing, before: bool) -> None:
+        when = ", as before" if before else ""
+        print(f"[{next(number)}/{len(runs)}] {shown(str(run))}: {outcome(standing)}{when}", flush=True)
+
+    def display(run: Run) -> Display:
+        return Bar(console, shown(str(run))) if console.is_terminal else Display()
+
+    ended = serial(runs, store, execution, told=told, pause=pause, display=display)
+    bad = [run for run in runs if ended[run.id].state != "finished"]
+    print(f"{len(runs) - len(bad)} of {len(runs)} runs finished in {store.path}")
+    if not bad:
+        return 0
+    print(f"{len(bad)} failed:")
+    for each in bad:
+        print(f"  {each.id}  {shown(str(each))}: {shown(ended[each.id].reason)}")
+    return 5
+
+
+def outcome(standing: Standing) -> str:
+    """How a run ended, in a few words."""
+    if standing.result is None:
+        return f"{standing.state}: {shown(standing.reason)}"
+    accuracy, targets = standing.result["selected"]["accuracy"], standing.result["targets"]
+    return "unseen " + ", ".join(f"{shown(name)} {100 * accuracy[name]['in']:.1f} %" for name in targets)
+
+
+def _flag(name: str) -> str:
+    return FLAGS.get(name, f"--{name.replace('_', '-')}")

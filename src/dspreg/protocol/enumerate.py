@@ -1,0 +1,112 @@
+"""All runs of a sweep, in DomainBed's order: leave one domain out, for every trial and every random draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dspreg.errors import ConfigError
+from dspreg.names import did_you_mean
+from dspreg.protocol.run import Run
+
+ONLY = ("training",)
+
+
+def leave_one_out(
+    datasets: Mapping[str, Sequence[str]],
+    algorithms: Sequence[str],
+    *,
+    trials: int = 3,
+    draws: int = 20,
+    targets: Sequence[str] | None = None,
+    only: str | None = None,
+    same_draws: bool = False,
+    options: Mapping[str, Any] | None = None,
+    name: str | None = None,
+) -> Iterator[Run]:
+    """Every domain held out in turn, and for leave-one-domain-out selection every pair of domains.
+
+    The order is that of DomainBed: trials, data sets, algorithms, domains held out, draws.
+
+    Args:
+        datasets: What stands after `--dataset`, and the domains of each in its own order: `{"PACS": PACS.domains}`.
+        algorithms: Specs.
+        trials: Number of them, from 0.
+        draws: Number of configurations, the defaults (draw 0) among them.
+        targets: Names of the domains to be held out; all unless given. Of pairs, those with one of them.
+        only: `"training"` leaves out the pairs, which only leave-one-domain-out selection needs.
+        same_draws: Draw n is the same in all trials. DomainBed draws anew in each.
+        options: Further settings of all runs, `protocol` too.
+        name: Of a `folder:` or `index:` data set.
+    """
+    if only is not None and only not in ONLY:
+        raise ConfigError(f"only={only!r}; wanted 'training', or nothing for the pairs of leave-one-out, too")
+    if trials < 1 or draws < 1:
+        raise ConfigError(f"trials={trials}, draws={draws}; wanted at least 1 of each (draw 0 has the default options)")
+    further = dict(options or {})
+    protocol = further.pop("protocol", "domainbed")
+    if same_draws:
+        further["same_draws"] = True
+    held_out = {data: list(_chosen(data, domains, targets, only)) for data, domains in datasets.items()}
+    _check_targets(datasets, targets)
+    for trial in range(trials):
+        for data in datasets:
+            for algorithm in algorithms:
+                for each in held_out[data]:
+                    for draw in range(draws):
+                        yield Run(
+                            dataset=data, targets=each, algorithm=algorithm, protocol=protocol,
+                            trial=trial, draw=draw, options=further, name=name if ":" in data else None,
+                        )  # fmt: skip
+
+
+def target_sets(domains: Sequence[str], pairs: bool = True) -> Iterator[tuple[str, ...]]:
+    """Each domain alone, followed by its pairs with later ones: (a), (a, b), (a, c), (b), (b, c), (c)."""
+    for i, first in enumerate(domains):
+        yield (first,)
+        if pairs:
+            yield from ((first, second) for second in domains[i + 1 :])
+
+
+def _chosen(
+    data: str, domains: Sequence[str], targets: Sequence[str] | None, only: str | None
+) -> Iterator[tuple[str, ...]]:
+    least = 2 if only == "training" else 3
+    if len(domains) < least:
+        way = ". Add only: training, which needs two" if len(domains) == 2 else ""
+        raise ConfigError(
+            f"{data} has {len(domains)} domain{'s' * (len(domains) > 1)} ({', '.join(domains)}); "
+            f"holding out {least - 1} of them leaves none to train on{way}"
+        )
+    for each in target_sets(domains, pairs=only != "training"):
+        if targets is None or set(targets) & set(each):
+            yield each
+
+
+def _check_targets(datasets: Mapping[str, Sequence[str]], targets: Sequence[str] | None) -> None:
+    for target in targets or ():
+        known = [name for domains in datasets.values() for name in domains]
+        if target not in known:
+            raise ConfigError(f"target {target!r} is a domain of none of {', '.join(datasets)}."
+                              f"{did_you_mean(target, known)} Known: {', '.join(known)}")  # fmt: skip
+    for data, domains in datasets.items():
+        if targets is not None and not set(targets) & set(domains):
+            raise ConfigError(f"none of the targets {', '.join(targets)} is a domain of {data}: {', '.join(domains)}")
+
+
+def distinct(runs: Iterable[Run]) -> list[Run]:
+    """Every run once, in the order of their first mention.
+
+    Raises:
+        ConfigError: Two runs that differ only in where their files lie, which no id tells from each other.
+    """
+    found: dict[str, Run] = {}
+    for run in runs:
+        there = found.setdefault(run.id, run)
+        files, others = ((each.dataset, each.options.get("weights")) for each in (run, there))
+        if files != others:
+            raise ConfigError(
+                f"two runs can't be told from each other, {files} and {others}: no id depends on where files lie. "
+                f"Give data sets different names, and different weights a store each"
+            )
+    return list(found.values())

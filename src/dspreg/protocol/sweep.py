@@ -1,0 +1,178 @@
+"""A sweep as it is written down: data sets × algorithms × targets × trials × draws in YAML, or a recipe in Python."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dspreg.errors import ConfigError, DspregError
+from dspreg.names import did_you_mean, imported
+from dspreg.protocol import reading
+from dspreg.protocol.enumerate import ONLY, distinct, leave_one_out
+from dspreg.protocol.run import FURTHER, Run
+from dspreg.protocol.settings import Execution, check
+
+OPEN = tuple(n for n in (*FURTHER, "protocol") if n != "same_draws")  # settings that all runs may share
+T = TypeVar("T")
+LISTS = ("datasets", "algorithms", "targets")
+NUMBERS = ("trials", "draws")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What a sweep file says.
+
+    Attributes:
+        datasets: As after `--dataset`.
+        algorithms: Specs.
+        targets: Names of the domains held out; None: every domain in turn.
+        trials: Number of trials.
+        draws: Number of random configurations, the defaults among them.
+        only: `"training"` leaves out the pairs of domains that only leave-one-domain-out selection needs.
+        same_draws: Draw n is the same in all trials.
+        settings: Further options of `Settings`, the same for all runs.
+        execution: How runs are run, by the names of `Execution`.
+    """
+
+    datasets: tuple[str, ...] = ()
+    algorithms: tuple[str, ...] = ()
+    targets: tuple[str, ...] | None = None
+    trials: int = 3
+    draws: int = 20
+    only: str | None = None
+    same_draws: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    execution: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("datasets", "algorithms"):
+            if not getattr(self, name):
+                raise ConfigError(f"a sweep needs {name}, such as {name}: [{EXAMPLE[name]}]")
+        if self.targets == ():
+            raise ConfigError("a sweep holds domains out; name targets, or write targets: all")
+        for name in self.settings:
+            if name not in OPEN:
+                raise ConfigError(f"settings: {name!r} {_elsewhere(name)}")
+        for name in self.execution:
+            if name not in HOW:
+                raise ConfigError(f"execution: {name!r} says what is trained; it goes below settings:")
+        check({**self.settings, **self.execution})
+        placed = [data for data in self.datasets if data.startswith(("folder:", "index:"))]
+        if self.execution.get("name") is not None and len(placed) != 1:
+            raise ConfigError(f"name={self.execution['name']!r} is for one folder: or index: data set; "
+                              f"there are {len(placed)}")  # fmt: skip
+
+    def runs(self, domains: Callable[[str], Sequence[str]]) -> list[Run]:
+        """All of them, each once.
+
+        Args:
+            domains: Those of a data set, in its own order.
+        """
+        found = leave_one_out(
+            {data: domains(data) for data in self.datasets},
+            self.algorithms,
+            trials=self.trials,
+            draws=self.draws,
+            targets=self.targets,
+            only=self.only,
+            same_draws=self.same_draws,
+            options=self.settings,
+            name=self.execution.get("name"),
+        )
+        return distinct(found)
+
+
+KEYS = tuple(each.name for each in fields(Sweep))
+HOW = tuple(each.name for each in fields(Execution))
+EXAMPLE = {"datasets": "PACS", "algorithms": "ERM, DSPReg"}
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """What a YAML file says, by the names of `Sweep`.
+
+    Raises:
+        ConfigError: A key is unknown or given twice, or a value is not of its kind; with the line.
+    """
+    values: dict[str, Any] = {}
+    for key, node, place in reading.entries(reading.composed(path), str(path), _key):
+        if key in ("settings", "execution"):
+            values[key] = reading.options(node, str(path))
+        else:
+            values[key] = valued(key, reading.plain(node, place), place)
+    return values
+
+
+def valued(key: str, given: Any, place: str) -> Any:
+    """A value of its kind from text, or a list of texts."""
+    if key in LISTS:
+        texts = tuple(map(str, given if isinstance(given, list) else [given])) if given is not None else ()
+        return None if key == "targets" and texts == ("all",) else texts
+    if isinstance(given, list):
+        raise ConfigError(f"{place}: {key}={given!r}; wanted one value")
+    if key in NUMBERS:
+        if not str(given).isdecimal() or int(given) < 1:
+            raise ConfigError(f"{place}: {key}={given!r}; wanted a whole number at least 1")
+        return int(given)
+    if key == "same_draws":
+        return reading.valued(key, given, place)
+    if given not in (None, *ONLY):
+        raise ConfigError(f"{place}: only={given!r}; wanted training, or leave it out")
+    return given
+
+
+def recipe(text: str) -> list[Run]:
+    """The runs of a recipe: `path.py` with a function `runs`, `path.py:function`, or a function's import path."""
+    path, _, name = text.partition(".py")
+    if text.endswith(".py") or (name.startswith(":") and Path(f"{path}.py").exists()):
+        made = getattr(_module(Path(f"{path}.py")), name.removeprefix(":") or "runs", None)
+        if made is None:
+            raise ConfigError(f"{path}.py has no function {name.removeprefix(':') or 'runs'!r} that returns runs")
+    else:
+        made = imported(text)
+    if not callable(made):
+        raise ConfigError(f"{text!r} is not a function; a recipe is one that returns runs")
+    found = _guarded(text, lambda: list(made()))
+    for run in found:
+        if not isinstance(run, Run):
+            raise ConfigError(f"the recipe {text!r} returned {run!r}; wanted runs, as from dspreg.leave_one_out")
+    if not found:
+        raise ConfigError(f"the recipe {text!r} returned no runs")
+    return distinct(found)
+
+
+def _module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"there is no file {path}")
+    module, loader = importlib.util.module_from_spec(spec), spec.loader
+    _guarded(str(path), lambda: loader.exec_module(module))
+    return module
+
+
+def _guarded(text: str, call: Callable[[], T]) -> T:
+    """The recipe is the user's, and so are its errors."""
+    try:
+        return call()
+    except DspregError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"the recipe {text!r} failed: {type(error).__name__}: {error}") from error
+
+
+def _key(key: str, place: str) -> str:
+    key = key.replace("-", "_")
+    if key not in KEYS:
+        where = "execution" if key in HOW else "settings"
+        near = f" Write it below {where}:" if key in OPEN or key in HOW else did_you_mean(key, KEYS)
+        raise ConfigError(f"{place}: unknown key {key!r} of a sweep.{near} Known: {', '.join(KEYS)}")
+    return key
+
+
+def _elsewhere(name: str) -> str:
+    if name in HOW:
+        return "says how runs are run; it goes below execution:"
+    plural = {"dataset": "datasets", "algorithm": "algorithms", "trial": "trials", "draw": "draws"}.get(name, name)
+    return f"is what a sweep goes through; write {plural}: at the top"

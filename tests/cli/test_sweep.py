@@ -1,0 +1,197 @@
+"""`dspreg sweep` as it is typed."""
+
+import json
+import re
+
+import pytest
+from small_runs import photos
+
+from dspreg.cli import main
+from dspreg.protocol.run import Run
+from dspreg.runs import RunStore
+
+SMALL = ["model=small-cnn", "weights=none", "image_size=28", "steps=2", "batch_size=4", "lr=1e-3", "augment=no"]
+SMALL = [word for text in SMALL for word in ("--set", text)]
+HOW = ["--threads", "1", "--profile", "never", "--workers", "0", "--check-images", "never"]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return photos(tmp_path_factory.mktemp("images") / "photos")
+
+
+def typed(images, store, *more, algorithms=("ERM", "CORAL")):
+    what = ["--dataset", f"folder:{images}", "--algorithms", *algorithms, "--trials", "1", "--draws", "1"]
+    return ["sweep", *what, "--only", "training", *SMALL, *HOW, "--store", str(store), *map(str, more)]
+
+
+def row(text, *start):
+    """The first row whose first cells are these."""
+    rows = [re.split(r" {2,}", line) for line in text.splitlines()]
+    return next(cells for cells in rows if cells[: len(start)] == [*start])
+
+
+def test_a_sweep_from_flags_and_its_plan(images, tmp_path, capsys):
+    store = tmp_path / "store"
+    assert main(typed(images, store, "--dry-run")) == 0
+    said = capsys.readouterr().out
+    assert row(said, "photos", "ERM") == ["photos", "ERM", "3", "0", "0"]
+    assert row(said, "all") == ["all", "6", "0", "0"]
+    assert "hours: nothing is known" in said
+    assert "gigabytes: nothing is known of networks for photos" in said
+    assert not store.exists()
+
+    assert main(typed(images, store, algorithms=["ERM"])) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [re.sub(r"[\d.]+ %", "x", line) for line in said] == [
+        "[1/3] ERM on photos → dawn, trial 0, draw 0: unseen dawn x",
+        "[2/3] ERM on photos → dusk, trial 0, draw 0: unseen dusk x",
+        "[3/3] ERM on photos → noon, trial 0, draw 0: unseen noon x",
+        f"3 of 3 runs finished in {store}",
+    ]
+    assert main(typed(images, store, "--dry-run")) == 0
+    said = capsys.readouterr().out
+    assert row(said, "photos", "ERM") == ["photos", "ERM", "3", "3", "0", "0", "0"]
+    assert row(said, "photos", "CORAL") == ["photos", "CORAL", "3", "0", "0"]  # nothing measured, nothing said
+    assert row(said, "all") == ["all", "6", "3", "0"]
+    assert main(typed(images, store, algorithms=["ERM"])) == 0
+    assert capsys.readouterr().out.count(", as before") == 3
+    planned = RunStore(store).planned()
+    assert [run.targets for run in planned] == [("dawn",), ("dusk",), ("noon",)]
+
+
+def test_hours_and_gigabytes_are_those_of_finished_runs(images, tmp_path, capsys):
+    store = RunStore(tmp_path / "store")
+    assert main(typed(images, store.path, "--targets", "dawn", algorithms=["ERM"])) == 0
+    (run,) = store.planned()
+    records = store.folder(run) / "records.jsonl"
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1]
+    for line, step, evaluate in zip(lines, (1000.0, 3000.0), (500.0, 2700.0), strict=True):
+        line["seconds"] |= {"step_seconds": step, "evaluate_seconds": evaluate}
+    records.write_text("".join(json.dumps(line, sort_keys=True, separators=(",", ":")) + "\n" for line in lines))
+    result = json.loads((store.folder(run) / "result.json").read_text())
+    outcome = {k: v for k, v in result.items() if k not in ("files", "sha256")}
+    store.folder(run).finish(outcome)
+    capsys.readouterr()
+    assert main(typed(images, store.path, "--dry-run", algorithms=["ERM"])) == 0
+    size = sum(p.stat().st_size for p in store.folder(run).path.rglob("*") if p.is_file())
+    # 1000 + 500 + 3000 + 2700 = 7200 seconds are two hours, and two runs are left
+    assert row(capsys.readouterr().out, "photos")[2:] == ["3", "1", "0", "4", f"{2 * size / 1e9:.2g}"]
+
+
+def test_known_data_sets_need_no_data(tmp_path, capsys):
+    assert main(["sweep", "--dataset", "PACS", "DomainNet", "--algorithms", "ERM", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert row(said, "PACS")[2] == "600"
+    assert row(said, "DomainNet")[2] == "1,260"
+    # ResNet-50 without its own head: 23,508,032 parameters, 53,120 statistics and 53 counters; and 2,049 per class
+    network = 4 * (23_508_032 + 53_120) + 8 * 53
+    both = 600 * (network + 4 * 2_049 * 7) + 1_260 * (network + 4 * 2_049 * 345)
+    assert f"{2 * both / 1e9:.2f} of models in the end (--keep best)" in said
+    assert main(["sweep", "--dataset", "PACS", "--algorithms", "ERM", "--keep", "none", "--dry-run"]) == 0
+    assert " 0.00 of models in the end" in capsys.readouterr().out
+
+
+def test_a_sweep_file_is_the_same_sweep_and_flags_win(images, tmp_path, capsys):
+    (tmp_path / "sweep.yaml").write_text(
+        f"datasets: 'folder:{images}'\nalgorithms: [ERM, CORAL]\ntrials: 9\ndraws: 1\nonly: training\n"
+        "settings: {model: small-cnn, weights: none, image_size: 28, steps: 2, batch_size: 4, lr: 1e-3, augment: no}\n"
+        "execution: {threads: 1, profile: never, workers: 0, check_images: never, keep: none}\n"
+    )
+    store = RunStore(tmp_path / "store")
+    assert main(["sweep", str(tmp_path / "sweep.yaml"), "--trials", "1", "--store", str(store.path)]) == 0
+    assert not list(store.path.rglob("*.safetensors"))  # keep: none
+    first = bytes_of(store)
+    assert main(typed(images, store.path)) == 0
+    assert capsys.readouterr().out.count(", as before") == 6
+    assert bytes_of(store) == first
+
+
+def bytes_of(store):
+    return {p: p.read_bytes() for p in store.path.glob("runs/*/*") if p.is_file()}
+
+
+def test_some_failed_is_exit_code_5(images, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "methods_of_a_test.py").write_text(
+        "from dspreg import Algorithm\n\nclass Broken(Algorithm):\n    def loss(self, out):\n        return 1 / 0\n"
+    )
+    algorithms = ["methods_of_a_test.Broken", "ERM"]
+    assert main(typed(images, "store", "--targets", "dawn", algorithms=algorithms)) == 5
+    said = capsys.readouterr().out
+    assert "[1/2] methods_of_a_test.Broken on photos → dawn, trial 0, draw 0: failed: ZeroDivisionError" in said
+    assert "[2/2] ERM on photos → dawn, trial 0, draw 0: unseen dawn" in said
+    assert "1 of 2 runs finished" in said
+    bad = Run(dataset=f"folder:{images}", targets=("dawn",), algorithm=algorithms[0], options=options())
+    assert f"  {bad.id}  methods_of_a_test.Broken on photos" in said
+    assert main(typed(images, "store", "--targets", "dawn", "--dry-run", algorithms=algorithms)) == 0
+    assert row(capsys.readouterr().out, "photos", algorithms[0])[2:5] == ["1", "0", "1"]
+
+
+def options():
+    return {"model": "small-cnn", "weights": "none", "image_size": 28, "steps": 2, "batch_size": 4, "lr": 1e-3,
+            "augment": False}  # fmt: skip
+
+
+def test_a_damaged_run_is_told_and_not_trained_over(images, tmp_path, capsys):
+    store = RunStore(tmp_path / "store")
+    assert main(typed(images, store.path, "--targets", "dawn", algorithms=["ERM"])) == 0
+    (run,) = store.planned()
+    with (store.folder(run) / "last.safetensors").open("r+b") as file:
+        file.seek(500)
+        file.write(b"\0\1\2\3")
+    first = bytes_of(store)
+    assert main(typed(images, store.path, "--targets", "dawn", algorithms=["ERM"])) == 5
+    assert "damaged: " in capsys.readouterr().out
+    assert bytes_of(store) == first
+
+
+def test_a_recipe(images, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from dspreg.protocol.enumerate import leave_one_out\n\n"
+        "def runs():\n    return leave_one_out({'digits': ('handwritten', 'outline', 'print', 'sign')}, ['ERM'])\n"
+    )
+    assert main(["sweep", str(tmp_path / "mine.py"), "--dry-run"]) == 0
+    assert row(capsys.readouterr().out, "digits")[2] == "600"
+    assert main(["sweep", str(tmp_path / "mine.py"), "--trials", "3", "--dry-run"]) == 2
+    assert "a recipe says itself what is trained; leave out trials" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--dataset", "PACS", "--algorithms", "ERN"], "unknown algorithm 'ERN'. Did you mean 'ERM'?"),
+        (["--dataset", "PACS", "--algorithms", "ERM(x=1)"], "no option 'x'"),
+        (["--dataset", "PAX", "--algorithms", "ERM"], "unknown data set 'PAX'"),
+        (["--dataset", "PACS", "--algorithms", "ERM", "--targets", "skech"], "Did you mean 'sketch'?"),
+        (["--dataset", "PACS", "--algorithms", "ERM", "--trials", "0"], "--trials: trials='0'"),
+        (["--dataset", "PACS", "--algorithms", "ERM", "--only", "oracle"], "--only: only='oracle'"),
+        (["--dataset", "PACS", "--algorithms", "ERM", "--set", "trial=1"], "write trials: at the top"),
+        (["--dataset", "PACS", "--algorithms", "ERM"], "Add --store DIR"),
+        (["--dataset", "PACS"], "a sweep needs algorithms"),
+        ([], "a sweep needs datasets"),
+        (["gone.yaml"], "can't be read"),
+        (["gone.py"], "there is no file gone.py"),
+    ],
+)
+def test_what_is_refused_before_anything_is_run(more, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", *more]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_something_else_is_left_alone(images, tmp_path, capsys):
+    (tmp_path / "letters").write_text("dear")
+    assert main(typed(images, tmp_path, algorithms=["ERM"])) == 2
+    assert "is not empty and no store of runs (letters, …)" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["letters"]
+
+
+def test_help_has_examples_that_parse(capsys):
+    with pytest.raises(SystemExit):
+        main(["sweep", "--help"])
+    said = capsys.readouterr().out
+    assert "dspreg sweep pacs.yaml --store runs/pacs --dry-run" in said
+    assert "several at once on one store share the work" in said

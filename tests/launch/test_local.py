@@ -1,0 +1,259 @@
+"""Sweeps on this machine: what was finished stays, what fails is kept, and others' work is left to them."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+import pytest
+from small_runs import EXECUTION, photos
+
+from dspreg.claims import Claims, LostClaim
+from dspreg.errors import Preempted, ResourceError
+from dspreg.files import digest_of
+from dspreg.launch import local
+from dspreg.launch.heart import BEATS, Heart
+from dspreg.launch.local import serial
+from dspreg.protocol.enumerate import leave_one_out
+from dspreg.runs import RunStore
+from dspreg.training.display import Display
+
+OPTIONS = {
+    "model": "small-cnn", "weights": "none", "image_size": 28, "steps": 2, "batch_size": 4, "lr": 1e-3,
+    "augment": False, "augment_validation": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return photos(tmp_path_factory.mktemp("images") / "photos")
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = RunStore(tmp_path / "store")
+    made.make()
+    return made
+
+
+def three(images, algorithm="ERM", **options):
+    domains = {f"folder:{images}": ("dawn", "dusk", "noon")}
+    return list(leave_one_out(domains, [algorithm], trials=1, draws=1, only="training", options=OPTIONS | options))
+
+
+def bytes_in(store):
+    return {str(p): digest_of(p) for p in sorted(store.path.rglob("runs/*/*")) if p.is_file()}
+
+
+def test_every_run_is_run_once_and_then_left_as_it_is(images, store):
+    runs, seen = three(images), []
+    ended = serial(runs, store, EXECUTION, told=lambda run, standing, before: seen.append((run, before)))
+    assert [ended[run.id].state for run in runs] == ["finished"] * 3
+    assert seen == [(run, False) for run in runs]
+    assert sorted(p.name for p in (store.path / "runs").iterdir()) == sorted(run.id for run in runs)
+    first = bytes_in(store)
+    seen.clear()
+    again = serial(runs, store, EXECUTION, told=lambda run, standing, before: seen.append((run, before)))
+    assert seen == [(run, True) for run in runs]
+    assert bytes_in(store) == first
+    assert again == ended
+    assert store.claims().held() == []
+
+
+def test_a_run_of_a_sweep_is_the_run_that_train_trains(images, store, tmp_path):
+    from dspreg.training import train
+
+    run = three(images)[0]
+    serial([run], store, EXECUTION)
+    alone = train(run.settings(), EXECUTION, tmp_path / "alone")
+    found = store.standing(run).result
+    assert found["run"] == alone["run"]  # the result id: no plan and no path is part of it
+    assert found["selected"] == alone["selected"]
+    assert found["files"]["last.safetensors"] == alone["files"]["last.safetensors"]
+
+
+def test_moved_images_are_the_same_runs(images, store, tmp_path):
+    serial(three(images), store, EXECUTION)
+    shutil.copytree(images, tmp_path / "elsewhere" / "photos")
+    seen = []
+    moved = three(tmp_path / "elsewhere" / "photos")
+    serial(moved, store, EXECUTION, told=lambda run, standing, before: seen.append((standing.state, before)))
+    assert seen == [("finished", True)] * 3
+
+
+def test_a_failed_run_keeps_its_reason_and_the_others_go_on(images, store):
+    good = three(images)
+    (bad, *_), (wrong, *_) = three(images, "CORAL(weight=1e300)"), three(images, model="no-such-network")
+    ended = serial([bad, wrong, *good], store, EXECUTION)
+    assert [ended[run.id].state for run in (bad, wrong, *good)] == ["failed", "failed"] + ["finished"] * 3
+    assert "not finite" in ended[bad.id].reason
+    assert "no-such-network" in ended[wrong.id].reason
+    assert store.standing(bad).state == store.standing(wrong).state == "failed"
+    assert serial([bad], store, EXECUTION)[bad.id].reason == ended[bad.id].reason  # the same bits, so not tried again
+
+
+def test_a_bug_in_one_method_is_its_own_failure_and_is_tried_again(images, store, monkeypatch):
+    runs, calls = three(images), []
+
+    def broken(settings, *arguments, **more):
+        calls.append(settings["targets"])
+        if settings["targets"] == ("dusk",) and len(calls) < 5:
+            raise ZeroDivisionError("of the user's own")
+        return trained(settings, *arguments, **more)
+
+    trained = local.train
+    monkeypatch.setattr(local, "train", broken)
+    ended = serial(runs, store, EXECUTION)
+    assert [ended[run.id].state for run in runs] == ["finished", "failed", "finished"]
+    assert ended[runs[1].id].reason == "ZeroDivisionError: of the user's own"
+    failure = json.loads((store.path / "failures" / f"{runs[1].id}.json").read_text())
+    assert failure["attempts"] == 1
+    assert "in broken" in "".join(failure["traceback"])
+    assert serial(runs, store, EXECUTION)[runs[1].id].state == "failed"
+    assert json.loads((store.path / "failures" / f"{runs[1].id}.json").read_text())["attempts"] == 2
+    assert serial(runs, store, EXECUTION)[runs[1].id].state == "finished"
+    assert not list((store.path / "failures").iterdir())
+    assert calls.count(("dawn",)) == 1
+
+
+def test_a_full_disk_ends_the_sweep(images, store, monkeypatch):
+    def full(*_, **__):
+        raise ResourceError("no space")
+
+    monkeypatch.setattr(local, "train", full)
+    with pytest.raises(ResourceError):
+        serial(three(images), store, EXECUTION)
+    assert store.claims().held() == []
+    assert not list((store.path / "failures").iterdir())
+
+
+def test_what_another_holds_is_left_until_it_is_free(images, store, monkeypatch):
+    runs = three(images)
+    other = store.claims()
+    claim = other.claim([runs[0].id])
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        other.release(claim)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    seen = []
+    serial(runs, store, EXECUTION, told=lambda run, *_: seen.append(run))
+    assert seen == [runs[1], runs[2], runs[0]]
+    assert slept == [local.POLL]
+
+
+def test_a_folder_in_use_is_waited_for(images, store, monkeypatch):
+    """Its holder slept past its lease: it lost the claim, and still has the folder."""
+    runs, slept, sleeper = three(images), [], ExitStack()
+    sleeper.enter_context(store.folder(runs[0]).locked())
+
+    def sleep(seconds):
+        assert store.claims().held() == []
+        slept.append(seconds)
+        sleeper.close()
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    seen = []
+    serial(runs, store, EXECUTION, told=lambda run, *_: seen.append(run))
+    assert seen == [runs[1], runs[2], runs[0]]
+    assert slept == [local.POLL]
+
+
+def test_a_stopped_sweep_goes_on_where_it_was(images, store):
+    runs, calls = three(images, steps=6), iter(range(1000))
+
+    def pause():
+        if next(calls) == 12:
+            raise Preempted("stopped by the test")
+
+    with pytest.raises(Preempted):
+        serial(runs, store, EXECUTION, pause=pause)
+    assert {store.standing(run).state for run in runs} > {"new"}
+    assert store.claims().held() == []
+    serial(runs, store, EXECUTION)
+    assert {store.standing(run).state for run in runs} == {"finished"}
+
+
+class Clock:
+    time = 0.0
+
+    def __call__(self):
+        return self.time
+
+
+def test_the_heart_beats_with_progress_and_stops_who_lost_the_claim(tmp_path):
+    clock = Clock()
+    claims, other = (Claims(tmp_path / "claims.db", lease=BEATS, now=clock) for _ in range(2))
+    heart = Heart(claims, claims.claim(["a"]), Display(), lambda: None)
+    for t in range(60):  # three leases
+        clock.time += 1
+        heart.stepped(t, {})
+        heart.pause()
+        assert other.claim(["a"]) is None
+    (held,) = other.held()
+    assert held.step == 60
+    clock.time += BEATS
+    assert other.claim(["a"]).token == 2
+    with pytest.raises(LostClaim):
+        heart.pause()
+    claims.close()
+    other.close()
+
+
+PROGRAM = """
+import sys
+from small_runs import EXECUTION
+from test_local import three
+from dspreg.launch.local import serial
+from dspreg.runs import RunStore
+store = RunStore(sys.argv[2])
+print("ready", flush=True)
+serial(three(sys.argv[1], steps=int(sys.argv[3]), evaluate_every=10), store, EXECUTION,
+       told=lambda run, standing, before: print(run.id, standing.state, before, flush=True))
+"""
+
+
+def started(images, store, steps):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", PROGRAM, str(images), str(store.path), str(steps)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_sweep_goes_on_at_once_and_ends_as_if_nothing_had_been(images, store, tmp_path):
+    runs = three(images, steps=60, evaluate_every=10)
+    with started(images, store, 60) as process:
+        until = time.monotonic() + 60
+        while not list(store.path.glob("runs/*/checkpoints/*.safetensors")):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert any(store.standing(run).state == "started" for run in runs)
+    began = time.monotonic()
+    ended = serial(runs, store, EXECUTION)
+    assert time.monotonic() - began < 60  # a lease is ten minutes
+    other = RunStore(tmp_path / "undisturbed")
+    other.make()
+    undisturbed = serial(runs, other, EXECUTION)
+    for run in runs:
+        here, there = ended[run.id].result, undisturbed[run.id].result
+        assert here["selected"] == there["selected"]
+        for name in ("last.safetensors", "selected.safetensors", "README.md"):
+            assert here["files"][name] == there["files"][name]
+
+
+def test_two_sweepers_share_the_work(images, store):
+    processes = [started(images, store, 40) for _ in range(2)]
+    said = [process.communicate(timeout=300)[0].splitlines()[1:] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    runs = {run.id for run in three(images, steps=40, evaluate_every=10)}
+    assert [{line.split()[0] for line in lines} for lines in said] == [runs, runs]  # both see all of it finished
+    assert {line.split()[1] for lines in said for line in lines} == {"finished"}
+    trained = sorted(line.split()[0] for lines in said for line in lines if line.endswith("False"))
+    assert trained == sorted(runs)  # and each is trained once
