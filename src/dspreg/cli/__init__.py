@@ -11,16 +11,17 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from dspreg import __version__
-from dspreg.cli import algorithms, data, evaluate, export, measure, predict, train
+from dspreg.cli import algorithms, data, evaluate, export, measure, predict, report, train
 from dspreg.cli.parser import Parser
 from dspreg.errors import DspregError, Notice, ResourceError
 from dspreg.names import shown
 
-COMMANDS = (train, measure, evaluate, predict, export, data, algorithms)
+COMMANDS = (train, report, measure, evaluate, predict, export, data, algorithms)
 
 EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print
   dspreg train --dataset folder:photos --target site-4 --algorithm CORAL+DSPReg --out runs/site-4
+  dspreg report runs
   dspreg measure --model runs/site-4 --figures pictures
   dspreg evaluate runs/site-4
   dspreg predict runs/site-4 new/*.jpg --csv
