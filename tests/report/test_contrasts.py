@@ -19,9 +19,9 @@ def test_quantiles_are_those_of_scipy(freedom):
 
 
 def test_by_hand():
-    """Means 2 and 5, squares around them 2 + 2, freedom 2 + 1: s² = 5/3 … of the two targets."""
+    """Means 2 and 5, squares around them 2 and 2, freedom 2 + 1: s² = 4/3."""
     found = contrast([[0.01, 0.02, 0.03], [0.04, 0.06]])
-    spread = (1 + 0 + 1 + 1 + 1) / 3
+    spread = 4 / 3
     assert found.difference == pytest.approx(3.5)
     assert found.error == pytest.approx(math.sqrt(spread * (1 / 3 + 1 / 2)) / 2)
     assert (found.freedom, found.pairs) == (3, 5)

@@ -11,6 +11,7 @@ import pytest
 from dspreg.report.cells import Cell, Row, Table
 from dspreg.report.formats import FORMATS
 
+FAILED = Cell(reason="failed: _&_")
 TABLE = Table(
     name="a_b",
     title="a_b: 100 % of & and #",
@@ -23,7 +24,7 @@ TABLE = Table(
             (Cell(value=12.34, error=0.05, found=2, expected=3), Cell(reason="failed: _&_"), Cell()),
         ),
         Row("IRM|x <b>", "difference", (Cell(value=-1.0, signed=True), Cell(text="3/4"), Cell(value=float("nan")))),
-        Row("=cmd()", "ours", (Cell(reason="failed: _&_"), Cell(reason="not started"), Cell(value=7, text="x_1"))),
+        Row("=cmd()", "ours", (FAILED, Cell(reason="not started"), Cell(value=7, text="x_1"))),
     ),
     notes=("a note of 50 %",),
 )
@@ -33,7 +34,7 @@ def test_text():
     assert FORMATS["text"]([TABLE]) == (
         "a_b: 100 % of & and #\n"
         "\n"
-        "                         x_1   漢字     mean\n"
+        "                           x_1   漢字     mean\n"
         "IRM|x <b>     12.3 ± 0.1 (2/3)  – [1]\n"
         "  difference              -1.0    3/4      nan\n"
         "=cmd()                   – [1]  – [2]  7.0 x_1\n"
@@ -85,8 +86,8 @@ def test_csv_has_every_cell_with_its_reason_and_no_formula():
     rows = list(csv.DictReader(io.StringIO(FORMATS["csv"]([TABLE]))))
     assert len(rows) == 9
     first = {
-        "table": "a_b", "selection": "training", "row": "IRM|x <b>", "source": "ours", "column": "x_1", "value": "12.34",
-        "error": "0.05", "found": "2", "expected": "3", "text": "", "reason": "",
+        "table": "a_b", "selection": "training", "row": "IRM|x <b>", "source": "ours", "column": "x_1",
+        "value": "12.34", "error": "0.05", "found": "2", "expected": "3", "text": "", "reason": "",
     }  # fmt: skip
     assert rows[0] == first
     assert rows[1]["reason"] == "failed: _&_"

@@ -46,7 +46,7 @@ def written(path: str | Path, out: str | Path, *, data_dir: str = "data") -> int
         taken[name] = run.place
         smallest = min(each["in"] for each in described["data"]["sizes"].values())
         extra = arguments | {"steps": settings["steps"], "output_dir": str(target / name)}
-        made.append((name, lines(settings, run.domains, smallest, run.records, arguments=extra)))
+        made.append((name, lines(settings, run.domains, smallest, folder.records, arguments=extra)))
         unknown |= {run.dataset} - set(DATASETS)
     make_folder(target)
     for name, text in made:

@@ -13,6 +13,7 @@ from dspreg.store import RunFolder
 
 IDENTITY = ("dataset", "algorithm", "targets", "trial", "draw", "protocol")
 OPTIONS = ("lr", "weight_decay", "batch_size", "dropout")  # what search draws, whatever the algorithm
+KEPT = ("step", "accuracy", "validation")  # of a record: ten thousand runs are to fit into memory
 ENVIRONMENT = ("torch", "threads", "device", "precision")
 
 
@@ -56,7 +57,7 @@ def trace(folder: RunFolder) -> Trace:
         protocol=settings["protocol"],
         options={name: settings[name] for name in OPTIONS},
         conditions=dict(_conditions(described, result)),
-        records=list(folder.records) if result else (),
+        records=[{name: each[name] for name in KEPT} for each in folder.records] if result else (),
         state="finished" if result else _state(folder, settings["steps"]),
         id=described["id"],
         place=str(folder.path),

@@ -18,9 +18,7 @@ from dspreg.report import paper
 from dspreg.report.cells import Cell, Row, Table, difference, mean, score
 from dspreg.report.conditions import rows
 
-ERROR = (
-    "±: standard error over trials, population standard deviation / √k as in DomainBed; (2/3): trials of those wanted"
-)
+ERROR = "±: standard error over trials as in DomainBed, population standard deviation / √k; (2/3): some are missing"
 RUNS = "runs: finished of those that are there or planned"
 
 
