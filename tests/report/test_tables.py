@@ -69,6 +69,8 @@ def test_a_missing_trial_shows_and_is_in_no_mean_over_domains():
     found = cells(table)
     assert found["birch"].shown() == "65.0 ± 3.5 (2/3)"
     assert (found["birch"].found, found["birch"].expected) == (2, 3)
+    assert found["mean"].shown() == "68.3 (2/3)"  # of 60, 65 and 80: it says that a trial is missing somewhere
+    assert found["worst"].shown() == "60.0 (2/3) ash"
     assert cells(averages)["trees"].shown() == "65.0 ± 3.5 (2/3)"  # trials 0 and 1: 60 and 70
     assert found["runs"].text == "8/8"  # what is there; a plan would say nine
 

@@ -74,7 +74,9 @@ def mean(cells: Sequence[Cell]) -> Cell:
     values = [cell.value for cell in cells if cell.value is not None]
     if len(values) < len(cells) or not cells:
         return Cell(reason="a part of it is missing")
-    return Cell(value=sum(values) / len(values))
+    trials = [(cell.found, cell.expected) for cell in cells if cell.found is not None and cell.expected is not None]
+    found, expected = min(trials, default=(None, None), key=lambda each: each[0] - each[1])
+    return Cell(value=sum(values) / len(values), found=found, expected=expected)
 
 
 def difference(ours: Cell, theirs: Cell) -> Cell:

@@ -110,7 +110,7 @@ def _dataset(found: list[Selected]) -> Table:
         worst = Cell(reason=whole.reason)
         if whole.value is not None:
             lowest, where = min(scored)
-            worst = Cell(value=lowest, text=where)
+            worst = Cell(value=lowest, text=where, found=whole.found, expected=whole.expected)
         runs = Cell(text=f"{each.finished}/{each.wanted}", found=each.finished, expected=each.wanted)
         made.append(Row(each.label, "ours", (*cells, whole, worst, runs)))
         theirs = paper.by_domain(name, each.algorithm, domains) if rule == "training" else None
