@@ -173,3 +173,11 @@ def test_the_order_of_runs_changes_nothing(name):
         for _ in range(3):
             random.Random(seed).shuffle(runs)
             assert repr([RULES[name](runs, target) for target in DOMAINS]) == repr(before)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_of_two_runs_in_one_place_the_order_decides_nothing_either(name):
+    """Tables refuse them; a rule that is called by itself is at least repeatable."""
+    level = dict.fromkeys(("birch", "cedar"), (0.5, 0.5))
+    twins = [trace(record(0, {"ash": (value, 0.5), **level}), id=name) for name, value in (("a", 0.1), ("b", 0.2))]
+    assert RULES[name](twins, "ash") == RULES[name](twins[::-1], "ash")

@@ -130,6 +130,15 @@ def test_nothing_at_all_is_a_table_without_rows(tmp_path):
     assert collected(tmp_path).startswith("Total records: 0\n\n-------- Averages, model selection method: training-")
 
 
+def test_the_largest_of_equal_draws_and_the_first_of_equal_steps(tmp_path):
+    runs = []
+    for draw, accuracy in enumerate((0.1, 0.2, 0.3)):
+        steps = [single(s, "a", accuracy + s / 1000, 0.5, THREE, out=0.5) for s in (0, 100)]
+        runs.append(_named(trace(*steps, targets=("a",), draw=draw, domains=THREE)))
+    lines = collected(write_jobs(tmp_path, runs)).splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("ERM") and "X" in line] == ["30.0", "X", "X", "40.0"]
+
+
 def test_unfinished_runs_enter(tmp_path):
     write_jobs(tmp_path, [_named(trace(single(0, "a", 0.5, 0.5, THREE, out=0.5), targets=("a",), domains=THREE))])
     for done in tmp_path.rglob("done"):

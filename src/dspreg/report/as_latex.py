@@ -8,7 +8,7 @@ from dspreg.names import shown
 from dspreg.report.cells import Cell, Table
 
 SPECIAL = {
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", 
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "±": r"$\pm$", "−": "$-$", "√": r"$\sqrt{}$", "≥": r"$\geq$", "–": "--", "→": r"$\to$",
 }  # fmt: skip
