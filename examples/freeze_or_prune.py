@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dspreg
-from dspreg.cli.tables import aligned
+from dspreg.columns import aligned
 from dspreg.data import Digits
 from dspreg.data.splits import split
 from dspreg.data.tensors import TensorDomains

@@ -26,6 +26,7 @@ SLOW = frozenset({"pandas", "matplotlib", "rich"})
 
 TABLE = {
     "errors": Place(1, NUMPY),
+    "columns": Place(1, frozenset(), frozenset({"rich"})),
     "files": Place(1),
     "names": Place(1),
     "pages": Place(1, frozenset(), frozenset({"jinja2", "matplotlib"})),

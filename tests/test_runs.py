@@ -79,9 +79,9 @@ def test_models_may_be_left_unread_but_not_absent(store):
     path = finish(store, ONE) / "last.safetensors"
     path.write_bytes(b"other")
     assert store.standing(ONE).state == "damaged"
-    assert store.standing(ONE, models=False).state == "finished"
+    assert store.standing(ONE, weights=False).state == "finished"
     path.unlink()
-    assert store.standing(ONE, models=False).state == "damaged"
+    assert store.standing(ONE, weights=False).state == "damaged"
 
 
 def test_failures_are_counted_and_forgotten(store):

@@ -86,12 +86,12 @@ class RunStore:
 
     # What became of it.
 
-    def standing(self, run: Run, *, models: bool = True) -> Standing:
+    def standing(self, run: Run, *, weights: bool = True) -> Standing:
         """How a run stands, from its files as they are now.
 
         Args:
             run: Of this store or not.
-            models: Without them they need only be there.
+            weights: Read models too; without, they need only be there.
         """
         folder = self.folder(run)
         try:
@@ -100,7 +100,7 @@ class RunStore:
             planned = folder.description().get("where", {}).get("plan")
             if planned is None or Run.from_json(planned) != run:
                 raise IntegrityError(f"{folder.path} holds another run than its name says")
-            result = folder.result(models=models)
+            result = folder.result(weights=weights)
             if result is not None:
                 return Standing("finished", result=result)
             if (folder / "failure.json").exists():

@@ -109,11 +109,12 @@ class RunFolder:
         result = {**outcome, "files": {name: digest_of(self / name) for name in names}}
         write_json(self / "result.json", {**result, "sha256": digest(canonical(result).encode())})
 
-    def result(self, *, models: bool = True) -> dict[str, Any] | None:
+    def result(self, *, weights: bool = True) -> dict[str, Any] | None:
         """The outcome of a finished run, every file verified; None while unfinished.
 
         Args:
-            models: Without them they need only be there: reading gigabytes again takes minutes.
+            weights: Read models and profiles too. Without, they only have to be there: a table of a thousand runs
+                quotes none of their bytes, and they are hundreds of gigabytes.
 
         Raises:
             IntegrityError: A file is damaged or missing.
@@ -128,7 +129,7 @@ class RunFolder:
             path = self / name
             if not path.is_file():
                 raise IntegrityError(f"{path} is missing; result.json says it belongs to the run")
-            if (models or path.suffix != ".safetensors") and digest_of(path) != expected:
+            if (weights or path.suffix != ".safetensors") and digest_of(path) != expected:
                 raise IntegrityError(f"{path} is damaged or was changed: its SHA-256 is not the one in result.json")
         return dict(result)
 

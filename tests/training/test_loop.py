@@ -13,6 +13,7 @@ from dspreg.errors import Diverged, Preempted
 from dspreg.store import RunFolder
 from dspreg.training import train
 from dspreg.training.checkpoint import Checkpoints
+from dspreg.training.loop import as_asked
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
 
@@ -48,6 +49,16 @@ def test_the_folder_holds_what_it_should(run):
     assert described["environment"]["threads"] == 1
     assert described["environment"]["torch"] == torch.__version__.partition("+")[0]
     assert "/" not in json.dumps({k: v for k, v in described.items() if k != "where"}).replace("dspreg.run/1", "")
+
+
+def test_a_drawn_run_says_which_spec_was_asked_for(images, tmp_path):
+    """Tables put all draws into one row, and would not know them by what was drawn."""
+    train(erm(images, algorithm=" VREx()", steps=1, draw=1), tiny.execution(keep="none"), tmp_path / "run")
+    described = RunFolder(tmp_path / "run").description()
+    assert described["where"]["algorithm"] == "VREx"
+    assert described["settings"]["algorithm"].startswith("VREx(weight=")
+    assert as_asked({}) == "DSPReg"
+    assert as_asked({"algorithm": "IRM(weight=2) + DSPReg"}) == "IRM(weight=2)+DSPReg"
 
 
 def test_records_are_of_domainbeds_steps_and_splits(run):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspreg.cli.options import count, device, natural, which
 from dspreg.cli.parser import Commands, described
-from dspreg.cli.tables import aligned
+from dspreg.columns import aligned
 from dspreg.names import shown
 
 if TYPE_CHECKING:

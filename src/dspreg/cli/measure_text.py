@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dspreg.cli.tables import aligned
+from dspreg.columns import aligned
 from dspreg.names import shown
 
 

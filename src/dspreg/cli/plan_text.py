@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import cast
 
-from dspreg.cli.tables import aligned
+from dspreg.columns import aligned
 from dspreg.names import shown
 from dspreg.protocol.estimate import bytes_of, seconds_of
 from dspreg.protocol.run import Run
@@ -50,7 +50,7 @@ def parts_of(runs: Sequence[Run], store: RunStore | None) -> dict[tuple[str, str
     for run in runs:
         part = parts[run.data_name, run.algorithm]
         part.runs.append(run)
-        standing = store.standing(run, models=False) if store else None
+        standing = store.standing(run, weights=False) if store else None
         part.states[standing.state if standing else "new"] += 1
         if store and standing and standing.state == "finished":
             folder = store.folder(run)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspreg.cli.options import device, natural, which
 from dspreg.cli.parser import Commands, described
-from dspreg.cli.tables import aligned
+from dspreg.columns import aligned
 from dspreg.names import cell, shown
 
 if TYPE_CHECKING:

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from dspreg.algorithms.spec import filled
 from dspreg.batches import Batch
 from dspreg.data import DomainDataset
 from dspreg.data.loading import XY, loaded, told
 from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted
 from dspreg.files import read_json, write_json
-from dspreg.protocol.settings import Execution
+from dspreg.protocol.settings import FIELDS, Execution
 from dspreg.store import RunFolder
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.display import Display
@@ -67,6 +68,7 @@ def train(
         algorithm = experiment.algorithm()  # whatever it refuses, it refuses before there is a run
         where = {"dataset": settings["dataset"], "weights": experiment.settings.weights, **asdict(execution)}
         where |= {"plan": dict(plan)} if plan else {}
+        where["algorithm"] = as_asked(settings)  # tables put all draws of a method into one row
         described = experiment.description() | {"where": where}
         was_finished = (folder / "result.json").exists()  # then no bit can change any more
         run = folder.agree(described, changed_environment=was_finished or execution.allow_changed_environment)
@@ -117,6 +119,11 @@ def train(
         result = finished(experiment, state, run)
         checkpoints.clear()
         return result
+
+
+def as_asked(settings: Mapping[str, Any]) -> str:
+    """The algorithm's spec without what a draw or a short run fills in."""
+    return filled(settings.get("algorithm", FIELDS["algorithm"].default))[0]
 
 
 def step(experiment: Experiment, state: State, made: Iterator[list[XY]], display: Display) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from dspreg.errors import ConfigError
+from dspreg.report.domainbed_layout import lines
 from dspreg.training.experiment import Experiment
 from dspreg.training.state import State
 
@@ -35,39 +35,11 @@ def record_of(
 
 
 def domainbed_lines(experiment: Experiment, records: list[dict[str, Any]]) -> str:
-    """results.jsonl as DomainBed writes it: environments by number, everything on one level."""
-    s, domains = experiment.settings, experiment.data.domains
-    sizes = [len(inside) for inside, _ in experiment.splits.values()]
-    hparams = {
-        "data_augmentation": s.augment,
-        "resnet_dropout": s.dropout,
-        "freeze_bn": s.frozen_bn,
-        "lr": s.lr,
-        "weight_decay": s.weight_decay,
-        "batch_size": s.batch_size,
-    }
-    arguments = {
-        "algorithm": s.algorithm,
-        "dataset": experiment.data.name,
-        "task": "domain_generalization",
-        "test_envs": [domains.index(name) for name in s.targets],
-        "trial_seed": s.trial,
-        "hparams_seed": s.draw,
-        "holdout_fraction": s.holdout,
-        "uda_holdout_fraction": 0,
-        "seed": 0,
-        "steps": s.steps,
-        "checkpoint_freq": s.evaluate_every,
-    }
+    """results.jsonl as DomainBed writes it."""
+    settings = vars(experiment.settings) | {"dataset": experiment.data.name}
+    smallest = min(len(inside) for inside, _ in experiment.splits.values())
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
-    lines = []
-    for record in records:
-        line: dict[str, Any] = {"step": record["step"], "epoch": record["step"] * s.batch_size / min(sizes)}
-        line |= {"step_time": record["seconds"]["step_seconds"], "mem_gb": memory, **record["log"]}
-        for name, each in record["accuracy"].items():
-            line |= {f"env{domains.index(name)}_{which}_acc": value for which, value in each.items()}
-        lines.append(json.dumps(line | {"hparams": hparams, "args": arguments}, sort_keys=True, allow_nan=False))
-    return "".join(line + "\n" for line in lines)
+    return lines(settings, experiment.data.domains, smallest, records, memory=memory)
 
 
 def require_tensorboard() -> None:

@@ -1,0 +1,87 @@
+"""`dspreg report`: from finished runs to tables."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+from dspreg.cli.parser import Commands, described
+from dspreg.errors import ConfigError, Notice
+
+EXAMPLES = """examples:
+  dspreg report runs                                      accuracy by domain, averages, the paper beside them
+  dspreg report runs --selection leave-one-out            needs the runs that hold out two domains
+  dspreg report runs --contrast DSPReg ERM                is one better? paired, with a 95 % interval
+  dspreg report runs --format latex > table.tex           also markdown, csv, json
+  dspreg report --domainbed sweep                         DomainBed's folders, printed as collect_results does
+  dspreg report runs --write-domainbed sweep              folders that collect_results reads
+
+only finished runs count, every file verified but the weights. Runs under other conditions (protocol, threads, torch,
+steps, images, …) get rows of their own, which say how they differ."""
+
+
+def add(commands: Commands) -> None:
+    parser = described(commands, "report", "make tables of finished runs", EXAMPLES)
+    says = "a folder of run folders, or of a sweep"
+    parser.add_argument("path", metavar="PATH", nargs="?", help=says)
+    formats = ("text", "markdown", "latex", "csv", "json")
+    parser.add_argument("--format", choices=formats, default="text", help="default: text")
+    says = "what picks step and draw (default: training); oracle looks at the target itself and is no fair result"
+    parser.add_argument("--selection", choices=("training", "leave-one-out", "oracle"), default="training", help=says)
+    says = "also the paired difference of two rows"
+    parser.add_argument("--contrast", metavar=("A", "B"), nargs=2, help=says)
+    says = "print DomainBed's own sweep folder as its collect_results does, faults included (text or latex)"
+    parser.add_argument("--domainbed", metavar="DIR", help=says)
+    parser.add_argument(
+        "--write-domainbed", metavar="OUT", help="write the runs as a sweep folder of DomainBed instead"
+    )
+    says = "with --write-domainbed: the --data_dir of the sweep, a part of its folders' names (default: data)"
+    parser.add_argument("--data-dir", metavar="DIR", default="data", help=says)
+    parser.set_defaults(run=run)
+
+
+def run(given: Any) -> int:
+    if (given.path is None) == (given.domainbed is None):
+        raise ConfigError("give a folder of runs, as in dspreg report runs, or --domainbed DIR, and not both")
+    if given.domainbed is not None:
+        _domainbed(given)
+    elif given.write_domainbed is not None:
+        from dspreg.report.domainbed_folders import written
+
+        count = written(given.path, given.write_domainbed, data_dir=given.data_dir)
+        print(f"{count} runs written to {given.write_domainbed}")
+    else:
+        sys.stdout.write(_ours(given))
+    return 0
+
+
+def _ours(given: Any) -> str:
+    from dspreg.report import contrasts
+    from dspreg.report.formats import FORMATS
+    from dspreg.report.reading import read
+    from dspreg.report.tables import selected, tables
+
+    traces, damaged = read(given.path)
+    for each in damaged:
+        warnings.warn(f"left out: {each}", Notice, stacklevel=2)
+    if not traces:
+        raise ConfigError(f"all {len(damaged)} runs in {given.path} are damaged; nothing is left to report")
+    found = selected(traces, given.selection)
+    made = tables(found, damaged)
+    if given.contrast:
+        made.append(contrasts.table(found, *given.contrast))
+    return FORMATS[given.format](made)
+
+
+def _domainbed(given: Any) -> None:
+    from dspreg.report.domainbed import collected
+
+    if (
+        given.format not in ("text", "latex")
+        or given.contrast
+        or given.write_domainbed
+        or given.selection != "training"
+    ):
+        raise ConfigError("--domainbed prints what collect_results prints: with --format text or latex, and no more")
+    sys.stdout.write(collected(given.domainbed, latex=given.format == "latex"))

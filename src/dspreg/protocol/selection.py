@@ -1,0 +1,172 @@
+"""Which step of which draw is reported, by DomainBed's three rules. No torch in here.
+
+A rule looks at all runs of one data set, algorithm and trial that hold a target out, over all draws. It first finds the
+best step of every draw, then the best draw, and reports the accuracy on the target's "in" split there.
+
+    training_domains   mean "out" accuracy of the sources, of the run that holds out the target alone
+    leave_one_out      mean over the other domains v of the "in" accuracy on v of the run that holds out both
+    oracle             "out" accuracy of the target itself, at the last step; it has seen what it is asked about
+
+The first of equal steps wins, and the largest of equal draws. Two things are not DomainBed's: a run that is not
+finished never enters, and NaN never wins, not even as the first step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Record = Mapping[str, Any]  # {"step": 0, "accuracy": {"photo": {"in": 0.5, "out": 0.5}, …}, …}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """One run, as far as tables look at it."""
+
+    dataset: str
+    algorithm: str  # as it was asked for, without what a draw or a short run filled in
+    domains: tuple[str, ...]  # all of them, in the data set's order
+    targets: tuple[str, ...]
+    trial: int = 0
+    draw: int = 0
+    protocol: str = "domainbed"
+    options: Mapping[str, Any] = field(default_factory=dict)  # what search draws: lr, batch_size, …
+    conditions: Mapping[str, Any] = field(default_factory=dict)  # all else that decides the result: steps, threads, …
+    records: Sequence[Record] = ()
+    state: str = "finished"  # or in words what it is instead, such as "failed: step 3: the loss is not finite"
+    id: str = ""
+    place: str = ""  # its folder, for messages
+
+    @property
+    def finished(self) -> bool:
+        return self.state == "finished"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a rule reports for one target and trial."""
+
+    accuracy: float
+    validation: float
+    step: int
+    draw: int
+
+
+Rule = Callable[[Iterable[Trace], str], "Choice | str"]  # of one trial; a text says why there is no choice
+
+
+def training_domains(runs: Iterable[Trace], target: str) -> Choice | str:
+    """The step with the highest mean "out" accuracy of the sources."""
+
+    def steps(alone: list[Trace], _: list[Trace]) -> list[Choice] | str:
+        found = []
+        for run in alone:
+            sources = [name for name in run.domains if name != target]
+            for record in run.records:
+                validation = [_accuracy(record, name, "out") for name in sources]
+                found += _choice(run, record, target, validation)
+        return found or "no record has the sources' validation and the target's accuracy"
+
+    return _best(runs, target, steps)
+
+
+def leave_one_out(runs: Iterable[Trace], target: str) -> Choice | str:
+    """The step with the highest mean accuracy on domains held out beside the target, each in a run of its own."""
+
+    def steps(alone: list[Trace], pairs: list[Trace]) -> list[Choice] | str:
+        others = [name for name in alone[0].domains if name != target]
+        held: dict[int, dict[str, float | None]] = defaultdict(dict)  # step → second target → accuracy on it
+        for run in pairs:
+            (second,) = set(run.targets) - {target}
+            for record in run.records:
+                held[record["step"]][second] = _accuracy(record, second, "in")
+        if missing := [v for v in others if not any(v in each for each in held.values())]:
+            return f"no finished pair runs of {target} with {', '.join(missing)}"
+        times = Counter(record["step"] for run in alone for record in run.records)
+        found = []
+        for run in alone:
+            for record in sorted(run.records, key=lambda r: int(r["step"])):
+                if times[record["step"]] == 1:
+                    found += _choice(run, record, target, [held[record["step"]].get(v) for v in others])
+        return found or "no step is recorded once by the run and by all its pair runs"
+
+    return _best(runs, target, steps)
+
+
+def oracle(runs: Iterable[Trace], target: str) -> Choice | str:
+    """The last step, whatever it is worth; draws are compared by the target's own "out" accuracy."""
+
+    def steps(alone: list[Trace], _: list[Trace]) -> list[Choice] | str:
+        records = [(run, record) for run in alone for record in run.records]
+        if not records:
+            return "no records"
+        last = max(record["step"] for _, record in records)
+        run, record = [each for each in records if each[1]["step"] == last][-1]
+        return _choice(run, record, target, [_accuracy(record, target, "out")]) or (
+            f"the last record, of step {last}, lacks the target's accuracy"
+        )
+
+    return _best(runs, target, steps)
+
+
+RULES: dict[str, Rule] = {"training": training_domains, "leave-one-out": leave_one_out, "oracle": oracle}
+TITLES = {
+    "training": "training-domain validation",
+    "leave-one-out": "leave-one-domain-out cross-validation",
+    "oracle": "ORACLE: selected on the target itself",
+}
+
+
+def _best(
+    runs: Iterable[Trace], target: str, steps: Callable[[list[Trace], list[Trace]], list[Choice] | str]
+) -> Choice | str:
+    """The best step of each draw, then the best draw."""
+    draws: dict[int, tuple[list[Trace], list[Trace]]] = defaultdict(lambda: ([], []))
+    unfinished = []
+    for run in sorted(runs, key=lambda each: each.id):  # the order they are found in decides nothing
+        if target in run.targets and len(run.targets) <= 2:
+            if run.finished:
+                draws[run.draw][len(run.targets) - 1].append(run)
+            elif len(run.targets) == 1:
+                unfinished.append(run.state)
+    choices, reasons = [], []
+    for _, (alone, pairs) in sorted(draws.items()):
+        found = steps(alone, pairs) if alone else "only pair runs"
+        if isinstance(found, str):
+            reasons.append(found)
+            continue
+        choices.append(max(found, key=_rank))  # the first of equal ones
+    best = max(reversed(choices), key=_rank, default=None)  # the largest of equal draws
+    if best is None:
+        return "; ".join(dict.fromkeys([*sorted(unfinished), *reasons])) or "not started"
+    if math.isnan(best.validation):
+        return "all NaN"
+    return best
+
+
+def _rank(choice: Choice) -> float:
+    return -math.inf if math.isnan(choice.validation) else choice.validation
+
+
+def _choice(run: Trace, record: Record, target: str, validation: Sequence[float | None]) -> list[Choice]:
+    """Nothing where the record lacks a number that the rule needs."""
+    reported = _accuracy(record, target, "in")
+    known = [each for each in validation if each is not None]
+    if reported is None or len(known) < len(validation) or not known:
+        return []
+    return [Choice(reported, _mean(known), record["step"], run.draw)]
+
+
+def _mean(values: list[float]) -> float:
+    """To the last bit as NumPy's, which decides ties; its way of adding differs from eight numbers on."""
+    return (sum(values) if len(values) < 8 else float(np.sum(values))) / len(values)
+
+
+def _accuracy(record: Record, domain: str, split: str) -> float | None:
+    found = record["accuracy"].get(domain, {}).get(split)
+    return None if found is None else float(found)

@@ -1,0 +1,119 @@
+"""Is one method better than another? Paired: both saw the same splits, batches and start in a trial.
+
+    d_ti  difference of target t in trial i         d̄ = mean over targets of the mean over trials
+    s²    = Σ_ti (d_ti − d̄_t)² / ν                  ν = Σ_t (n_t − 1)
+    SE    = s · √(Σ_t 1/n_t) / T                    interval d̄ ± t(0.975, ν) · SE
+
+What targets differ by is no noise, so the spread is taken within targets. An interval that contains 0 means that the
+methods were not told apart, and fewer than five pairs tell nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dspreg.errors import ConfigError
+from dspreg.names import did_you_mean
+from dspreg.report.cells import Cell, Row, Table
+from dspreg.report.student import quantile
+from dspreg.report.tables import Selected
+
+FEWEST = 5  # pairs for a verdict
+COLUMNS = ("difference", "95 % from", "to", "pairs", "verdict")
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """In points of per cent."""
+
+    difference: float
+    error: float | None  # none without a second trial anywhere
+    low: float | None
+    high: float | None
+    freedom: int
+    pairs: int
+
+
+def contrast(differences: Iterable[Sequence[float]]) -> Contrast:
+    """Of the differences of every target, one per trial, as shares."""
+    targets = [[100 * d for d in each] for each in differences if len(each)]
+    if not targets:
+        raise ConfigError("no trial has both methods on the same target; a contrast needs pairs")
+    means = [sum(each) / len(each) for each in targets]
+    centre = sum(means) / len(means)
+    freedom, pairs = sum(len(each) - 1 for each in targets), sum(map(len, targets))
+    if not freedom:
+        return Contrast(centre, None, None, None, 0, pairs)
+    spread = sum((d - m) ** 2 for each, m in zip(targets, means, strict=True) for d in each) / freedom
+    error = math.sqrt(spread * sum(1 / len(each) for each in targets)) / len(targets)
+    half = quantile(0.975, freedom) * error
+    return Contrast(centre, error, centre - half, centre + half, freedom, pairs)
+
+
+def verdict(found: Contrast, first: str, second: str) -> str:
+    if found.pairs < FEWEST or found.low is None or found.high is None:
+        return f"none: fewer than {FEWEST} pairs" if found.pairs < FEWEST else "none: no target has two trials"
+    if math.isnan(found.difference):
+        return "none: a number is NaN"
+    if found.low <= 0 <= found.high:
+        return "not distinguishable"
+    return f"{first if found.difference > 0 else second} is better"
+
+
+def table(found: Sequence[Selected], first: str, second: str) -> Table:
+    """One row for each data set that has both, and one for all targets together."""
+    one, two = _named(found, first), _named(found, second)
+    differences: dict[str, list[list[float]]] = defaultdict(list)
+    notes = ["paired by trial; spread within targets, pooled; the last row weighs every target of every data set alike"]
+    for dataset in [name for name in one if name in two]:
+        a, b = one[dataset], two[dataset]
+        for target in a.domains:
+            both = [(a.accuracy(target, trial), b.accuracy(target, trial)) for trial in a.trials]
+            if apart := [x - y for x, y in both if x is not None and y is not None]:
+                differences[dataset].append(apart)
+        if len(differences[dataset]) < len(a.domains):
+            notes.append(f"{dataset}: {len(differences[dataset])} of {len(a.domains)} targets have pairs")
+        if a.label != a.algorithm or b.label != b.algorithm:
+            notes.append(f"{dataset}: {a.label} against {b.label}; more than the method may differ")
+    everything = [each for targets in differences.values() for each in targets]
+    if not everything:
+        raise ConfigError(f"no trial has {first} and {second} on the same target; a contrast needs pairs")
+    rows = [Row(name, "ours", _cells(contrast(d), first, second)) for name, d in differences.items() if d]
+    if len(rows) > 1:
+        rows.append(Row("all targets", "ours", _cells(contrast(everything), first, second)))
+    title = f"{first} − {second}, in points of per cent"
+    return Table("Contrasts", title, found[0].rule, COLUMNS, tuple(rows), tuple(notes))
+
+
+def _named(found: Sequence[Selected], name: str) -> dict[str, Selected]:
+    """By data set: the row of this label, or the only one of this algorithm."""
+    chosen: dict[str, Selected] = {}
+    for each in found:
+        if name in (each.label, each.algorithm) and (each.dataset not in chosen or each.label == name):
+            chosen[each.dataset] = each
+    labels = [each.label for each in found]
+    if not chosen:
+        raise ConfigError(
+            f"no runs of {name!r}.{did_you_mean(name, labels)} There are: {', '.join(sorted(set(labels)))}"
+        )
+    for each in found:
+        taken = chosen.get(each.dataset)
+        if taken and each.algorithm == name and taken is not each and taken.label != name:
+            raise ConfigError(
+                f"{name!r} has several rows on {each.dataset}: {taken.label!r} and {each.label!r}; name one"
+            )
+    return chosen
+
+
+def _cells(found: Contrast, first: str, second: str) -> tuple[Cell, ...]:
+    why = "" if found.low is not None else "no target has two trials"
+    return (
+        Cell(value=found.difference, error=found.error, signed=True),
+        Cell(value=found.low, signed=True, reason=why),
+        Cell(value=found.high, signed=True, reason=why),
+        Cell(text=str(found.pairs), found=found.pairs),
+        Cell(text=verdict(found, first, second)),
+    )

@@ -1,0 +1,153 @@
+"""From runs to tables: one per data set, then averages; ours, and beside them the paper's figures.
+
+Where a sweep is complete every number is DomainBed's. Where runs are missing, a mean over targets, of a row or of a
+trial, is left out, while DomainBed averages what is there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from dspreg.errors import ConfigError
+from dspreg.protocol.selection import RULES, TITLES, Choice, Trace
+from dspreg.report import paper
+from dspreg.report.cells import Cell, Row, Table, difference, mean, score
+from dspreg.report.conditions import rows
+
+ERROR = "±: standard error over trials as in DomainBed, population standard deviation / √k; (2/3): some are missing"
+RUNS = "runs: finished of those that are there or planned"
+
+
+@dataclass
+class Selected:
+    """One row of one data set: what was chosen for every target and trial."""
+
+    dataset: str
+    label: str
+    runs: list[Trace]
+    rule: str
+    choices: dict[tuple[str, int], Choice | str] = field(default_factory=dict)  # target, trial
+
+    def __post_init__(self) -> None:
+        self.algorithm, self.domains = self.runs[0].algorithm, self.runs[0].domains
+        used = [run for run in self.runs if len(run.targets) <= (2 if self.rule == "leave-one-out" else 1)]
+        self.trials = sorted({run.trial for run in self.runs})
+        self.finished, self.wanted = sum(run.finished for run in used), len(used)
+        by_trial: dict[int, list[Trace]] = defaultdict(list)
+        for run in used:
+            by_trial[run.trial].append(run)
+        for target in self.domains:
+            for trial in self.trials:
+                self.choices[target, trial] = RULES[self.rule](by_trial[trial], target)
+
+    def accuracy(self, target: str, trial: int) -> float | None:
+        found = self.choices.get((target, trial))
+        return found.accuracy if isinstance(found, Choice) else None
+
+    def cell(self, target: str) -> Cell:
+        """Of one domain, over trials."""
+        found = [self.choices[target, trial] for trial in self.trials]
+        values = [each.accuracy for each in found if isinstance(each, Choice)]
+        return score(values, len(self.trials), [each for each in found if isinstance(each, str)])
+
+    def average(self) -> Cell:
+        """Over all targets, of the trials that have every one of them."""
+        values, reasons = [], []
+        for trial in self.trials:
+            found = {target: self.accuracy(target, trial) for target in self.domains}
+            there = [each for each in found.values() if each is not None]
+            if len(there) == len(found):
+                values.append(float(np.mean(there)))
+            else:
+                reasons.append(f"no number for {', '.join(d for d, each in found.items() if each is None)}")
+        return score(values, len(self.trials), reasons)
+
+
+def selected(traces: Iterable[Trace], selection: str = "training", plan: Iterable[Trace] = ()) -> list[Selected]:
+    """Every row of every data set.
+
+    Args:
+        traces: All runs, finished or not.
+        selection: `"training"`, `"leave-one-out"` or `"oracle"`.
+        plan: Runs that are wanted and perhaps not there, as traces whose state says what they wait for.
+    """
+    if selection not in RULES:
+        raise ConfigError(f"selection={selection!r}; wanted one of {', '.join(RULES)}")
+    found = rows([*traces, *plan])
+    return [Selected(dataset, label, runs, selection) for (dataset, label), runs in sorted(found.items(), key=_order)]
+
+
+def tables(found: Sequence[Selected], damaged: Sequence[str] = ()) -> list[Table]:
+    """One for each data set, then the averages."""
+    datasets = list(dict.fromkeys(each.dataset for each in found))
+    made = [_dataset([each for each in found if each.dataset == name]) for name in datasets]
+    left_out = tuple(f"damaged and left out: {each}" for each in damaged)
+    return [*made, _averages(found, datasets, left_out)]
+
+
+def _order(item: tuple[tuple[str, str], list[Trace]]) -> tuple[int, str, bool, str]:
+    """The paper's data sets in its order, then others; ERM first, what all else is compared with."""
+    (dataset, label), runs = item
+    place = paper.FIVE.index(dataset) if dataset in paper.FIVE else len(paper.FIVE)
+    return place, dataset, runs[0].algorithm != "ERM", label
+
+
+def _dataset(found: list[Selected]) -> Table:
+    name, domains, rule = found[0].dataset, found[0].domains, found[0].rule
+    made, notes = [], [ERROR, RUNS]
+    for each in found:
+        if each.domains != domains:
+            raise ConfigError(
+                f"{each.label} and {found[0].label} call different domains {name}: {', '.join(each.domains)} and "
+                f"{', '.join(domains)}. Move one of them elsewhere, or train with another --name"
+            )
+        cells = [each.cell(target) for target in domains]
+        whole, scored = mean(cells), [(c.value, d) for c, d in zip(cells, domains, strict=True) if c.value is not None]
+        worst = Cell(reason=whole.reason)
+        if whole.value is not None:
+            lowest, where = min(scored)
+            worst = Cell(value=lowest, text=where, found=whole.found, expected=whole.expected)
+        runs = Cell(text=f"{each.finished}/{each.wanted}", found=each.finished, expected=each.wanted)
+        made.append(Row(each.label, "ours", (*cells, whole, worst, runs)))
+        theirs = paper.by_domain(name, each.algorithm, domains) if rule == "training" else None
+        if theirs:
+            made += _beside(each.label, [*cells, whole], theirs, 2)
+            notes += [paper.NOTE, *_unlike(each)]
+    title = f"{name}: accuracy on each domain held out, in %; {TITLES[rule]}"
+    return Table(name, title, rule, (*domains, "mean", "worst", "runs"), tuple(made), tuple(dict.fromkeys(notes)))
+
+
+def _averages(found: Sequence[Selected], datasets: list[str], notes: tuple[str, ...]) -> Table:
+    rule = found[0].rule
+    made, said = [], [ERROR]
+    for label in dict.fromkeys(each.label for each in sorted(found, key=lambda s: (s.algorithm != "ERM", s.label))):
+        there = {each.dataset: each for each in found if each.label == label}
+        cells = [there[name].average() if name in there else Cell(reason="no runs") for name in datasets]
+        whole = mean(cells)
+        made.append(Row(label, "ours", (*cells, whole)))
+        algorithm = next(iter(there.values())).algorithm
+        theirs = paper.averages(datasets, algorithm) if rule == "training" else None
+        if theirs:
+            made += _beside(label, [*cells, whole], theirs, 0)
+            said.append(paper.NOTE)
+    title = f"Averages over the domains of each data set, in %; {TITLES[rule]}"
+    return Table("Averages", title, rule, (*datasets, "mean"), tuple(made), (*dict.fromkeys(said), *notes))
+
+
+def _beside(label: str, ours: list[Cell], theirs: list[Cell], more: int) -> list[Row]:
+    empty = (Cell(),) * more
+    apart = tuple(difference(mine, its) for mine, its in zip(ours, theirs, strict=True))
+    return [Row(label, "paper", (*theirs, *empty)), Row(label, "difference", (*apart, *empty))]
+
+
+def _unlike(each: Selected) -> list[str]:
+    """Where the difference to the paper is not only one of luck."""
+    usual = {"model": "resnet50.tv_in1k", "steps": 5_001}
+    known = [run.conditions for run in each.runs if run.conditions]
+    odd = {k: known[0][k] for k, v in usual.items() if known and known[0].get(k, v) != v}
+    text = ", ".join(f"{name}={value}" for name, value in odd.items())
+    return [f"{each.label} was run with {text}, unlike the paper: the difference is not one of methods"] if odd else []

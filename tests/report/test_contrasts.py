@@ -1,0 +1,100 @@
+"""Paired contrasts against numbers worked out by hand, and Student's t against SciPy."""
+
+import math
+
+import pytest
+from made_runs import DOMAINS, single, trace
+from scipy import stats
+
+from dspreg.errors import ConfigError
+from dspreg.report.contrasts import contrast, table, verdict
+from dspreg.report.student import quantile
+from dspreg.report.tables import selected
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 5, 8, 12, 30, 100, 1000])
+def test_quantiles_are_those_of_scipy(freedom):
+    for probability in (0.5, 0.6, 0.9, 0.975, 0.999):
+        assert quantile(probability, freedom) == pytest.approx(stats.t.ppf(probability, freedom), rel=1e-9, abs=1e-9)
+
+
+def test_by_hand():
+    """Means 2 and 5, squares around them 2 and 2, freedom 2 + 1: s² = 4/3."""
+    found = contrast([[0.01, 0.02, 0.03], [0.04, 0.06]])
+    spread = 4 / 3
+    assert found.difference == pytest.approx(3.5)
+    assert found.error == pytest.approx(math.sqrt(spread * (1 / 3 + 1 / 2)) / 2)
+    assert (found.freedom, found.pairs) == (3, 5)
+    assert found.high - found.difference == pytest.approx(3.182446 * found.error, rel=1e-6)
+
+
+def test_equal_numbers_of_trials_are_the_plain_formula():
+    """Mean over targets of s_t²/n_t, over T, whatever targets differ by."""
+    targets = [[0.1, 0.12, 0.17], [0.5, 0.4, 0.45], [-0.2, -0.25, -0.1]]
+    found = contrast(targets)
+    plain = math.sqrt(sum(stats.tstd(t) ** 2 / 3 for t in targets)) / 3
+    assert found.error == pytest.approx(100 * plain)
+    assert contrast([[d + 10 * i for d in t] for i, t in enumerate(targets)]).error == pytest.approx(found.error)
+
+
+@pytest.mark.parametrize(
+    ("targets", "says"),
+    [
+        ([[0.01, 0.02], [0.01, 0.02]], "none: fewer than 5 pairs"),
+        ([[0.01]] * 6, "none: no target has two trials"),
+        ([[0.010, 0.011, 0.012], [0.010, 0.011, 0.012]], "A is better"),
+        ([[-0.010, -0.011, -0.012], [-0.010, -0.011, -0.012]], "B is better"),
+        ([[0.01, -0.02, 0.03], [0.02, -0.01, 0.0]], "not distinguishable"),
+        ([[0.0, 0.0, 0.0], [0.0, 0.0]], "not distinguishable"),
+        ([[float("nan"), 0.0, 0.0], [0.0, 0.0]], "none: a number is NaN"),
+    ],
+)
+def test_verdicts(targets, says):
+    assert verdict(contrast(targets), "A", "B") == says
+
+
+def runs(algorithm, shift, trials=(0, 1, 2), dataset="trees", **changes):
+    noise = {(d, i): ((7 * i + 3 * j) % 5) / 100 for j, d in enumerate(DOMAINS) for i in range(9)}
+    return [
+        trace(single(0, d, 0.5 + noise[d, i] + shift + (i % 2) / 1000, 0.5), targets=(d,), trial=i,
+              algorithm=algorithm, dataset=dataset, **changes)
+        for d in DOMAINS for i in trials
+    ]  # fmt: skip
+
+
+def test_noise_that_both_share_cancels():
+    found = selected([*runs("ERM", 0), *runs("DSPReg", 0.02)])
+    (row,) = table(found, "DSPReg", "ERM").rows
+    assert row.label == "trees"
+    assert [cell.shown() for cell in row.cells] == ["+2.0 ± 0.0", "+2.0", "+2.0", "9", "DSPReg is better"]
+
+
+def test_only_trials_that_both_have_are_pairs():
+    found = selected([*runs("ERM", 0, (0, 1, 2)), *runs("DSPReg", 0.02, (1, 2, 3))])
+    assert table(found, "ERM", "DSPReg").rows[0].cells[3].text == "6"
+    with pytest.raises(ConfigError, match="a contrast needs pairs"):
+        table(selected([*runs("ERM", 0, (0,)), *runs("DSPReg", 0, (1,))]), "ERM", "DSPReg")
+
+
+def test_data_sets_have_rows_and_all_targets_one():
+    both = [
+        *runs("ERM", 0),
+        *runs("DSPReg", 0.02),
+        *runs("ERM", 0, dataset="rocks"),
+        *runs("DSPReg", 0, dataset="rocks"),
+    ]
+    made = table(selected(both), "DSPReg", "ERM")
+    assert [row.label for row in made.rows] == ["rocks", "trees", "all targets"]
+    assert [row.cells[0].value for row in made.rows] == pytest.approx([0, 2, 1])
+    assert [row.cells[3].text for row in made.rows] == ["9", "9", "18"]
+
+
+def test_a_method_that_is_not_there_or_there_twice():
+    with pytest.raises(ConfigError, match=r"no runs of 'DSP-Reg'\. Did you mean 'DSPReg'\? There are: DSPReg, ERM"):
+        table(selected([*runs("ERM", 0), *runs("DSPReg", 0)]), "DSP-Reg", "ERM")
+    mixed = [*runs("ERM", 0), *runs("DSPReg", 0), *runs("ERM", 0, conditions={"threads": 2})]
+    with pytest.raises(ConfigError, match=r"several rows on trees: 'ERM \[threads=1\]' and 'ERM \[threads=2\]'"):
+        table(selected(mixed), "DSPReg", "ERM")
+    made = table(selected(mixed), "DSPReg [threads=1]", "ERM [threads=2]")
+    assert made.rows[0].cells[3].text == "9"
+    assert any("more than the method may differ" in note for note in made.notes)
