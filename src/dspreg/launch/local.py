@@ -49,6 +49,7 @@ def serial(
     left = OrderedDict((run.id, run) for run in runs)
     claims = store.claims()
     try:
+        claims.bury()  # what a killed sweeper had begun goes on first
         while left:
             pause()
             claim = claims.claim(left)
