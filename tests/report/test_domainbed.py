@@ -10,9 +10,10 @@ import pytest
 from made_runs import record, single, trace, write_jobs, write_run
 
 from dspreg.errors import ConfigError, DataError, IntegrityError, Notice
+from dspreg.protocol.domainbed import job_id
 from dspreg.report.domainbed import collected, read
 from dspreg.report.domainbed_folders import written
-from dspreg.report.domainbed_layout import job, sweep_arguments
+from dspreg.report.domainbed_layout import sweep_arguments
 from dspreg.report.domainbed_names import ALGORITHMS, DATASETS
 
 THREE = ("a", "b", "c")
@@ -187,7 +188,7 @@ def test_job_names_are_those_of_its_test_sweep():
     }  # fmt: skip
     arguments = sweep_arguments(settings, ("C", "L", "S", "V"), "/checkpoint/dlp/datasets_new")
     assert arguments["seed"] == 360234358
-    assert job(arguments) == "0657090f9a83ff76efe083a104fde93a"
+    assert job_id(arguments) == "0657090f9a83ff76efe083a104fde93a"
     assert "steps" not in sweep_arguments(settings | {"steps": 5001}, ("C", "L", "S", "V"), "x")
 
 
@@ -232,7 +233,7 @@ def test_what_is_written_has_a_number_for_every_environment_and_the_names_of_a_s
             assert {f"env{i}_out_acc" for i in range(4)} < set(line)
             args = line["args"]
             assert args["data_dir"] == "/data"
-            assert job({k: v for k, v in args.items() if k not in OF_THE_TRAINER}) == folder.name
+            assert job_id({k: v for k, v in args.items() if k not in OF_THE_TRAINER}) == folder.name
 
 
 def test_the_name_is_the_one_that_was_asked_for(tmp_path):

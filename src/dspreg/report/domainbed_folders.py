@@ -8,7 +8,8 @@ from pathlib import Path
 
 from dspreg.errors import ConfigError, Notice
 from dspreg.files import make_folder, write
-from dspreg.report.domainbed_layout import job, lines, sweep_arguments
+from dspreg.protocol.domainbed import job_id
+from dspreg.report.domainbed_layout import lines, sweep_arguments
 from dspreg.report.domainbed_names import DATASETS
 from dspreg.report.reading import run_folders, trace
 
@@ -37,7 +38,7 @@ def written(path: str | Path, out: str | Path, *, data_dir: str = "data") -> int
             continue
         settings = described["settings"] | {"algorithm": run.algorithm}
         arguments = sweep_arguments(settings, run.domains, data_dir)
-        name = job(arguments)
+        name = job_id(arguments)
         if name in taken:
             raise ConfigError(
                 f"{taken[name]} and {run.place} are one job to DomainBed, which knows no protocol, threads or options "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -80,8 +79,3 @@ def sweep_arguments(settings: Mapping[str, Any], domains: Sequence[str], data_di
         "seed": seed_hash(dataset, algorithm, held, draw, trial),
     }
     return found | ({} if settings["steps"] == STEPS else {"steps": settings["steps"]})
-
-
-def job(arguments: Mapping[str, Any]) -> str:
-    """The name of the folder that DomainBed's sweep gives to a job."""
-    return hashlib.md5(json.dumps(arguments, sort_keys=True).encode(), usedforsecurity=False).hexdigest()
