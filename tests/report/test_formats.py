@@ -116,3 +116,4 @@ def test_latex_compiles(tmp_path):
     text = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n" + FORMATS["latex"]([plain])
     (tmp_path / "t.tex").write_text(text + "\\end{document}\n", encoding="utf-8")
     subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "t.pdf").stat().st_size > 0

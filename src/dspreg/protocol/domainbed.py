@@ -19,20 +19,43 @@ def job_arguments(run: Run, domains: Sequence[str], data_dir: str = "") -> dict[
         domains: Of the data set, in its own order: DomainBed counts them.
         data_dir: Of DomainBed. It is part of the folder's name there: moving the data renames every job.
     """
-    test_envs = sorted(domains.index(name) for name in run.targets)
-    dataset = run.data_name
+    options = run.options
+    return arguments_of(
+        run.data_name,
+        run.algorithm,
+        sorted(domains.index(name) for name in run.targets),
+        trial=run.trial,
+        draw=run.draw,
+        holdout=options.get("holdout", 0.2),
+        data_dir=data_dir,
+        steps=options.get("steps"),
+    )
+
+
+def arguments_of(
+    dataset: str,
+    algorithm: str,
+    test_envs: list[int],
+    *,
+    trial: int,
+    draw: int,
+    holdout: float,
+    data_dir: str,
+    steps: int | None,
+) -> dict[str, Any]:
+    """The same by DomainBed's own words; `steps` is there only if its sweep was given them."""
     arguments = {
         "dataset": dataset,
-        "algorithm": run.algorithm,
+        "algorithm": algorithm,
         "test_envs": test_envs,
-        "holdout_fraction": run.options.get("holdout", 0.2),
-        "hparams_seed": run.draw,
+        "holdout_fraction": holdout,
+        "hparams_seed": draw,
         "data_dir": data_dir,
         "task": "domain_generalization",
-        "trial_seed": run.trial,
-        "seed": seed_hash(dataset, run.algorithm, test_envs, run.draw, run.trial),
+        "trial_seed": trial,
+        "seed": seed_hash(dataset, algorithm, test_envs, draw, trial),
     }
-    return arguments | ({"steps": run.options["steps"]} if "steps" in run.options else {})
+    return arguments | ({} if steps is None else {"steps": steps})
 
 
 def job_id(arguments: Mapping[str, Any]) -> str:

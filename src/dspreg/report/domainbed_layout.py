@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dspreg.priors import seed_hash
+from dspreg.protocol.domainbed import arguments_of
 
 STEPS = 5_001  # of a sweep that was not told otherwise
 
@@ -65,17 +65,13 @@ def lines(
 
 def sweep_arguments(settings: Mapping[str, Any], domains: Sequence[str], data_dir: str) -> dict[str, Any]:
     """What DomainBed's sweep gives to its trainer for this run; `settings["algorithm"]` is the name in its tables."""
-    held = [domains.index(name) for name in settings["targets"]]
-    algorithm, dataset, draw, trial = (settings[name] for name in ("algorithm", "dataset", "draw", "trial"))
-    found = {
-        "dataset": dataset,
-        "algorithm": algorithm,
-        "test_envs": held,
-        "holdout_fraction": settings["holdout"],
-        "hparams_seed": draw,
-        "data_dir": data_dir,
-        "task": "domain_generalization",
-        "trial_seed": trial,
-        "seed": seed_hash(dataset, algorithm, held, draw, trial),
-    }
-    return found | ({} if settings["steps"] == STEPS else {"steps": settings["steps"]})
+    return arguments_of(
+        settings["dataset"],
+        settings["algorithm"],
+        [domains.index(name) for name in settings["targets"]],
+        trial=settings["trial"],
+        draw=settings["draw"],
+        holdout=settings["holdout"],
+        data_dir=data_dir,
+        steps=None if settings["steps"] == STEPS else settings["steps"],
+    )
