@@ -170,4 +170,6 @@ def stopping() -> Iterator[Any]:
         yield pause
     finally:
         for number, handler in before.items():
+            if number == signal.SIGTERM and signal.SIGTERM in received:
+                continue  # the second one may come while the process ends, and would spoil its exit code
             signal.signal(number, handler)
