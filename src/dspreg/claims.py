@@ -141,6 +141,11 @@ class Claims:
         """Let go of it; others may claim it at once. Nothing happens where it was lost before."""
         self._do(f"UPDATE claims SET holder = NULL, expires = 0 WHERE {NEWEST} RETURNING run", vars(claim))
 
+    def revoke(self, run: str) -> bool:
+        """Take a run from whoever holds it; whether somebody did. It notices at its next beat or file."""
+        taken = "UPDATE claims SET holder = NULL, expires = 0 WHERE run = :run AND holder IS NOT NULL RETURNING run"
+        return bool(self._do(taken, {"run": run}))
+
     def bury(self) -> int:
         """End the leases of processes of this machine that are gone, so that nobody waits for them; how many."""
         ended = 0

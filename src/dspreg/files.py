@@ -6,14 +6,17 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from dspreg.errors import IntegrityError, ResourceError
 
 UNFINISHED = ".part"  # a crash may leave such a file; `clear_unfinished` takes it away
+Fence = Callable[[], AbstractContextManager[None]]
+_fenced: ContextVar[tuple[Path, Fence] | None] = ContextVar("fenced", default=None)
 
 
 def digest(data: bytes) -> str:
@@ -41,8 +44,9 @@ def write(path: Path, data: bytes) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        except OSError:
+            with _fence(path):
+                os.replace(unfinished, path)
+        except Exception:
             unfinished.unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
@@ -64,7 +68,7 @@ def read_json(path: Path) -> Any:
 
 
 def remove(path: Path) -> None:
-    with refusals(path, 0):
+    with refusals(path, 0), _fence(path):
         path.unlink(missing_ok=True)
 
 
@@ -88,7 +92,7 @@ class Lines:
 
     def append(self, value: Any) -> None:
         line = (canonical(value) + "\n").encode()
-        with refusals(self.path, len(line)):
+        with refusals(self.path, len(line)), _fence(self.path):
             new = not self.path.exists()
             with self.path.open("ab") as file:
                 file.write(line)
@@ -108,7 +112,7 @@ class Lines:
         if mark and digest(kept) != mark["sha256"]:
             raise IntegrityError(f"{self.path} is not what it was when the checkpoint was made")
         if self.path.exists():
-            with refusals(self.path, 0), self.path.open("r+b") as file:
+            with refusals(self.path, 0), _fence(self.path), self.path.open("r+b") as file:
                 file.truncate(size)
                 os.fsync(file.fileno())
 
@@ -122,6 +126,30 @@ class Lines:
 
     def _bytes(self) -> bytes:
         return self.path.read_bytes() if self.path.exists() else b""
+
+
+@contextmanager
+def fenced(folder: Path, fence: Fence) -> Iterator[None]:
+    """Whatever changes below `folder` from here changes inside of `fence()`, which raises where nothing may.
+
+    For work that may be given to somebody else meanwhile: who slept too long is stopped at its next file, and half-made
+    ones never get their names.
+    """
+    token = _fenced.set((folder, fence))
+    try:
+        yield
+    finally:
+        _fenced.reset(token)
+
+
+def is_fenced(path: Path) -> bool:
+    found = _fenced.get()
+    return found is not None and path.is_relative_to(found[0])
+
+
+def _fence(path: Path) -> AbstractContextManager[None]:
+    found = _fenced.get()
+    return found[1]() if found and path.is_relative_to(found[0]) else nullcontext()
 
 
 @contextmanager

@@ -3,7 +3,7 @@
     store.json              what this is
     plans/<id>.json         the runs of each sweep that was started here
     runs/<plan id>/         one folder per run
-    failures/<plan id>.json why the last attempt ended, where a run's folder can't say so
+    failures/<plan id>.json why the last attempt ended, and how many there were; or that it was cancelled
     claims.db               who works on what
 
 No file says which runs are finished: their folders are verified.
@@ -25,15 +25,23 @@ from dspreg.store import RunFolder
 
 FORMAT = "dspreg.store/1"
 PLAN = "dspreg.plan/1"
+CANCELLED = "cancelled; dspreg retry takes it up again"
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands: `new`, `started`, `finished`, `failed` or `damaged`, and why."""
+    """How a run stands: `new`, `started`, `finished`, `failed`, `cancelled` or `damaged`, and why."""
 
     state: str
     reason: str = ""
     result: dict[str, Any] | None = None
+    attempts: int = 0  # failed ones; 0 for one that diverged: another would come to the same bits
+
+    def settled(self, attempts: int) -> bool:
+        """Whether nothing is left to do, if a run may be tried so many times."""
+        if self.state == "failed":
+            return self.attempts == 0 or self.attempts >= attempts
+        return self.state in ("finished", "cancelled", "damaged")
 
 
 class RunStore:
@@ -111,21 +119,43 @@ class RunStore:
 
     def _failed(self, run: Run) -> Standing | None:
         path = self._failure(run)
-        return Standing("failed", str(read_json(path)["reason"])) if path.exists() else None
+        if not path.exists():
+            return None
+        found = read_json(path)
+        if found.get("cancelled"):
+            return Standing("cancelled", str(found["reason"]))
+        return Standing("failed", str(found["reason"]), attempts=int(found["attempts"]))
 
-    def fail(self, run: Run, error: BaseException) -> None:
-        """Keep why an attempt ended."""
-        path = self._failure(run)
-        before = read_json(path)["attempts"] if path.exists() else 0
-        failure: dict[str, Any] = {"reason": str(error), "attempts": before + 1, "run": run.to_json()}
+    def fail(self, run: Run, error: BaseException) -> Standing:
+        """Keep why an attempt ended. One that came further than the one before is the first again: who is killed every
+        hour gets to the end all the same."""
+        path, reached = self._failure(run), self._reached(run)
+        before = read_json(path) if path.exists() else {}
+        attempts = before.get("attempts", 0) + 1 if reached <= before.get("reached", reached) else 1
+        failure: dict[str, Any] = {"reason": str(error), "attempts": attempts, "reached": reached, "run": run.to_json()}
         if not isinstance(error, DspregError):  # a bug, of ours or of the user's own method
             failure["reason"] = f"{type(error).__name__}: {error}"
             failure["traceback"] = traceback.format_exception(error)
         write_json(path, failure)
+        return self.standing(run)
 
     def succeed(self, run: Run) -> None:
         """Forget failed attempts before this one."""
         remove(self._failure(run))
+
+    def cancel(self, run: Run) -> None:
+        """Nobody is to work on it, until `retry`. What it has so far stays."""
+        write_json(self._failure(run), {"reason": CANCELLED, "cancelled": True, "run": run.to_json()})
+
+    def retry(self, run: Run) -> None:
+        """Forget that it failed or was cancelled: it goes on from its last checkpoint, with all its attempts."""
+        remove(self._failure(run))
+        remove(self.folder(run) / "failure.json")
+
+    def _reached(self, run: Run) -> int:
+        """The step of the newest checkpoint."""
+        names = (p.name for p in (self.folder(run) / "checkpoints").glob("step-*"))
+        return max((int(name.split("-")[1]) for name in names), default=-1)
 
     def _failure(self, run: Run) -> Path:
         return self.path / "failures" / f"{run.id}.json"

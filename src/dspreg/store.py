@@ -29,6 +29,7 @@ from dspreg.files import (
     clear_unfinished,
     digest,
     digest_of,
+    is_fenced,
     read_json,
     refusals,
     write_json,
@@ -40,6 +41,7 @@ OURS = (  # what result.json vouches for; other files may lie there too, such as
     "selected.safetensors", "last.safetensors", "profiles/*.safetensors", "models/*.safetensors",
 )  # fmt: skip
 HELD: set[IO[str]] = set()  # locks of this process
+CLAIMED = "under a claim\n"  # what stands in the lock of a sweep's worker
 
 
 class RunFolder:
@@ -147,26 +149,55 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone in this folder; the lock goes with the process, however it ends."""
-        import fcntl  # here: reading results must work where it does not exist
+        """Alone in this folder; the lock goes with the process, however it ends.
 
+        Work under a claim (`files.fenced`) takes over from work under an older one: whoever has the lock then slept
+        past its lease, and is refused wherever it writes.
+        """
         self._refuse_strangers()
         with refusals(self.path, 0):
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = (self / "lock").open("a")
+            handle = self._lock()
         with handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InUse(f"{self.path} is in use by another training; wait for it or stop it") from None
             HELD.add(handle)
             try:
                 yield
             finally:
                 HELD.remove(handle)
-                if [p.name for p in self.path.iterdir()] == ["lock"]:  # refused before anything was written
+                refused = [p.name for p in self.path.iterdir()] == ["lock"]  # before anything was written
+                if refused and self._names(handle):
                     (self / "lock").unlink()
                     self.path.rmdir()
+
+    def _lock(self) -> IO[str]:
+        import fcntl  # here: reading results must work where it does not exist
+
+        path, claimed = self / "lock", is_fenced(self.path)
+        while True:
+            handle = path.open("a+")
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                handle.seek(0)
+                under_a_claim = handle.read() == CLAIMED
+                handle.close()
+                if not (claimed and under_a_claim):
+                    raise InUse(f"{self.path} is in use by another training; wait for it or stop it") from None
+                path.unlink(missing_ok=True)  # the sleeper keeps its lock, of a file that has no name any more
+                continue
+            if self._names(handle):
+                handle.truncate(0)
+                handle.write(CLAIMED if claimed else "")
+                handle.flush()
+                return handle
+            handle.close()  # it was taken over, or removed, between the two
+
+    def _names(self, handle: IO[str]) -> bool:
+        """Whether the lock in the folder is this one."""
+        try:
+            return os.path.samestat(os.fstat(handle.fileno()), (self / "lock").stat())
+        except FileNotFoundError:
+            return False
 
 
 def _let_go() -> None:

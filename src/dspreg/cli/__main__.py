@@ -4,4 +4,5 @@ import sys
 
 from dspreg.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # workers of a pool import it
+    sys.exit(main())

@@ -46,6 +46,10 @@ GIVEN = {
     "draws": "number of random configurations, the defaults among them (default: 20)",
     "only": "leave out the pairs of domains that only leave-one-domain-out selection needs",
 }
+OTHERWISE = {  # defaults that differ from those of train
+    "threads": "CPU threads of each run (default: 1, so that all machines give the same bits)",
+    "workers": "processes that read images, for each run (default: 0, or up to 4 with a GPU)",
+}
 FLAGS = {"datasets": "--dataset", "algorithms": "--algorithms", "targets": "--targets"}
 
 
@@ -65,10 +69,14 @@ def add(commands: Commands) -> None:
     group.add_argument("--same-draws", action="store_const", const="true",
                        help="draw n is the same in all trials; DomainBed draws anew in each")  # fmt: skip
     group = parser.add_argument_group("how it is run")
+    says_jobs = "runs at once (default: one per GPU, or core); 0: one after the other, in this process"
+    group.add_argument("--jobs", metavar="N", help=says_jobs)
+    group.add_argument("--attempts", metavar="N", default="3", help="how often a run may fail (default: 3)")
     for each in dataclasses.fields(Execution):
         how: dict[str, Any] = {"nargs": "?", "const": "true"} if str(each.type) == "bool" else {}
         flag = f"--{each.name.replace('_', '-')}"
-        group.add_argument(flag, dest=each.name, metavar=metavar(each), help=says(each), **how)
+        text = OTHERWISE.get(each.name) or says(each)
+        group.add_argument(flag, dest=each.name, metavar=metavar(each), help=text, **how)
     parser.set_defaults(run=run)
 
 
@@ -81,7 +89,7 @@ def run(given: Any) -> int:
             return 0
         if not given.store:
             raise ConfigError("where should the runs go? Add --store DIR, or --dry-run to see what they are")
-        return swept(runs, RunStore(given.store), execution, pause)
+        return swept(runs, RunStore(given.store), given, execution, pause)
 
 
 def planned(given: Any) -> tuple[list[Run], Execution]:
@@ -129,33 +137,52 @@ def check_specs(runs: Sequence[Run]) -> None:
         parse(spec)
 
 
-def swept(runs: list[Run], store: RunStore, execution: Execution, pause: Any) -> int:
+def swept(runs: list[Run], store: RunStore, given: Any, execution: Execution, pause: Any) -> int:
     from rich.console import Console
 
-    from dspreg.launch.local import serial
+    from dspreg.launch.board import Bars, Board
+    from dspreg.launch.pool import pool, settled
+    from dspreg.launch.serial import serial
+    from dspreg.launch.work import Work
     from dspreg.training.display import Bar, Display
 
+    jobs = None if given.jobs is None else whole("--jobs", given.jobs, 0)
+    execution, jobs = settled(execution, jobs)
     store.make()
     store.plan(runs)
     console = Console(stderr=True)
-    number = iter(range(1, len(runs) + 1))
+    board = Bars(console, len(runs)) if console.is_terminal and jobs else Board()
 
     def told(run: Run, standing: Standing, before: bool) -> None:
-        when = ", as before" if before else ""
-        print(f"[{next(number)}/{len(runs)}] {shown(str(run))}: {outcome(standing)}{when}", flush=True)
+        when, number = ", as before" if before else "", len(work.ended)
+        again = "" if standing.settled(work.attempts) else f"; tried again, {standing.attempts} of {work.attempts}"
+        board.settled(number)
+        print(f"[{number}/{len(runs)}] {shown(str(run))}: {outcome(standing)}{when}{again}", flush=True)
 
     def display(run: Run) -> Display:
         return Bar(console, shown(str(run))) if console.is_terminal else Display()
 
-    ended = serial(runs, store, execution, told=told, pause=pause, display=display)
+    with Work(runs, store, attempts=whole("--attempts", given.attempts, 1), told=told) as work:
+        if jobs == 0:
+            serial(work, execution, pause=pause, display=display)
+        else:
+            pool(work, execution, jobs=jobs, pause=pause, board=board)
+    ended = work.ended
     bad = [run for run in runs if ended[run.id].state != "finished"]
     print(f"{len(runs) - len(bad)} of {len(runs)} runs finished in {store.path}")
     if not bad:
         return 0
-    print(f"{len(bad)} failed:")
+    print(f"{len(bad)} did not:")
     for each in bad:
-        print(f"  {each.id}  {shown(str(each))}: {shown(ended[each.id].reason)}")
+        print(f"  {each.id}  {shown(str(each))}: {outcome(ended[each.id])}")
+    print(f"dspreg retry {store.path} tries them again")
     return 5
+
+
+def whole(flag: str, given: str, least: int) -> int:
+    if not given.isdecimal() or int(given) < least:
+        raise ConfigError(f"{flag} {given}; wanted a whole number at least {least}")
+    return int(given)
 
 
 def outcome(standing: Standing) -> str:

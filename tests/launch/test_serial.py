@@ -15,9 +15,10 @@ from small_runs import EXECUTION, photos
 from dspreg.claims import Claims, LostClaim
 from dspreg.errors import Preempted, ResourceError
 from dspreg.files import digest_of
-from dspreg.launch import local
+from dspreg.launch import attempt
 from dspreg.launch.heart import BEATS, Heart
-from dspreg.launch.local import serial
+from dspreg.launch.serial import serial as alone
+from dspreg.launch.work import POLL, Work
 from dspreg.protocol.enumerate import leave_one_out
 from dspreg.runs import RunStore
 from dspreg.training.display import Display
@@ -43,6 +44,13 @@ def store(tmp_path):
 def three(images, algorithm="ERM", **options):
     domains = {f"folder:{images}": ("dawn", "dusk", "noon")}
     return list(leave_one_out(domains, [algorithm], trials=1, draws=1, only="training", options=OPTIONS | options))
+
+
+def serial(runs, store, execution, *, told=lambda *_: None, attempts=3, **more):
+    """All runs in this process; how each stands in the end."""
+    with Work(runs, store, told=told, attempts=attempts) as work:
+        alone(work, execution, **more)
+    return work.ended
 
 
 def bytes_in(store):
@@ -96,35 +104,95 @@ def test_a_failed_run_keeps_its_reason_and_the_others_go_on(images, store):
     assert serial([bad], store, EXECUTION)[bad.id].reason == ended[bad.id].reason  # the same bits, so not tried again
 
 
-def test_a_bug_in_one_method_is_its_own_failure_and_is_tried_again(images, store, monkeypatch):
-    runs, calls = three(images), []
+def failing(monkeypatch, times):
+    """Training on dusk fails so many times; the list grows with every training."""
+    calls = []
 
     def broken(settings, *arguments, **more):
         calls.append(settings["targets"])
-        if settings["targets"] == ("dusk",) and len(calls) < 5:
+        if settings["targets"] == ("dusk",) and calls.count(("dusk",)) <= times:
             raise ZeroDivisionError("of the user's own")
         return trained(settings, *arguments, **more)
 
-    trained = local.train
-    monkeypatch.setattr(local, "train", broken)
+    trained = attempt.train
+    monkeypatch.setattr(attempt, "train", broken)
+    return calls
+
+
+def test_what_fails_is_tried_again_after_the_others(images, store, monkeypatch):
+    runs, calls, told = three(images), failing(monkeypatch, 2), []
+    ended = serial(runs, store, EXECUTION, told=lambda run, s, _: told.append((*run.targets, s.state, s.attempts)))
+    assert calls == [("dawn",), ("dusk",), ("noon",), ("dusk",), ("dusk",)]
+    assert told[1] == ("dusk", "failed", 1)
+    assert told[3:] == [("dusk", "failed", 2), ("dusk", "finished", 0)]
+    assert [ended[run.id].state for run in runs] == ["finished"] * 3
+    assert not list((store.path / "failures").iterdir())
+
+
+def test_attempts_are_counted_over_all_sweeps_until_they_are_given_again(images, store, monkeypatch):
+    runs, calls = three(images), failing(monkeypatch, 5)
     ended = serial(runs, store, EXECUTION)
     assert [ended[run.id].state for run in runs] == ["finished", "failed", "finished"]
     assert ended[runs[1].id].reason == "ZeroDivisionError: of the user's own"
+    assert ended[runs[1].id].attempts == 3
     failure = json.loads((store.path / "failures" / f"{runs[1].id}.json").read_text())
-    assert failure["attempts"] == 1
+    assert failure["attempts"] == 3
     assert "in broken" in "".join(failure["traceback"])
-    assert serial(runs, store, EXECUTION)[runs[1].id].state == "failed"
-    assert json.loads((store.path / "failures" / f"{runs[1].id}.json").read_text())["attempts"] == 2
+    assert serial(runs, store, EXECUTION)[runs[1].id].attempts == 3
+    assert calls.count(("dusk",)) == 3  # nobody tried
+    store.retry(runs[1])
     assert serial(runs, store, EXECUTION)[runs[1].id].state == "finished"
-    assert not list((store.path / "failures").iterdir())
+    assert calls.count(("dusk",)) == 6
     assert calls.count(("dawn",)) == 1
+
+
+def test_who_came_further_before_it_failed_has_all_attempts_again(images, store, monkeypatch):
+    run, reached = three(images)[0], iter([0, 0, 4, 4, 9, 9, 9])
+
+    def broken(settings, execution, out, **_):
+        place = out / "checkpoints"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"step-{next(reached):08d}-x.safetensors").touch()
+        raise ZeroDivisionError("again")
+
+    monkeypatch.setattr(attempt, "train", broken)
+    told = []
+    serial([run], store, EXECUTION, told=lambda run, standing, _: told.append(standing.attempts))
+    assert told == [1, 2, 1, 2, 1, 2, 3]
+
+
+def test_a_cancelled_run_is_left_until_it_is_wanted_again(images, store):
+    runs = three(images)
+    store.cancel(runs[1])
+    ended = serial(runs, store, EXECUTION)
+    assert [ended[run.id].state for run in runs] == ["finished", "cancelled", "finished"]
+    assert not store.folder(runs[1]).path.exists()
+    store.retry(runs[1])
+    assert serial(runs, store, EXECUTION)[runs[1].id].state == "finished"
+
+
+def test_a_run_is_cancelled_in_the_middle_of_it(images, store):
+    (run, *_), others = three(images, steps=30, evaluate_every=1), store.claims()
+    calls = iter(range(1000))
+
+    def pause():
+        if next(calls) == 20:
+            store.cancel(run)
+            assert others.revoke(run.id)
+
+    ended = serial([run], store, EXECUTION, pause=pause)
+    assert ended[run.id].state == "cancelled"
+    assert len(list(store.folder(run).records)) < 30
+    store.retry(run)
+    assert serial([run], store, EXECUTION)[run.id].state == "finished"
+    others.close()
 
 
 def test_a_full_disk_ends_the_sweep(images, store, monkeypatch):
     def full(*_, **__):
         raise ResourceError("no space")
 
-    monkeypatch.setattr(local, "train", full)
+    monkeypatch.setattr(attempt, "train", full)
     with pytest.raises(ResourceError):
         serial(three(images), store, EXECUTION)
     assert store.claims().held() == []
@@ -145,7 +213,7 @@ def test_what_another_holds_is_left_until_it_is_free(images, store, monkeypatch)
     seen = []
     serial(runs, store, EXECUTION, told=lambda run, *_: seen.append(run))
     assert seen == [runs[1], runs[2], runs[0]]
-    assert slept == [local.POLL]
+    assert slept == [POLL]
 
 
 def test_a_folder_in_use_is_waited_for(images, store, monkeypatch):
@@ -162,7 +230,7 @@ def test_a_folder_in_use_is_waited_for(images, store, monkeypatch):
     seen = []
     serial(runs, store, EXECUTION, told=lambda run, *_: seen.append(run))
     assert seen == [runs[1], runs[2], runs[0]]
-    assert slept == [local.POLL]
+    assert slept == [POLL]
 
 
 def test_a_stopped_sweep_goes_on_where_it_was(images, store):
@@ -209,8 +277,7 @@ def test_the_heart_beats_with_progress_and_stops_who_lost_the_claim(tmp_path):
 PROGRAM = """
 import sys
 from small_runs import EXECUTION
-from test_local import three
-from dspreg.launch.local import serial
+from test_serial import serial, three
 from dspreg.runs import RunStore
 store = RunStore(sys.argv[2])
 print("ready", flush=True)
