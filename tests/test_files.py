@@ -9,12 +9,24 @@ import pathlib
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
 from dspreg import files
 from dspreg.errors import IntegrityError, ResourceError
-from dspreg.files import Lines, canonical, clear_unfinished, digest, digest_of, read_json, remove, write, write_json
+from dspreg.files import (
+    Lines,
+    canonical,
+    clear_unfinished,
+    digest,
+    digest_of,
+    fenced,
+    read_json,
+    remove,
+    write,
+    write_json,
+)
 
 
 class Crash(BaseException):
@@ -420,3 +432,58 @@ def test_the_shim_sees_what_the_system_sees(tmp_path):
     opened = [args for name, args in calls if name == "open" and str(args[0]).startswith(str(tmp_path))]
     assert len(opened) == 2  # the unfinished file, and the folder to sync
     assert not [name for name, _ in calls if name in ("rename", "write")]
+
+
+# Who slept too long writes nothing.
+
+
+class Lost(Exception):
+    """Somebody else works there by now."""
+
+
+@contextmanager
+def refusing():
+    raise Lost
+    yield
+
+
+def test_behind_a_fence_nothing_changes_once_it_refuses(tmp_path):
+    inside, outside = tmp_path / "run", tmp_path / "other"
+    inside.mkdir()
+    outside.mkdir()
+    write(inside / "file", b"old")
+    lines = Lines(inside / "lines")
+    lines.append(1)
+    mark = lines.mark()
+    lines.append(2)
+    before = {p.name: p.read_bytes() for p in inside.iterdir()}
+    changes = (
+        lambda: write(inside / "file", b"new"),
+        lambda: write_json(inside / "new.json", {}),
+        lambda: lines.append(3),
+        lambda: lines.rewind(mark),
+        lambda: remove(inside / "file"),
+    )
+    with fenced(inside, refusing):
+        for change in changes:
+            with pytest.raises(Lost):
+                change()
+            assert {p.name: p.read_bytes() for p in inside.iterdir()} == before
+        write(outside / "file", b"new")
+    assert (outside / "file").read_bytes() == b"new"
+    write(inside / "file", b"new")
+    assert (inside / "file").read_bytes() == b"new"
+
+
+def test_a_file_gets_its_name_inside_of_the_fence_and_is_made_outside(tmp_path):
+    seen = []
+
+    @contextmanager
+    def fence():
+        seen.append(sorted(p.name for p in tmp_path.iterdir()))
+        yield
+        seen.append(sorted(p.name for p in tmp_path.iterdir()))
+
+    with fenced(tmp_path, fence):
+        write(tmp_path / "file", b"much")
+    assert seen == [[f".file.{os.getpid()}.part"], ["file"]]

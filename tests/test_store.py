@@ -5,12 +5,13 @@ import os
 import random
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 from test_files import as_nobody
 
 from dspreg.errors import ConfigError, IntegrityError, ResourceError
+from dspreg.files import fenced
 from dspreg.store import RunFolder, differences, identity
 
 DESCRIBED = {
@@ -334,6 +335,45 @@ def test_a_worker_that_outlives_the_trainer_does_not_keep_the_folder(tmp_path):
         trainer.wait()
         with RunFolder(tmp_path / "run").locked():
             pass
+
+
+SLEEP = """
+import sys
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from dspreg.files import fenced
+from dspreg.store import RunFolder
+with ExitStack() as stack:
+    if sys.argv[2] == "claimed":
+        stack.enter_context(fenced(Path(sys.argv[1]), nullcontext))
+    stack.enter_context(RunFolder(sys.argv[1]).locked())
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("theirs", ["claimed", "by hand"])
+@pytest.mark.parametrize("ours", ["claimed", "by hand"])
+def test_only_work_under_a_claim_is_taken_over_and_only_under_a_claim(tmp_path, theirs, ours):
+    place = tmp_path / "run"
+    command = [sys.executable, "-c", SLEEP, str(place), theirs]
+    folder = RunFolder(place)
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other,
+        fenced(place, nullcontext) if ours == "claimed" else nullcontext(),
+    ):
+        assert other.stdout.readline() == "held\n"
+        if ours == theirs == "claimed":
+            with folder.locked():
+                other.communicate("")  # it ends, and takes nothing of ours with it
+                assert other.returncode == 0
+                assert (place / "lock").exists()
+                with pytest.raises(ResourceError, match="in use"), fenced(tmp_path / "elsewhere", nullcontext):
+                    RunFolder(place).locked().__enter__()
+        else:
+            with pytest.raises(ResourceError, match="in use"):
+                folder.locked().__enter__()
+            other.communicate("")
 
 
 def test_the_lock_is_given_back_after_a_failure(folder):

@@ -10,23 +10,16 @@ import time
 from contextlib import ExitStack
 
 import pytest
+from launch.tiny_sweeps import alone, assert_same_bits, bytes_in, three
 from small_runs import EXECUTION, photos
 
 from dspreg.claims import Claims, LostClaim
 from dspreg.errors import Preempted, ResourceError
-from dspreg.files import digest_of
 from dspreg.launch import attempt
 from dspreg.launch.heart import BEATS, Heart
-from dspreg.launch.serial import serial as alone
-from dspreg.launch.work import POLL, Work
-from dspreg.protocol.enumerate import leave_one_out
+from dspreg.launch.work import POLL
 from dspreg.runs import RunStore
 from dspreg.training.display import Display
-
-OPTIONS = {
-    "model": "small-cnn", "weights": "none", "image_size": 28, "steps": 2, "batch_size": 4, "lr": 1e-3,
-    "augment": False, "augment_validation": False,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -41,31 +34,15 @@ def store(tmp_path):
     return made
 
 
-def three(images, algorithm="ERM", **options):
-    domains = {f"folder:{images}": ("dawn", "dusk", "noon")}
-    return list(leave_one_out(domains, [algorithm], trials=1, draws=1, only="training", options=OPTIONS | options))
-
-
-def serial(runs, store, execution, *, told=lambda *_: None, attempts=3, **more):
-    """All runs in this process; how each stands in the end."""
-    with Work(runs, store, told=told, attempts=attempts) as work:
-        alone(work, execution, **more)
-    return work.ended
-
-
-def bytes_in(store):
-    return {str(p): digest_of(p) for p in sorted(store.path.rglob("runs/*/*")) if p.is_file()}
-
-
 def test_every_run_is_run_once_and_then_left_as_it_is(images, store):
     runs, seen = three(images), []
-    ended = serial(runs, store, EXECUTION, told=lambda run, standing, before: seen.append((run, before)))
+    ended = alone(runs, store, EXECUTION, told=lambda run, standing, before: seen.append((run, before)))
     assert [ended[run.id].state for run in runs] == ["finished"] * 3
     assert seen == [(run, False) for run in runs]
     assert sorted(p.name for p in (store.path / "runs").iterdir()) == sorted(run.id for run in runs)
     first = bytes_in(store)
     seen.clear()
-    again = serial(runs, store, EXECUTION, told=lambda run, standing, before: seen.append((run, before)))
+    again = alone(runs, store, EXECUTION, told=lambda run, standing, before: seen.append((run, before)))
     assert seen == [(run, True) for run in runs]
     assert bytes_in(store) == first
     assert again == ended
@@ -76,32 +53,32 @@ def test_a_run_of_a_sweep_is_the_run_that_train_trains(images, store, tmp_path):
     from dspreg.training import train
 
     run = three(images)[0]
-    serial([run], store, EXECUTION)
-    alone = train(run.settings(), EXECUTION, tmp_path / "alone")
+    alone([run], store, EXECUTION)
+    by_hand = train(run.settings(), EXECUTION, tmp_path / "alone")
     found = store.standing(run).result
-    assert found["run"] == alone["run"]  # the result id: no plan and no path is part of it
-    assert found["selected"] == alone["selected"]
-    assert found["files"]["last.safetensors"] == alone["files"]["last.safetensors"]
+    assert found["run"] == by_hand["run"]  # the result id: no plan and no path is part of it
+    assert found["selected"] == by_hand["selected"]
+    assert found["files"]["last.safetensors"] == by_hand["files"]["last.safetensors"]
 
 
 def test_moved_images_are_the_same_runs(images, store, tmp_path):
-    serial(three(images), store, EXECUTION)
+    alone(three(images), store, EXECUTION)
     shutil.copytree(images, tmp_path / "elsewhere" / "photos")
     seen = []
     moved = three(tmp_path / "elsewhere" / "photos")
-    serial(moved, store, EXECUTION, told=lambda run, standing, before: seen.append((standing.state, before)))
+    alone(moved, store, EXECUTION, told=lambda run, standing, before: seen.append((standing.state, before)))
     assert seen == [("finished", True)] * 3
 
 
 def test_a_failed_run_keeps_its_reason_and_the_others_go_on(images, store):
     good = three(images)
     (bad, *_), (wrong, *_) = three(images, "CORAL(weight=1e300)"), three(images, model="no-such-network")
-    ended = serial([bad, wrong, *good], store, EXECUTION)
+    ended = alone([bad, wrong, *good], store, EXECUTION)
     assert [ended[run.id].state for run in (bad, wrong, *good)] == ["failed", "failed"] + ["finished"] * 3
     assert "not finite" in ended[bad.id].reason
     assert "no-such-network" in ended[wrong.id].reason
     assert store.standing(bad).state == store.standing(wrong).state == "failed"
-    assert serial([bad], store, EXECUTION)[bad.id].reason == ended[bad.id].reason  # the same bits, so not tried again
+    assert alone([bad], store, EXECUTION)[bad.id].reason == ended[bad.id].reason  # the same bits, so not tried again
 
 
 def failing(monkeypatch, times):
@@ -121,7 +98,7 @@ def failing(monkeypatch, times):
 
 def test_what_fails_is_tried_again_after_the_others(images, store, monkeypatch):
     runs, calls, told = three(images), failing(monkeypatch, 2), []
-    ended = serial(runs, store, EXECUTION, told=lambda run, s, _: told.append((*run.targets, s.state, s.attempts)))
+    ended = alone(runs, store, EXECUTION, told=lambda run, s, _: told.append((*run.targets, s.state, s.attempts)))
     assert calls == [("dawn",), ("dusk",), ("noon",), ("dusk",), ("dusk",)]
     assert told[1] == ("dusk", "failed", 1)
     assert told[3:] == [("dusk", "failed", 2), ("dusk", "finished", 0)]
@@ -131,17 +108,17 @@ def test_what_fails_is_tried_again_after_the_others(images, store, monkeypatch):
 
 def test_attempts_are_counted_over_all_sweeps_until_they_are_given_again(images, store, monkeypatch):
     runs, calls = three(images), failing(monkeypatch, 5)
-    ended = serial(runs, store, EXECUTION)
+    ended = alone(runs, store, EXECUTION)
     assert [ended[run.id].state for run in runs] == ["finished", "failed", "finished"]
     assert ended[runs[1].id].reason == "ZeroDivisionError: of the user's own"
     assert ended[runs[1].id].attempts == 3
     failure = json.loads((store.path / "failures" / f"{runs[1].id}.json").read_text())
     assert failure["attempts"] == 3
     assert "in broken" in "".join(failure["traceback"])
-    assert serial(runs, store, EXECUTION)[runs[1].id].attempts == 3
+    assert alone(runs, store, EXECUTION)[runs[1].id].attempts == 3
     assert calls.count(("dusk",)) == 3  # nobody tried
     store.retry(runs[1])
-    assert serial(runs, store, EXECUTION)[runs[1].id].state == "finished"
+    assert alone(runs, store, EXECUTION)[runs[1].id].state == "finished"
     assert calls.count(("dusk",)) == 6
     assert calls.count(("dawn",)) == 1
 
@@ -157,18 +134,18 @@ def test_who_came_further_before_it_failed_has_all_attempts_again(images, store,
 
     monkeypatch.setattr(attempt, "train", broken)
     told = []
-    serial([run], store, EXECUTION, told=lambda run, standing, _: told.append(standing.attempts))
+    alone([run], store, EXECUTION, told=lambda run, standing, _: told.append(standing.attempts))
     assert told == [1, 2, 1, 2, 1, 2, 3]
 
 
 def test_a_cancelled_run_is_left_until_it_is_wanted_again(images, store):
     runs = three(images)
     store.cancel(runs[1])
-    ended = serial(runs, store, EXECUTION)
+    ended = alone(runs, store, EXECUTION)
     assert [ended[run.id].state for run in runs] == ["finished", "cancelled", "finished"]
     assert not store.folder(runs[1]).path.exists()
     store.retry(runs[1])
-    assert serial(runs, store, EXECUTION)[runs[1].id].state == "finished"
+    assert alone(runs, store, EXECUTION)[runs[1].id].state == "finished"
 
 
 def test_a_run_is_cancelled_in_the_middle_of_it(images, store):
@@ -180,11 +157,11 @@ def test_a_run_is_cancelled_in_the_middle_of_it(images, store):
             store.cancel(run)
             assert others.revoke(run.id)
 
-    ended = serial([run], store, EXECUTION, pause=pause)
+    ended = alone([run], store, EXECUTION, pause=pause)
     assert ended[run.id].state == "cancelled"
     assert len(list(store.folder(run).records)) < 30
     store.retry(run)
-    assert serial([run], store, EXECUTION)[run.id].state == "finished"
+    assert alone([run], store, EXECUTION)[run.id].state == "finished"
     others.close()
 
 
@@ -194,7 +171,7 @@ def test_a_full_disk_ends_the_sweep(images, store, monkeypatch):
 
     monkeypatch.setattr(attempt, "train", full)
     with pytest.raises(ResourceError):
-        serial(three(images), store, EXECUTION)
+        alone(three(images), store, EXECUTION)
     assert store.claims().held() == []
     assert not list((store.path / "failures").iterdir())
 
@@ -211,7 +188,7 @@ def test_what_another_holds_is_left_until_it_is_free(images, store, monkeypatch)
 
     monkeypatch.setattr(time, "sleep", sleep)
     seen = []
-    serial(runs, store, EXECUTION, told=lambda run, *_: seen.append(run))
+    alone(runs, store, EXECUTION, told=lambda run, *_: seen.append(run))
     assert seen == [runs[1], runs[2], runs[0]]
     assert slept == [POLL]
 
@@ -228,7 +205,7 @@ def test_a_folder_in_use_is_waited_for(images, store, monkeypatch):
 
     monkeypatch.setattr(time, "sleep", sleep)
     seen = []
-    serial(runs, store, EXECUTION, told=lambda run, *_: seen.append(run))
+    alone(runs, store, EXECUTION, told=lambda run, *_: seen.append(run))
     assert seen == [runs[1], runs[2], runs[0]]
     assert slept == [POLL]
 
@@ -241,10 +218,10 @@ def test_a_stopped_sweep_goes_on_where_it_was(images, store):
             raise Preempted("stopped by the test")
 
     with pytest.raises(Preempted):
-        serial(runs, store, EXECUTION, pause=pause)
+        alone(runs, store, EXECUTION, pause=pause)
     assert {store.standing(run).state for run in runs} > {"new"}
     assert store.claims().held() == []
-    serial(runs, store, EXECUTION)
+    alone(runs, store, EXECUTION)
     assert {store.standing(run).state for run in runs} == {"finished"}
 
 
@@ -276,43 +253,38 @@ def test_the_heart_beats_with_progress_and_stops_who_lost_the_claim(tmp_path):
 
 PROGRAM = """
 import sys
+from dspreg import claims
+claims.Claims.__init__.__kwdefaults__["lease"] = float(sys.argv[4])
 from small_runs import EXECUTION
-from test_serial import serial, three
+from launch.tiny_sweeps import alone, three
 from dspreg.runs import RunStore
 store = RunStore(sys.argv[2])
 print("ready", flush=True)
-serial(three(sys.argv[1], steps=int(sys.argv[3]), evaluate_every=10), store, EXECUTION,
+alone(three(sys.argv[1], steps=int(sys.argv[3]), evaluate_every=10), store, EXECUTION,
        told=lambda run, standing, before: print(run.id, standing.state, before, flush=True))
 """
 
 
-def started(images, store, steps):
+def started(images, store, steps, lease=600):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", PROGRAM, str(images), str(store.path), str(steps)]
+    command = [sys.executable, "-c", PROGRAM, str(images), str(store.path), str(steps), str(lease)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
 def test_a_killed_sweep_goes_on_at_once_and_ends_as_if_nothing_had_been(images, store, tmp_path):
     runs = three(images, steps=60, evaluate_every=10)
     with started(images, store, 60) as process:
-        until = time.monotonic() + 60
-        while not list(store.path.glob("runs/*/checkpoints/*.safetensors")):
-            assert time.monotonic() < until
-            time.sleep(0.02)
+        begun(store)
         process.send_signal(signal.SIGKILL)
         process.communicate()
     assert any(store.standing(run).state == "started" for run in runs)
     began = time.monotonic()
-    ended = serial(runs, store, EXECUTION)
+    ended = alone(runs, store, EXECUTION)
     assert time.monotonic() - began < 60  # a lease is ten minutes
     other = RunStore(tmp_path / "undisturbed")
     other.make()
-    undisturbed = serial(runs, other, EXECUTION)
-    for run in runs:
-        here, there = ended[run.id].result, undisturbed[run.id].result
-        assert here["selected"] == there["selected"]
-        for name in ("last.safetensors", "selected.safetensors", "README.md"):
-            assert here["files"][name] == there["files"][name]
+    undisturbed = alone(runs, other, EXECUTION)
+    assert_same_bits(runs, ended, undisturbed)
 
 
 def test_two_sweepers_share_the_work(images, store):
@@ -324,3 +296,31 @@ def test_two_sweepers_share_the_work(images, store):
     assert {line.split()[1] for lines in said for line in lines} == {"finished"}
     trained = sorted(line.split()[0] for lines in said for line in lines if line.endswith("False"))
     assert trained == sorted(runs)  # and each is trained once
+
+
+def begun(store):
+    """Waits until a run has its first checkpoint."""
+    until = time.monotonic() + 120
+    while not list(store.path.glob("runs/*/checkpoints/*.safetensors")):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_sweeper_that_slept_past_its_lease_writes_nothing(images, store, monkeypatch):
+    runs = three(images, steps=400, evaluate_every=5)
+    monkeypatch.setitem(Claims.__init__.__kwdefaults__, "lease", 1.0)
+    with started(images, store, 400, lease=1.0) as sleeper:
+        begun(store)
+        sleeper.send_signal(signal.SIGSTOP)
+        (held,) = (each for each in store.claims().held())
+        assert store.standing(next(r for r in runs if r.id == held.run)).state == "started"
+        ended = alone(runs, store, EXECUTION)
+        assert {each.state for each in ended.values()} == {"finished"}
+        before = bytes_in(store)
+        sleeper.send_signal(signal.SIGCONT)
+        said = sleeper.communicate(timeout=300)[0].splitlines()[1:]
+    assert sleeper.returncode == 0
+    assert sorted(line.split()[0] for line in said) == sorted(run.id for run in runs)
+    assert {line.partition(" ")[2] for line in said} == {"finished True"}  # it trained none of them
+    assert bytes_in(store) == before
+    assert not list(store.path.rglob("*.part"))

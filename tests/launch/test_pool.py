@@ -1,0 +1,195 @@
+"""Sweeps in several processes: the same bits as in one, whatever happens to the processes."""
+
+import os
+import signal
+import warnings
+from dataclasses import replace
+
+import pytest
+from launch.tiny_sweeps import alone, assert_same_bits, bytes_in, three
+from small_runs import EXECUTION, photos
+
+from dspreg.errors import ConfigError, Notice, Preempted, ResourceError
+from dspreg.launch.board import Board
+from dspreg.launch.pool import ending, gpus, places, pool, settled
+from dspreg.launch.work import Work
+from dspreg.launch.worker import Slot
+from dspreg.protocol.settings import Execution
+from dspreg.runs import RunStore
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return photos(tmp_path_factory.mktemp("images") / "photos")
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = RunStore(tmp_path / "store")
+    made.make()
+    return made
+
+
+class Seen(Board):
+    """What a board is told; `act` is called with every move."""
+
+    def __init__(self, act=lambda run, step: None):
+        self.began_, self.moves, self.ended_, self.act = [], [], [], act
+
+    def began(self, run):
+        self.began_.append(run)
+
+    def moved(self, run, step, steps, doing):
+        self.moves.append((run, step, steps, doing))
+        self.act(run, step)
+
+    def ended(self, run):
+        self.ended_.append(run)
+
+
+def several(runs, store, *, jobs=2, told=lambda *_: None, attempts=3, execution=EXECUTION, **more):
+    with Work(runs, store, told=told, attempts=attempts) as work:
+        pool(work, execution, jobs=jobs, **more)
+    return work.ended
+
+
+def children():
+    """Processes of this one's pool."""
+    import multiprocessing
+
+    return {child.pid for child in multiprocessing.active_children()}
+
+
+def test_the_bits_are_those_of_one_process(images, store, tmp_path):
+    runs, told, board = three(images, steps=6), [], Seen()
+    ended = several(runs, store, told=lambda run, standing, before: told.append((run.id, before)), board=board)
+    assert sorted(told) == sorted((run.id, False) for run in runs)
+    assert {run.id for run in board.began_} == {run.id for run in board.ended_} == {run.id for run in runs}
+    assert {steps for _, _, steps, doing in board.moves if not doing} == {6}
+    other = RunStore(tmp_path / "other")
+    other.make()
+    assert_same_bits(runs, ended, alone(runs, other, EXECUTION))
+    assert store.claims().held() == []
+    before = bytes_in(store)
+    told.clear()
+    several(runs, store, told=lambda run, standing, before: told.append((run.id, before)))
+    assert sorted(told) == sorted((run.id, True) for run in runs)
+    assert bytes_in(store) == before
+    assert not children()
+
+
+def test_a_killed_process_is_replaced_and_its_run_goes_on(images, store, tmp_path):
+    runs, told, victims = three(images, steps=40, evaluate_every=2), [], []
+
+    def kill(run, step):
+        if step >= 10 and not victims:
+            victims.extend(children())
+            for victim in victims:
+                os.kill(victim, signal.SIGKILL)
+
+    ended = several(runs, store, told=lambda run, s, _: told.append((s.state, s.reason)), board=Seen(kill))
+    assert len(victims) == 2
+    assert {each.state for each in ended.values()} == {"finished"}
+    died = [reason for state, reason in told if state == "failed"]
+    assert 1 <= len(died) <= 2
+    assert set(died) == {"the process that trained it was ended by SIGKILL; was there enough memory?"}
+    other = RunStore(tmp_path / "other")
+    other.make()
+    assert_same_bits(runs, ended, alone(runs, other, EXECUTION))
+    assert not list((store.path / "failures").iterdir())
+
+
+def test_a_run_that_always_kills_its_process_fails_alone(images, store, tmp_path, monkeypatch):
+    (tmp_path / "deadly_method.py").write_text(
+        "import os\nfrom dspreg import Algorithm\n\n"
+        "class Deadly(Algorithm):\n    def loss(self, out):\n        os._exit(9)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (deadly, *_), (good, *_) = three(images, "deadly_method.Deadly"), three(images)
+    ended = several([deadly, good], store, attempts=2)
+    assert ended[good.id].state == "finished"
+    assert (ended[deadly.id].state, ended[deadly.id].attempts) == ("failed", 2)
+    assert ended[deadly.id].reason == "the process that trained it ended with exit code 9"
+
+
+def test_a_process_without_progress_is_ended(images, store, tmp_path, monkeypatch):
+    (tmp_path / "endless_method.py").write_text(
+        "import time\nfrom dspreg import Algorithm\n\n"
+        "class Endless(Algorithm):\n    def loss(self, out):\n        time.sleep(600)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (run, *_) = three(images, "endless_method.Endless")
+    with Work([run], store, attempts=1) as work:
+        work.claims.lease = 8.0  # long enough to start on a busy machine
+        pool(work, EXECUTION, jobs=1)
+    assert work.ended[run.id].reason == "it made no progress for 8 s and was ended"
+    assert not children()
+
+
+def test_a_stopped_sweep_stops_its_processes_with_a_checkpoint(images, store):
+    runs, moves = three(images, steps=5000, evaluate_every=5000), []
+
+    def pause():
+        if len(moves) >= 2:
+            raise Preempted("stopped by the test")
+
+    board = Seen(lambda run, step: moves.append(step) if step > 3 else None)
+    with pytest.raises(Preempted):
+        several(runs, store, pause=pause, board=board)
+    assert not children()
+    assert store.claims().held() == []
+    saved = {int(p.name.split("-")[1]) for p in store.path.glob("runs/*/checkpoints/step-*")}
+    assert max(saved) > 3
+    assert max(saved) < 5000
+    assert not list((store.path / "failures").iterdir())
+
+
+def test_a_full_disk_ends_the_sweep(images, store, monkeypatch):
+    runs = three(images)
+    (store.path / "runs").rmdir()
+    (store.path / "runs").touch()  # nothing can be made below a file, not even by root
+    with pytest.raises(ResourceError, match="can't be written"):
+        several(runs, store)
+    assert not children()
+
+
+def test_notices_of_the_processes_are_said_once(images, store):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        several(three(images, "IRM"), store)
+    said = [str(w.message) for w in caught if issubclass(w.category, Notice)]
+    assert sum("IRM: warmup" in text for text in said) == 1
+
+
+def test_places():
+    cores = sorted(os.sched_getaffinity(0))
+    assert places(len(cores), Execution(threads=1)) == [Slot((core,), None) for core in cores]
+    assert places(len(cores) + 1, Execution(threads=1)) == [Slot(None, None)] * (len(cores) + 1)
+    with pytest.raises(ConfigError, match="--jobs 0"):
+        places(0, EXECUTION)
+
+
+def test_every_gpu_has_a_process(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-x")
+    execution = Execution(device="cuda")
+    assert gpus(execution) == ["2", "GPU-x"]
+    assert gpus(replace(execution, device="cpu")) == []
+    assert [slot.gpu for slot in places(3, execution)] == ["2", "GPU-x", "2"]
+    made, jobs = settled(execution, None)
+    assert (made.threads, jobs) == (1, 2)
+
+
+def test_what_is_left_open_does_not_depend_on_the_machine_but_for_how_many_at_once():
+    cores = len(os.sched_getaffinity(0))
+    execution, jobs = settled(Execution(), None)
+    assert (execution.threads, execution.workers, jobs) == (1, 0, cores)
+    execution, jobs = settled(Execution(threads=cores, workers=3), None)
+    assert (execution.threads, execution.workers, jobs) == (cores, 3, 1)
+    assert settled(Execution(), 7)[1] == 7
+
+
+def test_ends_are_told_in_words():
+    class Process:
+        exitcode = -signal.SIGSEGV
+
+    assert ending(Process()) == "the process that trained it was ended by SIGSEGV"
