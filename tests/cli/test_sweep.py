@@ -12,7 +12,7 @@ from dspreg.runs import RunStore
 
 SMALL = ["model=small-cnn", "weights=none", "image_size=28", "steps=2", "batch_size=4", "lr=1e-3", "augment=no"]
 SMALL = [word for text in SMALL for word in ("--set", text)]
-HOW = ["--threads", "1", "--profile", "never", "--workers", "0", "--check-images", "never"]
+HOW = ["--threads", "1", "--profile", "never", "--workers", "0", "--check-images", "never", "--jobs", "0"]
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,25 @@ def test_hours_and_gigabytes_are_those_of_finished_runs(images, tmp_path, capsys
     assert row(capsys.readouterr().out, "photos")[2:] == ["3", "1", "0", "4", f"{2 * size / 1e9:.2g}"]
 
 
+def test_in_several_processes(images, tmp_path, capsys):
+    store = tmp_path / "store"
+    assert main(typed(images, store, "--jobs", "2", algorithms=["ERM"])) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line[:6] for line in said[:3]] == ["[1/3] ", "[2/3] ", "[3/3] "]
+    assert {line.split(" → ")[1].split(",")[0] for line in said[:3]} == {"dawn", "dusk", "noon"}
+    assert said[3:] == [f"3 of 3 runs finished in {store}"]
+    assert main(typed(images, store, algorithms=["ERM"])) == 0
+    assert capsys.readouterr().out.count(", as before") == 3
+
+
+@pytest.mark.parametrize("flag", ["--jobs", "--attempts"])
+@pytest.mark.parametrize("value", ["-1", "many", "1.5"])
+def test_numbers_that_are_none(images, tmp_path, capsys, flag, value):
+    assert main(typed(images, tmp_path / "store", f"{flag}={value}")) == 2
+    assert f"{flag} {value}; wanted a whole number at least" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
+
+
 def test_known_data_sets_need_no_data(tmp_path, capsys):
     assert main(["sweep", "--dataset", "PACS", "DomainNet", "--algorithms", "ERM", "--dry-run"]) == 0
     said = capsys.readouterr().out
@@ -120,8 +139,9 @@ def test_some_failed_is_exit_code_5(images, tmp_path, capsys, monkeypatch):
     algorithms = ["methods_of_a_test.Broken", "ERM"]
     assert main(typed(images, "store", "--targets", "dawn", algorithms=algorithms)) == 5
     said = capsys.readouterr().out
-    assert "[1/2] methods_of_a_test.Broken on photos → dawn, trial 0, draw 0: failed: ZeroDivisionError" in said
-    assert "[2/2] ERM on photos → dawn, trial 0, draw 0: unseen dawn" in said
+    broken = "methods_of_a_test.Broken on photos → dawn, trial 0, draw 0: failed: ZeroDivisionError: division by zero"
+    assert f"[0/2] {broken}; attempt 1 of 3, tried again later\n[1/2] ERM on photos → dawn" in said
+    assert f"[2/2] {broken}\n1 of 2 runs finished" in said
     assert "1 of 2 runs finished" in said
     bad = Run(dataset=f"folder:{images}", targets=("dawn",), algorithm=algorithms[0], options=options())
     assert f"  {bad.id}  methods_of_a_test.Broken on photos" in said

@@ -251,6 +251,21 @@ def test_the_heart_beats_with_progress_and_stops_who_lost_the_claim(tmp_path):
     other.close()
 
 
+def test_measuring_c_is_progress(images, store, monkeypatch):
+    """It takes longer than a lease where images are many, and no step ends meanwhile."""
+    progress, alive = [], Heart.alive
+
+    def seen(heart):
+        progress.append(heart.step)
+        alive(heart)
+
+    monkeypatch.setattr(Heart, "alive", seen)
+    spec = "DSPReg(measure_batches=2, refresh_steps=3)"
+    alone(three(images, spec, steps=6, evaluate_every=100)[:1], store, EXECUTION)
+    counts = [progress.count(t) for t in range(6)]
+    assert counts[3] > counts[2] + 2  # two domains are measured before step 3
+
+
 PROGRAM = """
 import sys
 from dspreg import claims
@@ -307,9 +322,10 @@ def begun(store):
 
 
 def test_a_sweeper_that_slept_past_its_lease_writes_nothing(images, store, monkeypatch):
-    runs = three(images, steps=400, evaluate_every=5)
+    runs = three(images, steps=150, evaluate_every=10)
     monkeypatch.setitem(Claims.__init__.__kwdefaults__, "lease", 1.0)
-    with started(images, store, 400, lease=1.0) as sleeper:
+    with started(images, store, 150, lease=1.0) as sleeper, ExitStack() as at_the_end:
+        at_the_end.callback(sleeper.kill)  # stopped, it would be waited for for ever
         begun(store)
         sleeper.send_signal(signal.SIGSTOP)
         (held,) = (each for each in store.claims().held())

@@ -147,6 +147,7 @@ def swept(runs: list[Run], store: RunStore, given: Any, execution: Execution, pa
     from dspreg.training.display import Bar, Display
 
     jobs = None if given.jobs is None else whole("--jobs", given.jobs, 0)
+    attempts = whole("--attempts", given.attempts, 1)
     execution, jobs = settled(execution, jobs)
     store.make()
     store.plan(runs)
@@ -155,14 +156,18 @@ def swept(runs: list[Run], store: RunStore, given: Any, execution: Execution, pa
 
     def told(run: Run, standing: Standing, before: bool) -> None:
         when, number = ", as before" if before else "", len(work.ended)
-        again = "" if standing.settled(work.attempts) else f"; tried again, {standing.attempts} of {work.attempts}"
+        again = (
+            ""
+            if standing.settled(work.attempts)
+            else f"; attempt {standing.attempts} of {work.attempts}, tried again later"
+        )
         board.settled(number)
         print(f"[{number}/{len(runs)}] {shown(str(run))}: {outcome(standing)}{when}{again}", flush=True)
 
     def display(run: Run) -> Display:
         return Bar(console, shown(str(run))) if console.is_terminal else Display()
 
-    with Work(runs, store, attempts=whole("--attempts", given.attempts, 1), told=told) as work:
+    with Work(runs, store, attempts=attempts, told=told) as work:
         if jobs == 0:
             serial(work, execution, pause=pause, display=display)
         else:

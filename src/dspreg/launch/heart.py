@@ -33,6 +33,9 @@ class Heart(Display):
             LostClaim: Somebody else has the run by now.
         """
         self._pause()
+        self.alive()
+
+    def alive(self) -> None:
         self.progress += 1
         now = self.claims.now()
         if now - self.last >= self.claims.lease / BEATS:

@@ -21,6 +21,9 @@ class Display:
     def doing(self, what: str) -> None:
         """Something that takes a while and is no step."""
 
+    def alive(self) -> None:
+        """The network computes something."""
+
     def stepped(self, t: int, log: dict[str, float]) -> None: ...
 
     def recorded(self, record: dict[str, Any]) -> None: ...

@@ -79,6 +79,8 @@ def train(
             return result or {}
         refuse_failed(folder)
 
+        # c is measured inside of a step, for minutes: who waits for a sign of life hears every pass of the network
+        algorithm.net.register_forward_pre_hook(lambda *_: display.alive())
         state = State(algorithm, folder)
         resume(state, checkpoints)
         display.started(experiment, state.t)
