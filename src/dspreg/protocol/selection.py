@@ -41,6 +41,7 @@ class Trace:
     state: str = "finished"  # or in words what it is instead, such as "failed: step 3: the loss is not finite"
     id: str = ""
     place: str = ""  # its folder, for messages
+    plan: str = ""  # of a store: what was asked for beside data set, targets, algorithm, trial and draw; see `Run`
 
     @property
     def finished(self) -> bool:
