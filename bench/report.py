@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="the median of so many is printed")
     parser.add_argument("--keep", metavar="DIR", help="leave the stores there, to look at them with a profiler")
     given = parser.parse_args()
-    os.fsync = lambda fd: None  # nothing of this has to survive a crash
+    os.fsync = lambda _: None  # nothing of this has to survive a crash
     print(f"{'runs':>7}  {'command':>7}  {'CPU s':>6}  {'wall s':>6}", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         for size, shape in SIZES.items():

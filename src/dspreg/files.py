@@ -124,19 +124,25 @@ class Lines:
 
     def __iter__(self) -> Iterator[Any]:
         """What was written, without a torn last line: that one was never finished."""
-        return self.of(self._bytes())
+        for number, line in enumerate(self._bytes().split(b"\n")[:-1], 1):
+            yield self._value(number, line)
 
-    def of(self, data: bytes) -> Iterator[Any]:
-        """The same of bytes that were read, and perhaps verified, before."""
-        decode = json.JSONDecoder().raw_decode  # json.loads looks for the encoding of every line anew
-        for number, line in enumerate(data.split(b"\n")[:-1], 1):
-            try:
-                value, end = decode(text := line.decode())
-                if end != len(text):
-                    raise ValueError(f"there is more after its value, from character {end + 1} on")
-            except (ValueError, RecursionError) as error:
-                raise IntegrityError(f"{self.path}, line {number}, is damaged: {error}") from error
-            yield value
+    def of(self, data: bytes) -> list[Any]:
+        """The same of bytes that were read and verified before, in one go: quicker, and its keys are shared."""
+        lines = data.split(b"\n")[:-1]
+        try:
+            found = json.loads(b"[%b]" % b",".join(lines))
+        except (ValueError, RecursionError):
+            found = []
+        if len(found) == len(lines):
+            return list(found)
+        return [self._value(number, line) for number, line in enumerate(lines, 1)]  # says which one is damaged
+
+    def _value(self, number: int, line: bytes) -> Any:
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise IntegrityError(f"{self.path}, line {number}, is damaged: {error}") from error
 
     def _bytes(self) -> bytes:
         return self.path.read_bytes() if self.path.exists() else b""

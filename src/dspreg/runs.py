@@ -59,7 +59,7 @@ class RunStore:
             make_folder(self.path / name)
 
     def folder(self, run: Run) -> RunFolder:
-        return RunFolder(self.path / "runs" / run.id)
+        return RunFolder(Path(self.path, "runs", run.id))
 
     def claims(self) -> Claims:
         return Claims(self.path / "claims.db")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from os.path import isfile
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,10 @@ def run_folders(path: str | Path) -> list[RunFolder]:
     return found
 
 
-def _folders_in(path: Path) -> list[RunFolder]:
-    if not path.is_dir():
-        return []
-    return [RunFolder(path / name) for name in sorted(os.listdir(path)) if isfile(f"{path}/{name}/run.json")]
+def _folders_in(path: Path, known: Collection[str] = ()) -> list[RunFolder]:
+    """All runs in a folder but those of known names."""
+    names = sorted(set(os.listdir(path)) - set(known)) if path.is_dir() else []
+    return [RunFolder(path / name) for name in names if isfile(f"{path}/{name}/run.json")]
 
 
 def read(path: str | Path) -> tuple[list[Trace], list[str]]:
@@ -62,16 +62,16 @@ def _planned(store: RunStore) -> tuple[list[Trace], list[str]]:
     there, damaged = {}, {}
     for run in runs:
         folder = store.folder(run)
-        if isfile(folder / "run.json"):
+        if isfile(f"{folder.path}/run.json"):
             found = _tried(folder, run)
             if isinstance(found, Trace):
                 there[run.id] = found
             else:
                 damaged[run.id] = found
-    others = {folder.path.name: folder for folder in _folders_in(store.path / "runs")}
-    for run in runs:
-        others.pop(run.id, None)
-    strange = [f"{folder.path} holds a run that no plan of the store names" for folder in others.values()]
+    strange = [
+        f"{folder.path} holds a run that no plan of the store names"
+        for folder in _folders_in(store.path / "runs", {run.id for run in runs})
+    ]
     finished = [each for each in there.values() if each.finished]
     return [*finished, *without_result(store, runs, there, damaged)], [*damaged.values(), *strange]
 
