@@ -26,7 +26,7 @@ steps, images, …) get rows of their own, which say how they differ."""
 
 def add(commands: Commands) -> None:
     parser = described(commands, "report", "make tables of finished runs", EXAMPLES)
-    says = "a folder of run folders, or of a sweep"
+    says = "a folder of run folders, or the store of a sweep, whose tables count what was planned"
     parser.add_argument("path", metavar="PATH", nargs="?", help=says)
     formats = ("text", "markdown", "latex", "csv", "json")
     parser.add_argument("--format", choices=formats, default="text", help="default: text")

@@ -16,11 +16,11 @@ SPECIAL = {
     "→": r"$\to$", "←": r"$\leftarrow$", "×": r"$\times$", "·": r"$\cdot$", "≈": r"$\approx$", "∞": r"$\infty$",
     "²": r"$^2$", "³": r"$^3$", "µ": r"$\mu$",
 }  # fmt: skip
-GREEK = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho varsigma sigma tau "
-    "upsilon phi chi psi omega"
-).split()
-SPECIAL |= {chr(0x3B1 + n): rf"$\{name}$" for n, name in enumerate(GREEK) if name != "omicron"}
+GREEK = [  # from α on; LaTeX has no omicron
+    "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi",
+    None, "pi", "rho", "varsigma", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega",
+]  # fmt: skip
+SPECIAL |= {chr(0x3B1 + n): rf"$\{name}$" for n, name in enumerate(GREEK) if name}
 JOINED = re.compile("(?<=-)(?=-)|(?<=')(?=')|(?<=`)(?=`)|(?<=,)(?=,)|(?<=[?!])(?=`)")  # fonts draw one sign for two
 
 
