@@ -64,6 +64,7 @@ bench: $(READY)  ## what everything costs, and how exact it is: an hour on one t
 	$(BIN)/python bench/sensitivity.py --part growth
 	$(BIN)/python bench/penalty.py
 	$(BIN)/python bench/penalty.py --part memory
+	$(BIN)/python bench/report.py
 	$(BIN)/python bench/algorithms.py
 	$(BIN)/python bench/algorithms.py --part digits --out build/digits
 ifdef DSPREG_ROOT

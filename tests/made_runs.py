@@ -61,7 +61,7 @@ def random_traces(seed, *, levels=4, nan=0.0, missing=0.0, domains=DOMAINS, pair
 
 def write_run(
     path, records, *, targets=("ash",), algorithm="ERM", asked=None, domains=DOMAINS, dataset="trees", trial=0, draw=0,
-    finish=True, failure=None, threads=1, torch="2.10.0", environments=(), **settings,
+    finish=True, failure=None, threads=1, torch="2.10.0", environments=(), plan=None, **settings,
 ):  # fmt: skip
     """A run folder, as training leaves it, without models."""
     folder = RunFolder(path)
@@ -76,7 +76,7 @@ def write_run(
             },
             "weights": {"tag": "none", "sha256": None},
             "environment": {"torch": torch, "threads": threads, "device": "cpu", "precision": "float32"},
-            "where": {"algorithm": asked or algorithm},
+            "where": {"algorithm": asked or algorithm} | ({"plan": plan} if plan else {}),
         }
     )  # fmt: skip
     for each in records:

@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from dspreg.claims import WINDOW, Claims, LostClaim
+from dspreg.claims import WINDOW, Claims, Held, LostClaim, held
 from dspreg.errors import IntegrityError, ResourceError
 from dspreg.processes import is_gone, this_process
 
@@ -262,3 +262,42 @@ def test_of_a_process_elsewhere_nothing_is_known():
     assert is_gone(f"{place} 4194305 1")  # above the largest number there can be
     assert not is_gone(f"other-host {number} 1")
     assert not is_gone("")
+
+
+# Only looking.
+
+
+def test_whoever_only_looks_sees_the_same_and_leaves_nothing(tmp_path):
+    path = tmp_path / "a folder?mode=x%20#1" / "claims.db"
+    assert held(path) == []
+    assert list(tmp_path.iterdir()) == []
+    path.parent.mkdir()
+    claims = Claims(path, lease=600, now=lambda: 5.0, boot="b")
+    one, two = claims.claim(["x"]), claims.claim(["y"])
+    claims.beat(one, 1, 17)
+    claims.release(two)
+    assert held(path, now=lambda: 5.0, boot="b") == claims.held()  # while it is open
+    assert [(each.run, each.step, each.left) for each in claims.held()] == [("x", 17, 600.0)]
+    claims.close()
+    before = sorted(p.name for p in path.parent.iterdir())
+    assert before == ["claims.db"]
+    (found,) = held(path, now=lambda: 10.0, boot="b")
+    assert (found.run, found.holder, found.step, found.left) == ("x", one.holder, 17, 595.0)
+    assert [each.left for each in held(path, boot="another start")] == [-1.0]
+    assert sorted(p.name for p in path.parent.iterdir()) == before
+
+
+def test_a_holder_is_alive_while_its_process_is_and_its_lease_lasts(tmp_path):
+    claims = Claims(tmp_path / "claims.db", lease=10, now=lambda: 0.0)
+    claims.claim(["x"])
+    assert [each.alive for each in held(tmp_path / "claims.db", now=lambda: 9.0)] == [True]
+    assert [each.alive for each in held(tmp_path / "claims.db", now=lambda: 11.0)] == [False]
+    claims.close()
+    place, number, start = this_process().rsplit(" ", 2)
+    assert not Held("x", f"ab {place} {number} {int(start) + 1}", 0, 10.0).alive
+
+
+def test_a_file_that_is_no_database_is_said(tmp_path):
+    (tmp_path / "claims.db").write_bytes(b"something else, of more than a hundred bytes" * 9)
+    with pytest.raises(IntegrityError, match="stop all sweepers and remove it"):
+        held(tmp_path / "claims.db")

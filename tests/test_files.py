@@ -421,6 +421,27 @@ def test_a_damaged_line_is_named_by_its_number(tmp_path):
         list(Lines(tmp_path / "l"))
 
 
+def test_bytes_read_before_give_the_same_lines_and_the_same_complaint(tmp_path):
+    lines = Lines(tmp_path / "l")
+    for data in (b"", b'{"a":1}\n', b'{"a":1}\n[2.5]\n"\xc3\xa9"\n', b'{"a":1}\n{"a":2', b'{"a":1}\n7\n'):
+        (tmp_path / "l").write_bytes(data)
+        assert lines.of(data) == list(lines)
+    for data in (b'{"a":1}\n{"a":\n{"a":4}\n', b"1\n\xff\n", b"1\n2,3\n", b"1\n\n3\n", b"1\n[2\n3]\n"):
+        (tmp_path / "l").write_bytes(data)
+        for act in (lambda data=data: lines.of(data), lambda: list(lines)):
+            with pytest.raises(IntegrityError, match="l, line 2, is damaged"):
+                act()
+
+
+def test_what_is_nested_too_deeply_is_damaged_and_no_crash(tmp_path):
+    deep = b"[" * 100_000
+    (tmp_path / "f").write_bytes(deep)
+    with pytest.raises(IntegrityError, match="f can't be read"):
+        read_json(tmp_path / "f")
+    with pytest.raises(IntegrityError, match="line 1, is damaged"):
+        Lines(tmp_path / "l").of(deep + b"\n")
+
+
 def test_the_shim_sees_what_the_system_sees(tmp_path):
     """Every write of the module goes through what the shim counts: no other call opens a file for writing."""
     calls = []

@@ -428,3 +428,61 @@ def test_a_store_is_read_without_torch(tmp_path):
     )
     said = subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], capture_output=True, text=True)
     assert said.stdout == "False\n"
+
+
+# All of it at once.
+
+
+def test_contents_are_what_the_files_say_one_by_one(folder):
+    folder.agree(DESCRIBED)
+    folder.records.append({"step": 0})
+    assert folder.contents() == (folder.description(), None, [])  # unfinished: its records are not vouched for
+    (folder / "README.md").write_text("# Ü")
+    folder.finish(OUTCOME)
+    assert folder.contents() == (folder.description(), folder.result(), [{"step": 0}])
+
+
+@pytest.mark.parametrize("name", ["run.json", "records.jsonl", "README.md", "result.json"])
+def test_contents_are_verified_but_for_weights(folder, name):
+    folder.agree(DESCRIBED)
+    folder.records.append({"step": 0})
+    (folder / "README.md").write_text("# Ü")
+    (folder / "last.safetensors").write_bytes(b"weights")
+    folder.finish(OUTCOME)
+    (folder / "last.safetensors").write_bytes(b"damaged")
+    assert folder.contents().result == {k: v for k, v in json.loads((folder / "result.json").read_text()).items()
+                                        if k != "sha256"}  # fmt: skip
+    whole = (folder / name).read_bytes()
+    (folder / name).write_bytes(whole.replace(b"0", b"1", 1) if b"0" in whole else whole + b" ")
+    with pytest.raises(IntegrityError, match=name):
+        folder.contents()
+    (folder / name).unlink()
+    if name == "result.json":
+        assert folder.contents().result is None
+    else:
+        with pytest.raises(ConfigError if name == "run.json" else IntegrityError, match=name):
+            folder.contents()
+    (folder / name).write_bytes(whole)
+    (folder / "last.safetensors").unlink()
+    with pytest.raises(IntegrityError, match=r"last\.safetensors is missing"):
+        folder.contents()
+
+
+def test_records_that_result_json_does_not_vouch_for_are_not_told(folder):
+    folder.agree(DESCRIBED)
+    folder.finish(OUTCOME)
+    folder.records.append({"step": 0, "accuracy": {"print": {"in": 1.0}}})
+    assert folder.contents().records == []
+
+
+@pytest.mark.parametrize("bad", ["NaN", "1e999", '"\\ud800"'])
+@pytest.mark.parametrize("name", ["run.json", "result.json"])
+def test_what_is_never_written_is_not_read_wherever_it_stands(folder, name, bad):
+    folder.agree(DESCRIBED)
+    folder.finish(OUTCOME)
+    text = (folder / name).read_text()
+    for place in ('"workers": 4', '"lr": 0.001') if name == "run.json" else ('"step": 0',):
+        assert place in text
+        (folder / name).write_text(text.replace(place, f"{place.partition(':')[0]}: {bad}"))
+        with pytest.raises(IntegrityError, match=f"{name} can't be read"):
+            folder.contents()

@@ -15,7 +15,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -53,6 +53,7 @@ ON CONFLICT (run) DO UPDATE SET
 RETURNING run, token
 """
 
+HELD = "SELECT run, holder, step, boot, expires FROM claims WHERE holder IS NOT NULL ORDER BY run"
 NEWEST = "run = :run AND token = :token AND holder = :holder"
 
 
@@ -79,6 +80,11 @@ class Held:
     holder: str
     step: int
     left: float  # seconds until it ends; negative: it has
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody works on it, as far as can be told: a killed process of this machine does not."""
+        return self.left > 0 and not is_gone(self.holder.partition(" ")[2])
 
 
 class Claims:
@@ -176,9 +182,7 @@ class Claims:
 
     def held(self) -> list[Held]:
         """All claims that were not released, expired ones too."""
-        now = self.now()
-        rows = self._do("SELECT run, holder, step, boot, expires FROM claims WHERE holder IS NOT NULL ORDER BY run", {})
-        return [Held(r, h, step, (end - now) if boot == self.boot else -1.0) for r, h, step, boot, end in rows]
+        return _held(self._do(HELD, {}), self.now(), self.boot)
 
     def close(self) -> None:
         self._connection.close()
@@ -212,19 +216,42 @@ class Claims:
             f"the run {claim.run} is no longer ours: its lease of {self.lease:g} s ended, or it was released"
         )
 
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            raise ResourceError(
-                f"{self.path}: {error}; is the folder writable, and on a disk of this machine?"
-            ) from error
-        except sqlite3.DatabaseError as error:
-            raise IntegrityError(
-                f"{self.path} is damaged: {error}. Nothing but who works on what is in it: stop all sweepers and "
-                f"remove it"
-            ) from error
+    def _refusals(self) -> AbstractContextManager[None]:
+        return _refusals(self.path)
+
+
+def held(path: str | Path, *, now: Callable[[], float] = time.monotonic, boot: str | None = None) -> list[Held]:
+    """What `Claims.held` says, for whoever only looks: nothing is made or written, not even where there is nothing.
+
+    Args:
+        path: The database, or where it would be.
+        now: As for `Claims`.
+        boot: As for `Claims`.
+    """
+    path = Path(path)
+    if not path.is_file():
+        return []
+    # without a journal nobody has it open; SQLite would make one to look at it, and leave it there
+    mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
+    with _refusals(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as connection:
+        rows = connection.execute(HELD).fetchall()
+    return _held(rows, now(), this_boot() if boot is None else boot)
+
+
+def _held(rows: Iterable[Any], now: float, boot: str) -> list[Held]:
+    return [Held(run, holder, step, (end - now) if then == boot else -1.0) for run, holder, step, then, end in rows]
+
+
+@contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise ResourceError(f"{path}: {error}; is the folder writable, and on a disk of this machine?") from error
+    except sqlite3.DatabaseError as error:
+        raise IntegrityError(
+            f"{path} is damaged: {error}. Nothing but who works on what is in it: stop all sweepers and remove it"
+        ) from error
 
 
 def this_boot() -> str:

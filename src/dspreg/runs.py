@@ -67,7 +67,7 @@ class RunStore:
             make_folder(self.path / name)
 
     def folder(self, run: Run) -> RunFolder:
-        return RunFolder(self.path / "runs" / run.id)
+        return RunFolder(Path(self.path, "runs", run.id))
 
     def claims(self) -> Claims:
         return Claims(self.path / "claims.db")
@@ -86,7 +86,7 @@ class RunStore:
         found: dict[str, Run] = {}
         for path in sorted((self.path / "plans").glob("*.json")):
             value = read_json(path)
-            if not isinstance(value, dict) or value.get("format") != PLAN:
+            if not isinstance(value, dict) or value.get("format") != PLAN or not isinstance(value.get("runs"), list):
                 raise IntegrityError(f"{path} is not of the format {PLAN!r}; which version wrote it?")
             for each in map(Run.from_json, value["runs"]):
                 found.setdefault(each.id, each)

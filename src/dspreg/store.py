@@ -18,8 +18,9 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from os.path import isfile
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from dspreg.errors import ConfigError, IntegrityError, InUse
 from dspreg.files import (
@@ -30,7 +31,7 @@ from dspreg.files import (
     digest,
     digest_of,
     is_fenced,
-    read_json,
+    loaded,
     refusals,
     write_json,
 )
@@ -44,13 +45,27 @@ HELD: set[IO[str]] = set()  # locks of this process
 CLAIMED = "under a claim\n"  # what stands in the lock of a sweep's worker
 
 
+class Contents(NamedTuple):
+    """What a run's folder says, as it was verified."""
+
+    description: dict[str, Any]
+    result: dict[str, Any] | None  # None while unfinished
+    records: list[Any]  # of a finished run
+
+
 class RunFolder:
     """One run's folder."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self.records = Lines(self.path / "records.jsonl")
-        self.refreshes = Lines(self.path / "refreshes.jsonl")
+
+    @property
+    def records(self) -> Lines:
+        return Lines(self / "records.jsonl")
+
+    @property
+    def refreshes(self) -> Lines:
+        return Lines(self / "refreshes.jsonl")
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
@@ -59,12 +74,19 @@ class RunFolder:
 
     def description(self) -> dict[str, Any]:
         """run.json, checked to be one of ours."""
-        if not (self / "run.json").exists():
+        return self._described(self._run())
+
+    def _run(self) -> bytes:
+        if not self._holds("run.json"):
             raise ConfigError(f"{self.path} holds no run: there is no run.json. Give the --out folder of a training")
-        found = read_json(self / "run.json")
+        return self._read("run.json")
+
+    def _described(self, data: bytes) -> dict[str, Any]:
+        found = loaded(f"{self.path}/run.json", data)
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise IntegrityError(f"{self / 'run.json'} is not of the format {FORMAT!r}; which version wrote it?")
-        if identity(found) != found.get("id"):
+        self._digest("run.json", [found.get("id"), found.get("where")])  # what the id is not made of
+        if self._digest("run.json", essence(found)) != found.get("id"):
             raise IntegrityError(f"{self / 'run.json'} was changed: its id is not that of its contents")
         return found
 
@@ -121,19 +143,55 @@ class RunFolder:
         Raises:
             IntegrityError: A file is damaged or missing.
         """
-        if not (self / "result.json").exists():
-            return None
-        result = read_json(self / "result.json")
+        return self._sealed({}, weights=weights)[0] if self._holds("result.json") else None
+
+    def contents(self) -> Contents:
+        """All that tables are made of, every file but models and profiles verified, and read once.
+
+        What was verified is then what is told, whoever writes meanwhile.
+        """
+        run = self._run()
+        described = self._described(run)
+        if not self._holds("result.json"):
+            return Contents(described, None, [])
+        result, read = self._sealed({"run.json": run}, weights=False)
+        return Contents(described, result, self.records.of(read.get("records.jsonl", b"")))
+
+    def _sealed(self, read: dict[str, bytes], *, weights: bool) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """The outcome, verified, and the bytes of all that it names but models and profiles, which are large."""
+        result = loaded(f"{self.path}/result.json", self._read("result.json"))
         stamp = result.pop("sha256", None) if isinstance(result, dict) else None
-        if stamp != digest(canonical(result).encode()):
+        if stamp != self._digest("result.json", result):
             raise IntegrityError(f"{self / 'result.json'} is damaged: its SHA-256 is not the one in it")
         for name, expected in result["files"].items():
-            path = self / name
-            if not path.is_file():
-                raise IntegrityError(f"{path} is missing; result.json says it belongs to the run")
-            if (weights or path.suffix != ".safetensors") and digest_of(path) != expected:
+            if name not in read and not self._holds(name):
+                raise IntegrityError(f"{self / name} is missing; result.json says it belongs to the run")
+            if name.endswith(".safetensors"):
+                found = digest_of(self / name) if weights else expected
+            else:
+                read[name] = read[name] if name in read else self._read(name)
+                found = digest(read[name])
+            if found != expected:
+                path = self / name
                 raise IntegrityError(f"{path} is damaged or was changed: its SHA-256 is not the one in result.json")
-        return dict(result)
+        return result, read
+
+    def _holds(self, name: str) -> bool:
+        return isfile(f"{self.path}/{name}")  # a Path for each of the many files of ten thousand runs takes a second
+
+    def _read(self, name: str) -> bytes:
+        try:
+            with open(f"{self.path}/{name}", "rb", buffering=0) as file:
+                return file.read()
+        except OSError as error:
+            raise IntegrityError(f"{self / name} can't be read: {error}") from error
+
+    def _digest(self, name: str, value: Any) -> str:
+        """Of a value that a file holds; also the check that `loaded` asks for."""
+        try:
+            return digest(canonical(value).encode())
+        except ValueError as error:
+            raise IntegrityError(f"{self / name} can't be read: {error}") from error
 
     # Who works on it.
 
@@ -216,8 +274,13 @@ def _brief(value: Any) -> str:
 
 
 def identity(described: Mapping[str, Any]) -> str:
-    """The id of a run: of all that decides its result."""
-    return digest(canonical({k: v for k, v in described.items() if k not in ("id", "where")}).encode())
+    """The id of a run."""
+    return digest(canonical(essence(described)).encode())
+
+
+def essence(described: Mapping[str, Any]) -> dict[str, Any]:
+    """All that decides the result of a run."""
+    return {k: v for k, v in described.items() if k not in ("id", "where")}
 
 
 def differences(was: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -70,7 +70,7 @@ def test_latex():
         "\\toprule\n"
         " & x\\_1 & 漢字 & mean \\\\\n"
         "\\midrule\n"
-        "IRM|x \\textless{}b\\textgreater{} & 12.3 $\\pm$ 0.1 (2/3) & -- [1] &  \\\\\n"
+        "IRM\\textbar{}x \\textless{}b\\textgreater{} & 12.3 $\\pm$ 0.1 (2/3) & -- [1] &  \\\\\n"
         "\\quad difference & $-$1.0 & 3/4 & nan \\\\\n"
         "=cmd() & -- [1] & -- [2] & 7.0 x\\_1 \\\\\n"
         "\\bottomrule\n"
@@ -110,10 +110,55 @@ def test_a_terminal_is_not_obeyed():
         assert not {"\x1b", "\x07", "\r"} & set(FORMATS[form]([odd]))
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
+EVIL = "_ & % # { } $ ~ ^ \\ < > | \" ' → ← ± − × √ ≥ – θ é e\u0301 ß … “x” -- '' ,, ?` \\input{x} \\\\ ^^M %"
+
+
+@pytest.mark.parametrize(
+    ("name", "escaped"),
+    [
+        ("a_b & 5 % #1 ${x}", r"a\_b \& 5 \% \#1 \$\{x\}"),
+        (r"\input{x}", r"\textbackslash{}input\{x\}"),
+        ("~^", r"\textasciitilde{}\textasciicircum{}"),
+        ("a → b ± c − d", r"a $\to$ b $\pm$ c $-$ d"),
+        ("λ ω é", r"$\lambda$ $\omega$ é"),
+        ("e\u0301", "é"),  # as macOS names files
+        ("a--b ''c'' x,,y ?`", "a-{}-b '{}'c'{}' x,{},y ?{}`"),  # an en dash, quotes and ¿ otherwise
+        ("<x|y>", r"\textless{}x\textbar{}y\textgreater{}"),
+        ("two\nlines", r"two\textbackslash{}nlines"),
+    ],
+)
+def test_latex_sets_names_as_they_are(name, escaped):
+    table = Table("x", name, "training", (name,), (Row(name, "ours", (Cell(text=name),)),), (name,))
+    lines = FORMATS["latex"]([table]).splitlines()
+    assert rf"\caption{{{escaped}}}" in lines
+    assert rf" & {escaped} \\" in lines
+    assert rf"{escaped} & {escaped} \\" in lines
+    assert rf"\par\footnotesize {escaped}" in lines
+
+
+@pytest.mark.parametrize("name", ["[2pt]", "*"])
+def test_a_row_is_not_taken_for_an_option_of_the_line_before(name):
+    """`\\\\[2pt]`, `\\midrule[2pt]` and `\\\\*` mean something else, and a line may end in between."""
+    table = Table("x", "x", "training", (), (Row(name, "ours", ()),))
+    assert f"\n{{}}{name} \\\\\n" in FORMATS["latex"]([table])
+
+
+def no_latex():
+    found = shutil.which("pdflatex") and shutil.which("kpsewhich")
+    return not found or subprocess.run(["kpsewhich", "booktabs.sty"], capture_output=True).returncode != 0
+
+
+@pytest.mark.skipif(no_latex(), reason="no pdflatex with booktabs here")
 def test_latex_compiles(tmp_path):
+    rows = tuple(
+        Row(name, "ours", (Cell(text=name), Cell(value=-1.0, error=0.5, signed=True), Cell(reason=name)))
+        for name in (EVIL, "[2pt]", "*", "")
+    )
+    evil = Table(EVIL, EVIL, "training", (EVIL, "[y]", "*"), rows, (EVIL, "[z]"))
     plain = Table("a_b", TABLE.title, "training", ("x_1", "y", "mean"), TABLE.rows, TABLE.notes)
-    text = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n" + FORMATS["latex"]([plain])
+    text = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n" + FORMATS["latex"]([evil, plain])
     (tmp_path / "t.tex").write_text(text + "\\end{document}\n", encoding="utf-8")
-    subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, check=True, capture_output=True)
+    done = subprocess.run(["pdflatex", "-halt-on-error", "t.tex"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Missing character" not in (tmp_path / "t.log").read_text(encoding="latin-1")
     assert (tmp_path / "t.pdf").stat().st_size > 0

@@ -13,7 +13,7 @@ import ast
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import PurePath
 from typing import Any
 
@@ -136,6 +136,7 @@ class Run:
         return cls(**own, options={name: v for name, v in value.items() if name not in own})
 
 
+@lru_cache(maxsize=1_000)  # a plan of ten thousand runs has few specs
 def shortest(spec: str) -> str:
     """The one text of a spec: options by name, spaces and an ERM below others gone. Needs no torch.
 

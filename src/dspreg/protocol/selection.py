@@ -17,7 +17,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -41,14 +41,14 @@ class Trace:
     state: str = "finished"  # or in words what it is instead, such as "failed: step 3: the loss is not finite"
     id: str = ""
     place: str = ""  # its folder, for messages
+    plan: str = ""  # of a store: what was asked for beside data set, targets, algorithm, trial and draw; see `Run`
 
     @property
     def finished(self) -> bool:
         return self.state == "finished"
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """What a rule reports for one target and trial."""
 
     accuracy: float
@@ -156,17 +156,17 @@ def _rank(choice: Choice) -> float:
 def _choice(run: Trace, record: Record, target: str, validation: Sequence[float | None]) -> list[Choice]:
     """Nothing where the record lacks a number that the rule needs."""
     reported = _accuracy(record, target, "in")
-    known = [each for each in validation if each is not None]
-    if reported is None or len(known) < len(validation) or not known:
+    if reported is None or None in validation or not validation:
         return []
-    return [Choice(reported, _mean(known), record["step"], run.draw)]
+    return [Choice(reported, _mean(cast(Sequence[float], validation)), record["step"], run.draw)]
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values: Sequence[float]) -> float:
     """To the last bit as NumPy's, which decides ties; its way of adding differs from eight numbers on."""
     return (sum(values) if len(values) < 8 else float(np.sum(values))) / len(values)
 
 
 def _accuracy(record: Record, domain: str, split: str) -> float | None:
-    found = record["accuracy"].get(domain, {}).get(split)
+    splits = record["accuracy"].get(domain)
+    found = splits.get(split) if splits else None
     return None if found is None else float(found)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 from dspreg.names import shown
@@ -10,8 +12,16 @@ from dspreg.report.cells import Cell, Table
 SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "±": r"$\pm$", "−": "$-$", "√": r"$\sqrt{}$", "≥": r"$\geq$", "–": "--", "→": r"$\to$",
+    "|": r"\textbar{}", "–": "--", "±": r"$\pm$", "−": "$-$", "√": r"$\sqrt{}$", "≥": r"$\geq$", "≤": r"$\leq$",
+    "→": r"$\to$", "←": r"$\leftarrow$", "×": r"$\times$", "·": r"$\cdot$", "≈": r"$\approx$", "∞": r"$\infty$",
+    "²": r"$^2$", "³": r"$^3$", "µ": r"$\mu$",
 }  # fmt: skip
+GREEK = [  # from α on; LaTeX has no omicron
+    "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi",
+    None, "pi", "rho", "varsigma", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega",
+]  # fmt: skip
+SPECIAL |= {chr(0x3B1 + n): rf"$\{name}$" for n, name in enumerate(GREEK) if name}
+JOINED = re.compile("(?<=-)(?=-)|(?<=')(?=')|(?<=`)(?=`)|(?<=,)(?=,)|(?<=[?!])(?=`)")  # fonts draw one sign for two
 
 
 def latex(table: Table) -> str:
@@ -39,7 +49,9 @@ def _lines(table: Table) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    return "".join(SPECIAL.get(c, c) for c in shown(text))
+    """Text that LaTeX sets as it is: pdfLaTeX knows Latin letters, other engines all that their font has."""
+    composed = unicodedata.normalize("NFC", shown(text))  # macOS writes é as two characters, which pdfLaTeX refuses
+    return "{}".join("".join(SPECIAL.get(c, c) for c in part) for part in JOINED.split(composed))
 
 
 def _shown(cell: Cell, reasons: list[str]) -> str:
@@ -50,4 +62,5 @@ def _shown(cell: Cell, reasons: list[str]) -> str:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return " & ".join(cells) + r" \\"
+    text = " & ".join(cells) + r" \\"
+    return "{}" + text if text.startswith(("[", "*")) else text  # the line before would take it for its own option

@@ -2,20 +2,25 @@
 
 Protocol, torch, threads, device and precision are compared over the whole report, for averages run over data sets.
 Steps, network, weights, images and all other settings are compared within a data set, since every data set has its own.
-Options that search draws count only where nothing was searched.
+Options that search draws count only where nothing was searched. A run that is planned and not begun stands in the rows
+of those that were asked for alike.
 """
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dspreg.errors import ConfigError
 from dspreg.protocol.selection import Trace
 
 SHARED = ("protocol", "torch", "threads", "device", "precision")
+ELSEWHERE = "run under other conditions: see its other rows"
 Key = tuple[str, str]  # data set, label of the row
+Group = tuple[str, str, str]  # data set, algorithm, plan: what was asked for alike
 
 
 def rows(traces: Iterable[Trace]) -> dict[Key, list[Trace]]:
@@ -34,14 +39,46 @@ def rows(traces: Iterable[Trace]) -> dict[Key, list[Trace]]:
         parts = [f"{name}={value}" for name, value in fact.items() if (_scope(each, name), name) in varying]
         label = f"{each.algorithm} [{', '.join(parts)}]" if parts else each.algorithm
         found[each.dataset, label].append(each)
-    for each in planned:
-        same = [key for key, runs in found.items() if key[0] == each.dataset and runs[0].algorithm == each.algorithm]
-        for key in same or [(each.dataset, each.algorithm)]:
-            if _place(each) not in map(_place, found[key]):
-                found[key].append(each)
+    _fill(found, planned, _labels(every))
     for (dataset, label), runs in found.items():
         _refuse_two(dataset, label, runs)
     return dict(found)
+
+
+def _fill(found: dict[Key, list[Trace]], planned: list[Trace], labels: dict[Group, str]) -> None:
+    """Add to every row what was planned for it and is not in it."""
+    homes: dict[Group, list[Key]] = defaultdict(list)
+    wanted: dict[Group, list[Trace]] = defaultdict(list)
+    for key, runs in found.items():
+        for each in runs:
+            if key not in homes[_group(each)]:
+                homes[_group(each)].append(key)
+            if each.plan:
+                wanted[_group(each)].append(each)
+    for each in planned:
+        wanted[_group(each)].append(each)
+    for group, runs in wanted.items():
+        for key in homes[group] or [(group[0], labels[group])]:
+            taken = set(map(_place, found[key]))
+            for each in runs:
+                if _place(each) not in taken:
+                    taken.add(_place(each))
+                    found[key].append(replace(each, records=(), state=ELSEWHERE) if each.conditions else each)
+
+
+def _labels(traces: list[Trace]) -> dict[Group, str]:
+    """Of rows in which nothing was begun: what was asked for where the plan asks for several things."""
+    asked: dict[Group, dict[str, Any]] = {_group(t): json.loads(t.plan) if t.plan else {} for t in traces}
+    made = {}
+    for (dataset, algorithm, plan), mine in asked.items():
+        others = [each for group, each in asked.items() if group[:2] == (dataset, algorithm)]
+        parts = [
+            f"{name}={mine.get(name, 'default')}"
+            for name in sorted({name for each in others for name in each})
+            if len({str(each.get(name, "default")) for each in others}) > 1
+        ]
+        made[dataset, algorithm, plan] = f"{algorithm} [{', '.join(parts)}]" if parts else algorithm
+    return made
 
 
 def _varying(traces: list[Trace], facts: list[dict[str, Any]]) -> set[tuple[str, str]]:
@@ -60,6 +97,10 @@ def _scope(trace: Trace, name: str) -> str:
 def _facts(trace: Trace, searched: bool) -> dict[str, Any]:
     options: Mapping[str, Any] = {} if searched else trace.options
     return {"protocol": trace.protocol, **trace.conditions, **options}
+
+
+def _group(trace: Trace) -> Group:
+    return trace.dataset, trace.algorithm, trace.plan
 
 
 def _place(trace: Trace) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from dspreg.files import make_folder, write
 from dspreg.protocol.domainbed import job_id
 from dspreg.report.domainbed_layout import lines, sweep_arguments
 from dspreg.report.domainbed_names import DATASETS
-from dspreg.report.reading import run_folders, trace
+from dspreg.report.reading import run_folders, store_at, trace
 
 
 def written(path: str | Path, out: str | Path, *, data_dir: str = "data") -> int:
@@ -29,9 +29,11 @@ def written(path: str | Path, out: str | Path, *, data_dir: str = "data") -> int
             f"{target} is there already and not empty; give a new folder, so that no job is counted twice"
         )
     taken: dict[str, str] = {}
-    unknown, unfinished = set(), 0
+    store, folders = store_at(path), run_folders(path)
+    planned = {run.id for run in store.planned()} if store else set()
+    unknown, unfinished = set(), len(planned - {folder.path.name for folder in folders})
     made = []
-    for folder in run_folders(path):
+    for folder in folders:
         run, described = trace(folder), folder.description()
         if not run.finished:
             unfinished += 1

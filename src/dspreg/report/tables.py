@@ -20,6 +20,7 @@ from dspreg.report.conditions import rows
 
 ERROR = "±: standard error over trials as in DomainBed, population standard deviation / √k; (2/3): some are missing"
 RUNS = "runs: finished of those that are there or planned"
+PLANNED = "runs: finished of those planned"
 
 
 @dataclass
@@ -37,6 +38,12 @@ class Selected:
         used = [run for run in self.runs if len(run.targets) <= (2 if self.rule == "leave-one-out" else 1)]
         self.trials = sorted({run.trial for run in self.runs})
         self.finished, self.wanted = sum(run.finished for run in used), len(used)
+        self.planned = any(run.plan for run in self.runs)
+        alone = {(run.targets[0], run.trial) for run in self.runs if len(run.targets) == 1}
+        self.wanted_of = {  # trials of every target: those planned, or without a plan all that any target has
+            target: [trial for trial in self.trials if not self.planned or (target, trial) in alone]
+            for target in self.domains
+        }
         by_trial: dict[int, list[Trace]] = defaultdict(list)
         for run in used:
             by_trial[run.trial].append(run)
@@ -50,21 +57,27 @@ class Selected:
 
     def cell(self, target: str) -> Cell:
         """Of one domain, over trials."""
-        found = [self.choices[target, trial] for trial in self.trials]
+        trials = self.wanted_of[target]
+        if not trials:
+            return Cell(found=0, expected=0, reason="not planned")
+        found = [self.choices[target, trial] for trial in trials]
         values = [each.accuracy for each in found if isinstance(each, Choice)]
-        return score(values, len(self.trials), [each for each in found if isinstance(each, str)])
+        return score(values, len(trials), [each for each in found if isinstance(each, str)])
 
     def average(self) -> Cell:
         """Over all targets, of the trials that have every one of them."""
         values, reasons = [], []
-        for trial in self.trials:
+        trials = [trial for trial in self.trials if all(trial in each for each in self.wanted_of.values())]
+        if not trials:
+            return Cell(found=0, expected=0, reason="no trial is planned for all domains")
+        for trial in trials:
             found = {target: self.accuracy(target, trial) for target in self.domains}
             there = [each for each in found.values() if each is not None]
             if len(there) == len(found):
                 values.append(float(np.mean(there)))
             else:
                 reasons.append(f"no number for {', '.join(d for d, each in found.items() if each is None)}")
-        return score(values, len(self.trials), reasons)
+        return score(values, len(trials), reasons)
 
 
 def selected(traces: Iterable[Trace], selection: str = "training", plan: Iterable[Trace] = ()) -> list[Selected]:
@@ -85,7 +98,7 @@ def tables(found: Sequence[Selected], damaged: Sequence[str] = ()) -> list[Table
     """One for each data set, then the averages."""
     datasets = list(dict.fromkeys(each.dataset for each in found))
     made = [_dataset([each for each in found if each.dataset == name]) for name in datasets]
-    left_out = tuple(f"damaged and left out: {each}" for each in damaged)
+    left_out = tuple(f"left out: {each}" for each in damaged)
     return [*made, _averages(found, datasets, left_out)]
 
 
@@ -98,7 +111,7 @@ def _order(item: tuple[tuple[str, str], list[Trace]]) -> tuple[int, str, bool, s
 
 def _dataset(found: list[Selected]) -> Table:
     name, domains, rule = found[0].dataset, found[0].domains, found[0].rule
-    made, notes = [], [ERROR, RUNS]
+    made, notes = [], [ERROR, PLANNED if any(each.planned for each in found) else RUNS]
     for each in found:
         if each.domains != domains:
             raise ConfigError(
