@@ -15,7 +15,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -54,6 +54,7 @@ RETURNING run, token
 """
 
 NEWEST = "run = :run AND token = :token AND holder = :holder"
+HELD = "SELECT run, holder, step, boot, expires FROM claims WHERE holder IS NOT NULL ORDER BY run"
 
 
 class LostClaim(DspregError):
@@ -79,6 +80,16 @@ class Held:
     holder: str
     step: int
     left: float  # seconds until it ends; negative: it has
+
+    @property
+    def process(self) -> str:
+        """The holder's, as `this_process` names it."""
+        return self.holder.partition(" ")[2]
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody works on it, as far as can be told from here."""
+        return self.left > 0 and not is_gone(self.process)
 
 
 class Claims:
@@ -143,8 +154,18 @@ class Claims:
 
     def revoke(self, run: str) -> bool:
         """Take a run from whoever holds it; whether somebody did. It notices at its next beat or file."""
-        taken = "UPDATE claims SET holder = NULL, expires = 0 WHERE run = :run AND holder IS NOT NULL RETURNING run"
-        return bool(self._do(taken, {"run": run}))
+        with self.revoking(run) as held:
+            return held
+
+    @contextmanager
+    def revoking(self, run: str) -> Iterator[bool]:
+        """The same, at the end of this. No holder writes inside of it, nor, without noticing, after it."""
+        with self._alone() as connection:
+            (held,) = connection.execute(
+                "SELECT COUNT(*) FROM claims WHERE run = :run AND holder IS NOT NULL", {"run": run}
+            ).fetchone()
+            yield bool(held)
+            connection.execute("UPDATE claims SET holder = NULL, expires = 0 WHERE run = :run", {"run": run})
 
     def bury(self) -> int:
         """End the leases of processes of this machine that are gone, so that nobody waits for them; how many."""
@@ -162,13 +183,19 @@ class Claims:
         Raises:
             LostClaim: Before anything is written.
         """
+        with self._alone() as connection:
+            if not connection.execute(f"SELECT 1 FROM claims WHERE {NEWEST}", vars(claim)).fetchone():
+                raise self._lost(claim)
+            yield
+
+    @contextmanager
+    def _alone(self) -> Iterator[sqlite3.Connection]:
+        """Nobody else changes a claim, or writes under one, inside of this."""
         connection = self._ours()
         with self._refusals():
             connection.execute("BEGIN IMMEDIATE")
         try:
-            if not connection.execute(f"SELECT 1 FROM claims WHERE {NEWEST}", vars(claim)).fetchone():
-                raise self._lost(claim)
-            yield
+            yield connection
         finally:
             connection.execute("COMMIT")
 
@@ -176,9 +203,7 @@ class Claims:
 
     def held(self) -> list[Held]:
         """All claims that were not released, expired ones too."""
-        now = self.now()
-        rows = self._do("SELECT run, holder, step, boot, expires FROM claims WHERE holder IS NOT NULL ORDER BY run", {})
-        return [Held(r, h, step, (end - now) if boot == self.boot else -1.0) for r, h, step, boot, end in rows]
+        return _held(self._do(HELD, {}), self.now(), self.boot)
 
     def close(self) -> None:
         self._connection.close()
@@ -212,19 +237,46 @@ class Claims:
             f"the run {claim.run} is no longer ours: its lease of {self.lease:g} s ended, or it was released"
         )
 
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def _refusals(self) -> AbstractContextManager[None]:
+        return _refusals(self.path)
+
+
+def held(path: str | Path) -> list[Held]:
+    """As `Claims.held`, for those who only look: makes no file and needs no right to write."""
+    path = Path(path)
+    for last in (False, False, True):
+        if not path.exists():
+            return []
         try:
-            yield
-        except sqlite3.OperationalError as error:
-            raise ResourceError(
-                f"{self.path}: {error}; is the folder writable, and on a disk of this machine?"
-            ) from error
-        except sqlite3.DatabaseError as error:
-            raise IntegrityError(
-                f"{self.path} is damaged: {error}. Nothing but who works on what is in it: stop all sweepers and "
-                f"remove it"
-            ) from error
+            with _refusals(path), closing(sqlite3.connect(_to_look(path), uri=True)) as connection:
+                return _held(connection.execute(HELD).fetchall(), time.monotonic(), this_boot())
+        except DspregError:  # it was being opened or closed by the first or last sweeper
+            if last:
+                raise
+            time.sleep(0.1)
+    raise AssertionError("the last try returns or raises")
+
+
+def _to_look(path: Path) -> str:
+    """Without its shared memory nobody has it open, and the file is all there is."""
+    shared = path.with_name(f"{path.name}-shm").exists()
+    return f"{path.absolute().as_uri()}?{'mode=ro&readonly_shm=1' if shared else 'immutable=1'}"
+
+
+def _held(rows: Iterable[tuple[str, str, int, str, float]], now: float, boot: str) -> list[Held]:
+    return [Held(run, holder, step, (end - now) if then == boot else -1.0) for run, holder, step, then, end in rows]
+
+
+@contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise ResourceError(f"{path}: {error}; is the folder writable, and on a disk of this machine?") from error
+    except sqlite3.DatabaseError as error:
+        raise IntegrityError(
+            f"{path} is damaged: {error}. Nothing but who works on what is in it: stop all sweepers and remove it"
+        ) from error
 
 
 def this_boot() -> str:

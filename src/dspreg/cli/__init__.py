@@ -11,12 +11,25 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from dspreg import __version__
-from dspreg.cli import algorithms, data, evaluate, export, measure, predict, report, sweep, train
+from dspreg.cli import (
+    algorithms,
+    cancel,
+    data,
+    evaluate,
+    export,
+    measure,
+    predict,
+    report,
+    retry,
+    status,
+    sweep,
+    train,
+)
 from dspreg.cli.parser import Parser
 from dspreg.errors import DspregError, Notice, ResourceError
 from dspreg.names import shown
 
-COMMANDS = (train, sweep, report, measure, evaluate, predict, export, data, algorithms)
+COMMANDS = (train, sweep, status, retry, cancel, report, measure, evaluate, predict, export, data, algorithms)
 
 EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print
