@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from dspreg.claims import WINDOW, Claims, LostClaim
+from dspreg.claims import WINDOW, Claims, LostClaim, held
 from dspreg.errors import IntegrityError, ResourceError
 from dspreg.processes import is_gone, this_process
 
@@ -262,3 +262,35 @@ def test_of_a_process_elsewhere_nothing_is_known():
     assert is_gone(f"{place} 4194305 1")  # above the largest number there can be
     assert not is_gone(f"other-host {number} 1")
     assert not is_gone("")
+
+
+def test_whoever_looks_sees_what_the_holders_see(tmp_path):
+    path = tmp_path / "claims.db"
+    assert held(path) == []
+    assert not list(tmp_path.iterdir())
+    one, other = Claims(path), Claims(path)
+    for run in "cab":
+        one.beat(one.claim([run]), 1, ord(run))
+    one.release(other.claim(["d"]))
+    for _ in ("open", "closed"):
+        seen = held(path)
+        assert [(each.run, each.step, each.holder) for each in seen] == [(run, ord(run), one.holder) for run in "abc"]
+        assert all(590 < each.left <= 600 and each.alive for each in seen)
+        one.close()
+        other.close()
+    path.write_bytes(b"no database, and long enough to be looked at" * 100)
+    with pytest.raises(IntegrityError, match="is damaged"):
+        held(path)
+
+
+def test_what_is_revoked_after_something_is_revoked_only_if_that_was_done(two):
+    one, other = two
+    claim = one.claim(["a"])
+    with pytest.raises(ZeroDivisionError), other.revoking("a"):
+        raise ZeroDivisionError
+    one.beat(claim, 1)
+    assert other.revoke("a")
+    assert not other.revoke("a")
+    assert not other.revoke("b")
+    with pytest.raises(LostClaim):
+        one.beat(claim, 2)

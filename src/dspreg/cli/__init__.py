@@ -35,6 +35,7 @@ EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print
   dspreg train --dataset folder:photos --target site-4 --algorithm CORAL+DSPReg --out runs/site-4
   dspreg sweep --dataset digits --algorithms ERM DSPReg --draws 1 --only training --store runs/digits
+  dspreg status runs/digits
   dspreg report runs
   dspreg measure --model runs/site-4 --figures pictures
   dspreg evaluate runs/site-4

@@ -62,6 +62,7 @@ def run(given: Any) -> int:
             print(f"{title}: cancelled{', while it was being trained' if trained else ''}")
     finally:
         claims.close()
-    stop = f"; {running:,} of them {'was' if running == 1 else 'were'} being trained, and stop within half a minute"
-    print(f"{cancelled:,} cancelled{stop if running else ''}. dspreg retry {given.store} takes them up again")
+    were = "was being trained, and stops" if running == 1 else "were being trained, and stop"
+    stop = f"; {running:,} of them {were} within half a minute" if running else ""
+    print(f"{cancelled:,} cancelled{stop}. dspreg retry {given.store} takes them up again")
     return 0

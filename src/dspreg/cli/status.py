@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from dspreg.cli.options import natural
@@ -58,15 +59,13 @@ def watched(looker: Looker, attempts: int) -> Overview:
     from rich.live import Live
     from rich.text import Text
 
-    console = Console()
-    with Live(console=console, auto_refresh=False) as live:
+    console, found = Console(), looker.look()
+    with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
         while True:
-            found = looker.look()
             text = status_text(found, attempts, console.height - 1)
             live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
             if found.settled:
-                return found
-            try:
-                time.sleep(EVERY)
-            except KeyboardInterrupt:
-                return found
+                break
+            time.sleep(EVERY)
+            found = looker.look()
+    return found
