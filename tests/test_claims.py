@@ -301,3 +301,16 @@ def test_a_file_that_is_no_database_is_said(tmp_path):
     (tmp_path / "claims.db").write_bytes(b"something else, of more than a hundred bytes" * 9)
     with pytest.raises(IntegrityError, match="stop all sweepers and remove it"):
         held(tmp_path / "claims.db")
+
+
+def test_what_is_revoked_after_something_is_revoked_only_if_that_was_done(two):
+    one, other = two
+    claim = one.claim(["a"])
+    with pytest.raises(ZeroDivisionError), other.revoking("a"):
+        raise ZeroDivisionError
+    one.beat(claim, 1)
+    assert other.revoke("a")
+    assert not other.revoke("a")
+    assert not other.revoke("b")
+    with pytest.raises(LostClaim):
+        one.beat(claim, 2)

@@ -36,6 +36,7 @@ TABLE = {
     "claims": Place(1),
     "processes": Place(1),
     "runs": Place(1),
+    "overview": Place(1),
     "report": Place(1, NUMPY, SLOW),
     "vectors": Place(2, TORCH),
     "batches": Place(2, TORCH),

@@ -53,8 +53,8 @@ ON CONFLICT (run) DO UPDATE SET
 RETURNING run, token
 """
 
-HELD = "SELECT run, holder, step, boot, expires FROM claims WHERE holder IS NOT NULL ORDER BY run"
 NEWEST = "run = :run AND token = :token AND holder = :holder"
+HELD = "SELECT run, holder, step, boot, expires FROM claims WHERE holder IS NOT NULL ORDER BY run"
 
 
 class LostClaim(DspregError):
@@ -82,9 +82,14 @@ class Held:
     left: float  # seconds until it ends; negative: it has
 
     @property
+    def process(self) -> str:
+        """The holder's, as `this_process` names it."""
+        return self.holder.partition(" ")[2]
+
+    @property
     def alive(self) -> bool:
-        """Whether somebody works on it, as far as can be told: a killed process of this machine does not."""
-        return self.left > 0 and not is_gone(self.holder.partition(" ")[2])
+        """Whether somebody works on it, as far as can be told from here."""
+        return self.left > 0 and not is_gone(self.process)
 
 
 class Claims:
@@ -149,8 +154,18 @@ class Claims:
 
     def revoke(self, run: str) -> bool:
         """Take a run from whoever holds it; whether somebody did. It notices at its next beat or file."""
-        taken = "UPDATE claims SET holder = NULL, expires = 0 WHERE run = :run AND holder IS NOT NULL RETURNING run"
-        return bool(self._do(taken, {"run": run}))
+        with self.revoking(run) as held:
+            return held
+
+    @contextmanager
+    def revoking(self, run: str) -> Iterator[bool]:
+        """The same, at the end of this. No holder writes inside of it, nor, without noticing, after it."""
+        with self._alone() as connection:
+            (held,) = connection.execute(
+                "SELECT COUNT(*) FROM claims WHERE run = :run AND holder IS NOT NULL", {"run": run}
+            ).fetchone()
+            yield bool(held)
+            connection.execute("UPDATE claims SET holder = NULL, expires = 0 WHERE run = :run", {"run": run})
 
     def bury(self) -> int:
         """End the leases of processes of this machine that are gone, so that nobody waits for them; how many."""
@@ -168,13 +183,19 @@ class Claims:
         Raises:
             LostClaim: Before anything is written.
         """
+        with self._alone() as connection:
+            if not connection.execute(f"SELECT 1 FROM claims WHERE {NEWEST}", vars(claim)).fetchone():
+                raise self._lost(claim)
+            yield
+
+    @contextmanager
+    def _alone(self) -> Iterator[sqlite3.Connection]:
+        """Nobody else changes a claim, or writes under one, inside of this."""
         connection = self._ours()
         with self._refusals():
             connection.execute("BEGIN IMMEDIATE")
         try:
-            if not connection.execute(f"SELECT 1 FROM claims WHERE {NEWEST}", vars(claim)).fetchone():
-                raise self._lost(claim)
-            yield
+            yield connection
         finally:
             connection.execute("COMMIT")
 
@@ -221,7 +242,7 @@ class Claims:
 
 
 def held(path: str | Path, *, now: Callable[[], float] = time.monotonic, boot: str | None = None) -> list[Held]:
-    """What `Claims.held` says, for whoever only looks: nothing is made or written, not even where there is nothing.
+    """What `Claims.held` says, for whoever only looks: makes no file and needs no right to write.
 
     Args:
         path: The database, or where it would be.
@@ -229,16 +250,26 @@ def held(path: str | Path, *, now: Callable[[], float] = time.monotonic, boot: s
         boot: As for `Claims`.
     """
     path = Path(path)
-    if not path.is_file():
-        return []
-    # without a journal nobody has it open; SQLite would make one to look at it, and leave it there
-    mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
-    with _refusals(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as connection:
-        rows = connection.execute(HELD).fetchall()
-    return _held(rows, now(), this_boot() if boot is None else boot)
+    for last in (False, False, True):
+        if not path.exists():
+            return []
+        try:
+            with _refusals(path), closing(sqlite3.connect(_to_look(path), uri=True)) as connection:
+                return _held(connection.execute(HELD).fetchall(), now(), this_boot() if boot is None else boot)
+        except DspregError:  # it was being opened or closed by the first or last sweeper
+            if last:
+                raise
+            time.sleep(0.1)
+    raise AssertionError("the last try returns or raises")
 
 
-def _held(rows: Iterable[Any], now: float, boot: str) -> list[Held]:
+def _to_look(path: Path) -> str:
+    """Without its shared memory nobody has it open, and the file is all there is."""
+    shared = path.with_name(f"{path.name}-shm").exists()
+    return f"{path.absolute().as_uri()}?{'mode=ro&readonly_shm=1' if shared else 'immutable=1'}"
+
+
+def _held(rows: Iterable[tuple[str, str, int, str, float]], now: float, boot: str) -> list[Held]:
     return [Held(run, holder, step, (end - now) if then == boot else -1.0) for run, holder, step, then, end in rows]
 
 

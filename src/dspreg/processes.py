@@ -20,6 +20,12 @@ def is_gone(name: str) -> bool:
     return _start(int(number)) != start
 
 
+def told(name: str) -> tuple[str, int | None]:
+    """Machine and number of a process, for people; the name as it is, and None, where it is no such name."""
+    place, number, _, *_ = [*name.rsplit(" ", 2), "", ""]
+    return (place.partition(" ")[0], int(number)) if number.isdecimal() else (name, None)
+
+
 def _place() -> str:
     """Where the number of a process means that process: a container has numbers of its own."""
     try:

@@ -60,11 +60,18 @@ class RunStore:
                 raise ConfigError(f"{self.path} is not empty and no store of runs ({there[0]}, …); take a new folder")
             make_folder(self.path)
             write_json(about, {"format": FORMAT})
+        self.check()
+        for name in ("plans", "runs", "failures"):
+            make_folder(self.path / name)
+
+    def check(self) -> None:
+        """Whether it is one, for those who make none."""
+        about = self.path / "store.json"
+        if not about.is_file():
+            raise ConfigError(f"{self.path} is no store of runs: there is no store.json. Give the --store of a sweep")
         found = read_json(about)
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise IntegrityError(f"{about} is not of the format {FORMAT!r}; which version wrote it?")
-        for name in ("plans", "runs", "failures"):
-            make_folder(self.path / name)
 
     def folder(self, run: Run) -> RunFolder:
         return RunFolder(Path(self.path, "runs", run.id))
@@ -76,21 +83,22 @@ class RunStore:
 
     def plan(self, runs: Sequence[Run]) -> None:
         """Note the runs of a sweep; the same ones again change nothing."""
-        value = {"format": PLAN, "runs": [run.to_json() for run in runs]}
-        path = self.path / "plans" / f"{digest(canonical([run.id for run in runs]).encode())[:16]}.json"
+        ids = [run.id for run in runs]
+        path = self.path / "plans" / f"{digest(canonical(ids).encode())[:16]}.json"
         if not path.exists():
-            write_json(path, value)
+            write_json(path, {"format": PLAN, "ids": ids, "runs": [run.to_json() for run in runs]})
 
     def planned(self) -> list[Run]:
         """All runs of all sweeps, each once."""
         found: dict[str, Run] = {}
-        for path in sorted((self.path / "plans").glob("*.json")):
-            value = read_json(path)
-            if not isinstance(value, dict) or value.get("format") != PLAN or not isinstance(value.get("runs"), list):
-                raise IntegrityError(f"{path} is not of the format {PLAN!r}; which version wrote it?")
-            for each in map(Run.from_json, value["runs"]):
+        for path in self.plans():
+            for each in map(Run.from_json, read_plan(path)["runs"]):
                 found.setdefault(each.id, each)
         return list(found.values())
+
+    def plans(self) -> list[Path]:
+        """The file of each sweep."""
+        return sorted((self.path / "plans").glob("*.json"))
 
     # What became of it.
 
@@ -144,8 +152,13 @@ class RunStore:
         remove(self._failure(run))
 
     def cancel(self, run: Run) -> None:
-        """Nobody is to work on it, until `retry`. What it has so far stays."""
-        write_json(self._failure(run), {"reason": CANCELLED, "cancelled": True, "run": run.to_json()})
+        """Nobody is to work on it, until `retry`. What it has so far stays, and why it failed if it did."""
+        path = self._failure(run)
+        before = read_json(path) if path.exists() else {}
+        if before.get("cancelled"):
+            return
+        reason = f"{CANCELLED} (it had failed: {before['reason']})" if "reason" in before else CANCELLED
+        write_json(path, {**before, "reason": reason, "cancelled": True, "run": run.to_json()})
 
     def retry(self, run: Run) -> None:
         """Forget that it failed or was cancelled: it goes on from its last checkpoint, with all its attempts."""
@@ -159,3 +172,11 @@ class RunStore:
 
     def _failure(self, run: Run) -> Path:
         return self.path / "failures" / f"{run.id}.json"
+
+
+def read_plan(path: Path) -> Any:
+    """One file of `plans`: `runs` as `Run.from_json` takes them, and their `ids` but in the first stores."""
+    value = read_json(path)
+    if not isinstance(value, dict) or value.get("format") != PLAN or not isinstance(value.get("runs"), list):
+        raise IntegrityError(f"{path} is not of the format {PLAN!r}; which version wrote it?")
+    return value

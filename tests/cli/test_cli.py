@@ -93,7 +93,20 @@ def test_a_wrong_call_ends_with_usage_on_stderr(capsys, arguments):
     assert "usage: dspreg" in printed.err
 
 
-COMMANDS = ["train", "report", "measure", "evaluate", "predict", "export", "data", "algorithms"]
+COMMANDS = [
+    "train",
+    "sweep",
+    "status",
+    "retry",
+    "cancel",
+    "report",
+    "measure",
+    "evaluate",
+    "predict",
+    "export",
+    "data",
+    "algorithms",
+]
 
 
 @pytest.mark.parametrize("command", [[], *([c] for c in COMMANDS)], ids=str)

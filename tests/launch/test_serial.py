@@ -17,7 +17,7 @@ from dspreg.claims import Claims, LostClaim
 from dspreg.errors import Preempted, ResourceError
 from dspreg.launch import attempt
 from dspreg.launch.heart import BEATS, Heart
-from dspreg.launch.work import POLL
+from dspreg.launch.work import POLL, Work
 from dspreg.runs import RunStore
 from dspreg.training.display import Display
 
@@ -163,6 +163,41 @@ def test_a_run_is_cancelled_in_the_middle_of_it(images, store):
     store.retry(run)
     assert alone([run], store, EXECUTION)[run.id].state == "finished"
     others.close()
+
+
+def test_whoever_hangs_after_its_run_was_taken_away_is_ended_after_a_lease(images, store):
+    (run, *_), clock = three(images), Clock()
+    with Work([run], store) as work:
+        work.claims.now = clock
+        taken, others = work.take(), store.claims()
+        assert work.hung() == []
+        store.cancel(run)
+        assert others.revoke(run.id)
+        assert work.hung() == []
+        clock.time += work.claims.lease - 1
+        assert work.hung() == []  # it may still notice
+        clock.time += 1
+        assert work.hung() == [taken]
+        work.died(taken, "it made no progress")
+        assert work.ended[run.id].state == "cancelled"
+        assert work.done
+        assert work.hung() == []
+        others.close()
+
+
+def test_a_death_is_no_failure_of_a_run_that_another_has_by_now(images, store):
+    run = three(images)[0]
+    with Work([run], store) as work:
+        taken, others = work.take(), store.claims()
+        others.revoke(run.id)
+        theirs = others.claim([run.id])
+        work.died(taken, "it was killed")
+        assert store.standing(run).state == "new"
+        assert not work.done
+        assert work.take() is None
+        others.release(theirs)
+        assert work.take().run == run
+        others.close()
 
 
 def test_a_full_disk_ends_the_sweep(images, store, monkeypatch):

@@ -11,17 +11,31 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from dspreg import __version__
-from dspreg.cli import algorithms, data, evaluate, export, measure, predict, report, sweep, train
+from dspreg.cli import (
+    algorithms,
+    cancel,
+    data,
+    evaluate,
+    export,
+    measure,
+    predict,
+    report,
+    retry,
+    status,
+    sweep,
+    train,
+)
 from dspreg.cli.parser import Parser
 from dspreg.errors import DspregError, Notice, ResourceError
 from dspreg.names import shown
 
-COMMANDS = (train, sweep, report, measure, evaluate, predict, export, data, algorithms)
+COMMANDS = (train, sweep, status, retry, cancel, report, measure, evaluate, predict, export, data, algorithms)
 
 EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print
   dspreg train --dataset folder:photos --target site-4 --algorithm CORAL+DSPReg --out runs/site-4
   dspreg sweep --dataset digits --algorithms ERM DSPReg --draws 1 --only training --store runs/digits
+  dspreg status runs/digits
   dspreg report runs
   dspreg measure --model runs/site-4 --figures pictures
   dspreg evaluate runs/site-4

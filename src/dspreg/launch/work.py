@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from dspreg.claims import Claim
+from dspreg.claims import Claim, LostClaim
 from dspreg.errors import DspregError
 from dspreg.files import fenced
 from dspreg.protocol.run import Run
@@ -58,6 +58,7 @@ class Work:
         self.left = OrderedDict((run.id, run) for run in runs)
         self.out: dict[str, Taken] = {}
         self.ended: dict[str, Standing] = {}
+        self.lost: dict[str, float] = {}  # when runs that are out were first seen to be no longer ours
         self.claims = store.claims()
         self.claims.bury()  # what a killed sweeper had begun goes on first
 
@@ -87,6 +88,7 @@ class Work:
         """An attempt has ended; runs that are to be tried again come last."""
         run, standing = taken.run, outcome.standing
         del self.out[run.id]
+        self.lost.pop(run.id, None)
         self.claims.release(taken.claim)
         if standing is not None and standing.settled(self.attempts):
             self.ended[run.id] = standing
@@ -97,13 +99,23 @@ class Work:
 
     def died(self, taken: Taken, why: str) -> None:
         """Whoever attempted it is gone. That counts as a failure of the run, unless it came further than before."""
-        with fenced(self.store.path, lambda: self.claims.writing(taken.claim)):
-            standing = self.store.standing(taken.run, weights=False)
-            if not standing.settled(self.attempts):  # it may have died after its last file
-                standing = self.store.fail(taken.run, Died(why))
-        self.give_back(taken, Outcome(standing))
+        try:
+            with fenced(self.store.path, lambda: self.claims.writing(taken.claim)):
+                standing = self.store.standing(taken.run, weights=False)
+                if not standing.settled(self.attempts):  # it may have died after its last file, or been cancelled
+                    standing = self.store.fail(taken.run, Died(why))
+        except LostClaim:  # the failure is not ours to keep
+            self.give_back(taken, Outcome(None))
+        else:
+            self.give_back(taken, Outcome(standing))
 
     def hung(self) -> list[Taken]:
-        """Runs of ours whose lease is over, for there was no progress."""
-        over = {held.run for held in self.claims.held() if held.left <= 0} if self.out else set()
-        return [taken for taken in self.out.values() if taken.run.id in over]
+        """Runs of ours whose lease is over, for there was no progress; and those that were taken from us a lease ago,
+        by `cancel` or another sweeper: whoever attempts them would have noticed."""
+        if not self.out:
+            return []
+        now = self.claims.now()
+        ours = {held.run: held.left for held in self.claims.held() if held.holder == self.claims.holder}
+        for run in self.out.keys() - ours.keys():
+            ours[run] = self.lost.setdefault(run, now) + self.claims.lease - now
+        return [taken for taken in self.out.values() if ours[taken.run.id] <= 0]

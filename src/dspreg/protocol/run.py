@@ -71,15 +71,11 @@ class Run:
     @property
     def data_name(self) -> str:
         """Of the data set in records and tables."""
-        if self._kind is None:
-            return self.dataset
-        last = path_name(self.dataset.partition(":")[2])
-        return self.name or (PurePath(last).stem if self._kind == "index" else last)
+        return data_name(self.dataset, self.name)
 
     @property
     def _kind(self) -> str | None:
-        kind, colon, _ = self.dataset.partition(":")
-        return kind if colon and kind in PLACED else None
+        return _kind(self.dataset)
 
     def identity(self) -> dict[str, Any]:
         """All that tells this run from others before there are data; no path is in it."""
@@ -134,6 +130,20 @@ class Run:
             raise ConfigError(f"{value!r} is no run; wanted {', '.join(OWN)}")
         own = {name: value[name] for name in (*OWN, "name") if name in value}
         return cls(**own, options={name: v for name, v in value.items() if name not in own})
+
+
+def data_name(dataset: str, name: str | None) -> str:
+    """Of the data set in records and tables: its own, or the one that the user gave to a path."""
+    kind = _kind(dataset)
+    if kind is None:
+        return dataset
+    last = path_name(dataset.partition(":")[2])
+    return name or (PurePath(last).stem if kind == "index" else last)
+
+
+def _kind(dataset: str) -> str | None:
+    kind, colon, _ = dataset.partition(":")
+    return kind if colon and kind in PLACED else None
 
 
 @lru_cache(maxsize=1_000)  # a plan of ten thousand runs has few specs
