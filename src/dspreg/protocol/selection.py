@@ -41,6 +41,7 @@ class Trace:
     state: str = "finished"  # or in words what it is instead, such as "failed: step 3: the loss is not finite"
     id: str = ""
     place: str = ""  # its folder, for messages
+    made: Mapping[str, Any] = field(default_factory=dict)  # versions, weights and images, to be shown; decides nothing
 
     @property
     def finished(self) -> bool:

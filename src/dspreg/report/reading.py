@@ -57,11 +57,27 @@ def trace(folder: RunFolder) -> Trace:
         protocol=settings["protocol"],
         options={name: settings[name] for name in OPTIONS},
         conditions=dict(_conditions(described, result)),
-        records=[{name: each[name] for name in KEPT} for each in folder.records] if result else (),
+        records=list(map(_record, folder.records)) if result else (),
         state="finished" if result else _state(folder, settings["steps"]),
         id=described["id"],
         place=str(folder.path),
+        made=_made(described),
     )
+
+
+def _record(each: dict[str, Any]) -> dict[str, Any]:
+    loss = each.get("log", {}).get("loss")
+    return {name: each[name] for name in KEPT} | {"loss": None if loss is None else float(loss)}
+
+
+def _made(described: dict[str, Any]) -> dict[str, Any]:
+    """What it was made from and with, in full."""
+    tag, sha = (described["weights"].get(name) for name in ("tag", "sha256"))
+    return {
+        "dspreg": described["environment"].get("dspreg"),
+        "weights": f"{tag}, SHA-256 {sha}" if sha else str(tag),
+        "fingerprints": dict(described["data"]["fingerprints"]),
+    }
 
 
 def _conditions(described: dict[str, Any], result: dict[str, Any] | None) -> Iterator[tuple[str, Any]]:
