@@ -3,11 +3,15 @@
 import base64
 import hashlib
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from html.parser import HTMLParser
 
 import pytest
+from made_runs import single, write_run
 from pages_of_runs import BAD, page_of, write_bad, write_pacs
 
 from dspreg.cli import main
@@ -211,6 +215,19 @@ def test_the_same_runs_give_the_same_bytes(pacs, text, tmp_path):
     for n, folder in enumerate(sorted((elsewhere / "runs").iterdir(), reverse=True)):  # found in another order
         folder.rename(folder.with_name(f"{n:03}"))
     assert page_of(elsewhere, tmp_path / "page.html", "--contrast", "DSPReg", "ERM") == text
+
+
+def test_the_order_of_sets_decides_nothing(tmp_path):
+    for n, lr in enumerate((0.1, 0.01, 0.02, 0.5, 0.003)):
+        write_run(tmp_path / f"runs/{n}", [single(0, "ash", 0.5, 0.5)], draw=n, lr=lr, algorithm="IRM")
+    program = "import sys; from dspreg.cli import main; sys.exit(main(sys.argv[1:]))"
+    call = [sys.executable, "-c", program, "report", str(tmp_path / "runs"), "--format", "html"]
+    said = [
+        subprocess.run(call, check=True, capture_output=True, env=os.environ | {"PYTHONHASHSEED": str(seed)}).stdout
+        for seed in range(3)
+    ]
+    assert said[0] == said[1] == said[2]
+    assert b"0.003, 0.01, 0.02, 0.1, 0.5" in said[0]
 
 
 def test_it_is_printed_where_no_file_is_given(pacs, text, capsys):

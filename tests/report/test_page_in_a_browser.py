@@ -4,6 +4,7 @@ import re
 
 import pytest
 from browser import CHROMIUM, Browser
+from made_runs import single, write_run
 from pages_of_runs import page_of, write_bad, write_pacs
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: install chromium to test the page in it")
@@ -137,6 +138,20 @@ def _luminance(colour):
 def test_nothing_sticks_out(page, width):
     page.width(width)
     assert page.run("document.documentElement.scrollWidth") <= width
+
+
+def test_no_word_of_a_picture_sticks_out(browser, tmp_path):
+    for n, algorithm in enumerate(("DSPReg", "CORAL+DSPReg", "CORAL+GroupDRO+DSPReg(coefficients='static')")):
+        write_run(tmp_path / f"runs/{n}", [single(0, "ash", 0.5, 0.5)], algorithm=algorithm)
+    page_of(tmp_path / "runs", tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    outside = browser.run(
+        "[...document.querySelectorAll('svg text')].filter(e => { const a = e.getBoundingClientRect(), "
+        "b = e.closest('svg').getBoundingClientRect(); return a.left < b.left - 0.5 || a.right > b.right + 0.5 || "
+        "a.bottom > b.bottom + 0.5 }).map(e => e.textContent)"
+    )
+    assert browser.run("document.querySelectorAll('svg text').length") > 30
+    assert outside == []
 
 
 def test_hostile_names_do_nothing(browser, tmp_path):

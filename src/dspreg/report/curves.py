@@ -15,7 +15,7 @@ from dspreg.report.tables import Selected
 ROWS = 40  # of a data set that are drawn; the others are in its table
 LINES = 24  # of a picture; more runs than that are drawn as the range of most of them
 POINTS = 600  # of all lines of a picture together
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 284, 150, 34, 276, 8, 128
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 284, 150, 34, 270, 8, 128
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def lines(row: Selected) -> Iterator[Line]:
     """The run of every choice, by target and trial."""
     runs = {(run.targets, run.trial, run.draw): run for run in row.runs if run.finished}
     for (target, trial), choice in row.choices.items():
-        if isinstance(choice, Choice) and ((target,), trial, choice.draw) in runs:
+        if isinstance(choice, Choice):
             records = sorted(runs[(target,), trial, choice.draw].records, key=lambda each: int(each["step"]))
             steps = [int(each["step"]) for each in records]
             yield Line(

@@ -10,7 +10,7 @@ from dspreg.report.drawing import LETTER, Picture, Scale, colour, spanning
 from dspreg.report.tables import Selected
 
 DOTS = 50  # of a row; more trials than that are drawn as their range
-LEFT, RIGHT, WIDTH, ROW, TOP = (40, 140), 274, 284, 20, 6  # as much to the left as names need, within bounds
+LEFT, RIGHT, WIDTH, ROW, TOP = (50, 140), 270, 284, 20, 6  # as much to the left as names need, within bounds
 
 
 def pictures(rows: Sequence[Selected]) -> list[tuple[str, str]]:

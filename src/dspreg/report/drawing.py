@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from dspreg.names import shown
 
 COLOURS = 8  # classes k0 … k7 of the page's style
-LETTER = 6.4  # pixels, about, of a letter in a picture
+LETTER = 7.0  # pixels, about, of a capital letter in a picture
 Point = tuple[float, float]
 
 
