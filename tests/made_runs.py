@@ -61,7 +61,8 @@ def random_traces(seed, *, levels=4, nan=0.0, missing=0.0, domains=DOMAINS, pair
 
 def write_run(
     path, records, *, targets=("ash",), algorithm="ERM", asked=None, domains=DOMAINS, dataset="trees", trial=0, draw=0,
-    finish=True, failure=None, threads=1, torch="2.10.0", environments=(), plan=None, **settings,
+    finish=True, failure=None, threads=1, torch="2.10.0", environments=(), plan=None,
+    profiles=None, **settings,
 ):  # fmt: skip
     """A run folder, as training leaves it, without models."""
     folder = RunFolder(path)
@@ -81,6 +82,9 @@ def write_run(
     )  # fmt: skip
     for each in records:
         folder.records.append(each)
+    for time, content in (profiles or {}).items():
+        (folder / "profiles").mkdir(exist_ok=True)
+        (folder / f"profiles/{time}.safetensors").write_bytes(content)
     if failure:
         write_json(folder / "failure.json", {"step": 3, "reason": failure})
     elif finish:

@@ -37,7 +37,7 @@ TABLE = {
     "processes": Place(1),
     "runs": Place(1),
     "overview": Place(1),
-    "report": Place(1, NUMPY, SLOW),
+    "report": Place(1, NUMPY, SLOW | {"safetensors"}),
     "vectors": Place(2, TORCH),
     "batches": Place(2, TORCH),
     "randomness": Place(2, TORCH),

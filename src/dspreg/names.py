@@ -21,6 +21,8 @@ def shown(text: str) -> str:
 
     Spaces of all kinds and joined letters stay: they are in ordinary file names.
     """
+    if text.isascii() and text.isprintable():  # nearly all are, and pages hold megabytes of it
+        return text
     return "".join(_escaped(c) if unicodedata.category(c) in HIDDEN or c in TURNING else c for c in text)
 
 

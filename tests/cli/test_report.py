@@ -66,6 +66,22 @@ def test_formats(capsys, runs, form):
         assert {"markdown": "| ERM | 52.0 ± 0.7 |", "latex": "ERM & 52.0 $\\pm$ 0.7 &"}[form] in out
 
 
+@pytest.mark.parametrize("form", ["text", "markdown", "latex", "csv", "json", "html"])
+def test_a_file_has_what_would_be_printed(capsys, runs, tmp_path, form):
+    _, printed, _ = said(capsys, runs, "--format", form)
+    path = tmp_path / "report"
+    path.write_text("an older one", encoding="utf-8")
+    assert said(capsys, runs, "--format", form, "--out", path) == (0, f"written to {path}\n", "")
+    assert path.read_bytes() == printed.encode()
+    assert [each.name for each in tmp_path.iterdir() if each.name.startswith(".")] == []
+
+
+def test_a_file_that_cannot_be_written_is_an_error(capsys, runs, tmp_path):
+    code, out, err = said(capsys, runs, "--out", tmp_path / "nowhere/report.txt")
+    assert (code, out) == (6, "")
+    assert "can't be written" in err
+
+
 def test_the_oracle_only_on_request_and_marked(capsys, runs):
     assert "ORACLE" not in said(capsys, runs)[1]
     assert "ORACLE: selected on the target itself" in said(capsys, runs, "--selection", "oracle")[1]
@@ -116,6 +132,7 @@ def test_writing_domainbeds_folders(capsys, runs, tmp_path):
         (["--domainbed", "RUNS", "--format", "csv"], "with --format text or latex"),
         (["--domainbed", "RUNS", "--selection", "oracle"], "and no more"),
         (["nowhere"], "is no folder"),
+        (["RUNS", "--write-domainbed", "DIR", "--out", "FILE"], "writes folders"),
         (["RUNS", "--contrast", "ERM", "IRM"], "no runs of 'IRM'"),
     ],
 )
@@ -126,9 +143,10 @@ def test_wrong_calls(capsys, runs, arguments, message):
     assert "Traceback" not in err
 
 
-def test_a_report_needs_no_torch(runs):
+@pytest.mark.parametrize("form", ["csv", "html"])
+def test_a_report_needs_no_torch(runs, form):
     program = (
-        f"import sys\nfrom dspreg.cli import main\nassert main(['report', {str(runs)!r}, '--format', 'csv']) == 0\n"
+        f"import sys\nfrom dspreg.cli import main\nassert main(['report', {str(runs)!r}, '--format', {form!r}]) == 0\n"
         "print([m for m in ('torch', 'pandas', 'matplotlib') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import gc
+import shlex
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from dspreg.cli.parser import Commands, described
 from dspreg.errors import ConfigError, Notice
+from dspreg.names import path_name
 
 EXAMPLES = """examples:
   dspreg report runs                                      accuracy by domain, averages, the paper beside them
   dspreg report runs --selection leave-one-out            needs the runs that hold out two domains
   dspreg report runs --contrast DSPReg ERM                is one better? paired, with a 95 % interval
-  dspreg report runs --format latex > table.tex           also markdown, csv, json
+  dspreg report runs --format latex --out table.tex       also markdown, csv, json
+  dspreg report runs --format html --out report.html      one page: tables that sort, curves, c beside null
   dspreg report --domainbed sweep                         DomainBed's folders, printed as collect_results does
   dspreg report runs --write-domainbed sweep              folders that collect_results reads
 
@@ -28,8 +32,9 @@ def add(commands: Commands) -> None:
     parser = described(commands, "report", "make tables of finished runs", EXAMPLES)
     says = "a folder of run folders, or the store of a sweep, whose tables count what was planned"
     parser.add_argument("path", metavar="PATH", nargs="?", help=says)
-    formats = ("text", "markdown", "latex", "csv", "json")
+    formats = ("text", "markdown", "latex", "csv", "json", "html")
     parser.add_argument("--format", choices=formats, default="text", help="default: text")
+    parser.add_argument("--out", metavar="FILE", help="write it there, whole or not at all, and not to the terminal")
     says = "what picks step and draw (default: training); oracle looks at the target itself and is no fair result"
     parser.add_argument("--selection", choices=("training", "leave-one-out", "oracle"), default="training", help=says)
     says = "also the paired difference of two rows"
@@ -48,16 +53,19 @@ def run(given: Any) -> int:
     if (given.path is None) == (given.domainbed is None):
         raise ConfigError("give a folder of runs, as in dspreg report runs, or --domainbed DIR, and not both")
     if given.domainbed is not None:
-        _domainbed(given)
+        _put(given, _domainbed(given))
     elif given.write_domainbed is not None:
         from dspreg.report.domainbed_folders import written
+
+        if given.out is not None:
+            raise ConfigError("--write-domainbed OUT writes folders; --out FILE is for a report")
 
         count = written(given.path, given.write_domainbed, data_dir=given.data_dir)
         print(f"{count} runs written to {given.write_domainbed}")
     else:
         with no_collection():
             text = _ours(given)
-        sys.stdout.write(text)
+        _put(given, text)
     return 0
 
 
@@ -71,6 +79,16 @@ def no_collection() -> Iterator[None]:
     finally:
         if before:
             gc.enable()
+
+
+def _put(given: Any, text: str) -> None:
+    if given.out is None:
+        sys.stdout.write(text)
+        return
+    from dspreg.files import write
+
+    write(Path(given.out), text.encode())
+    print(f"written to {given.out}")
 
 
 def _ours(given: Any) -> str:
@@ -88,10 +106,22 @@ def _ours(given: Any) -> str:
     made = tables(found, damaged)
     if given.contrast:
         made.append(contrasts.table(found, *given.contrast))
+    if given.format == "html":
+        from dspreg.report.page import report_page
+
+        return report_page(found, made, damaged, given.path, _command(given))
     return FORMATS[given.format](made)
 
 
-def _domainbed(given: Any) -> None:
+def _command(given: Any) -> str:
+    """As it can be shown to others: of a path its last part."""
+    parts = ["dspreg", "report", path_name(given.path), "--format", given.format]
+    parts += ["--selection", given.selection] if given.selection != "training" else []
+    parts += ["--contrast", *given.contrast] if given.contrast else []
+    return shlex.join(parts)
+
+
+def _domainbed(given: Any) -> str:
     from dspreg.report.domainbed import collected
 
     if (
@@ -101,4 +131,4 @@ def _domainbed(given: Any) -> None:
         or given.selection != "training"
     ):
         raise ConfigError("--domainbed prints what collect_results prints: with --format text or latex, and no more")
-    sys.stdout.write(collected(given.domainbed, latex=given.format == "latex"))
+    return collected(given.domainbed, latex=given.format == "latex")

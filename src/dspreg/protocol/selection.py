@@ -42,6 +42,7 @@ class Trace:
     id: str = ""
     place: str = ""  # its folder, for messages
     plan: str = ""  # of a store: what was asked for beside data set, targets, algorithm, trial and draw; see `Run`
+    made: Mapping[str, Any] = field(default_factory=dict)  # versions, weights and images, to be shown; decides nothing
 
     @property
     def finished(self) -> bool:

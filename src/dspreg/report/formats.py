@@ -1,4 +1,4 @@
-"""One table value, five ways to write it."""
+"""One table value, five ways to write it; `page` is the sixth, with more than tables in it."""
 
 from __future__ import annotations
 

@@ -107,16 +107,32 @@ def trace(folder: RunFolder, run: Run | None = None) -> Trace:
         protocol=settings["protocol"],
         options={name: settings[name] for name in OPTIONS},
         conditions=dict(_conditions(described, result)),
-        records=[{name: each[name] for name in KEPT} for each in records],
+        records=list(map(_record, records)),
         state="finished" if result else _state(folder, settings["steps"]),
         id=described["id"],
         place=str(folder.path),
         plan=group(run) if run else "",
+        made=_made(described),
     )
 
 
 def _is(planned: Any, run: Run) -> bool:
     return planned is not None and (planned == run.to_json() or Run.from_json(planned) == run)
+
+
+def _record(each: dict[str, Any]) -> dict[str, Any]:
+    loss = each.get("log", {}).get("loss")
+    return {name: each[name] for name in KEPT} | {"loss": None if loss is None else float(loss)}
+
+
+def _made(described: dict[str, Any]) -> dict[str, Any]:
+    """What it was made from and with, in full."""
+    tag, sha = (described["weights"].get(name) for name in ("tag", "sha256"))
+    return {
+        "dspreg": described["environment"].get("dspreg"),
+        "weights": f"{tag}, SHA-256 {sha}" if sha else str(tag),
+        "fingerprints": dict(described["data"]["fingerprints"]),
+    }
 
 
 def _conditions(described: dict[str, Any], result: dict[str, Any] | None) -> Iterator[tuple[str, Any]]:
