@@ -13,7 +13,7 @@ export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint kills pairs parity pacs maps bench evidence wheel clean
+.PHONY: help demo test lint kills ray pairs parity pacs maps bench evidence wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -37,6 +37,9 @@ lint: $(READY)  ## ruff and mypy
 
 kills: $(READY)  ## thirty trainings killed at random moments, and compared with one left alone
 	$(BIN)/python tests/kills/kill.py --runs 30
+
+ray: $(READY)  ## 72 runs on a Ray cluster while nodes, processes and sweepers are killed: ten minutes
+	$(BIN)/python tests/kills/ray_nodes.py
 
 pairs: $(READY)  ## every method around every other: the laws, or the message
 	$(BIN)/python tests/pairs/pairs.py

@@ -113,6 +113,7 @@ class Sweeper:
         self.flights: list[Flight] = []
         self.notices: set[str] = set()
         self.look = 0.0  # when to look again at what others work on
+        self.count, self.counted = 0, -POLL  # of the room there is, and when
 
     def go(self, pause: Callable[[], None]) -> None:
         while not self.work.done:
@@ -133,8 +134,9 @@ class Sweeper:
     def hand_out(self, pause: Callable[[], None]) -> None:
         if time.monotonic() < self.look or not self.work.left:
             return
-        room = self.room()
-        while len(self.flights) < room:
+        if time.monotonic() - self.counted >= POLL:
+            self.count, self.counted = self.room(), time.monotonic()
+        while len(self.flights) < self.count:
             pause()
             taken = self.work.take()
             if taken is None:  # others have all that is left
@@ -158,7 +160,7 @@ class Sweeper:
             self.give_up(taken)
             return
         settings, execution = placed(run, self.execution)
-        words = self.task.remote(Assignment(settings, execution, run.to_json(), files, tuple(sys.path)))
+        words = self.task.remote(Assignment(settings, execution, run.to_json(), files, own_path()))
         self.flights.append(Flight(taken, words, lock))
         self.board.began(run)
 
@@ -270,6 +272,12 @@ def placed(run: Run, execution: Execution) -> tuple[dict[str, Any], Execution]:
         settings["weights"] = os.path.abspath(settings["weights"])
     root = execution.root if execution.root is not None or given else ROOT
     return settings, replace(run.execution(execution), root=None if root is None else os.path.abspath(root))
+
+
+def own_path() -> tuple[str, ...]:
+    """Where modules are looked for beside what is installed, which the other machines have for themselves."""
+    installed = (sys.prefix, sys.base_prefix)
+    return tuple(path for path in sys.path if os.path.isabs(path) and not path.startswith(installed))
 
 
 def reason(error: BaseException) -> str:
