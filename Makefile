@@ -13,7 +13,7 @@ export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint kills sweeps pairs parity pacs maps bench evidence wheel clean
+.PHONY: help demo test lint kills sweeps ray pairs parity pacs maps bench evidence wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -40,6 +40,9 @@ kills: $(READY)  ## thirty trainings killed at random moments, and compared with
 
 sweeps: $(READY)  ## a sweep of 72 runs killed ten times, and compared with one left alone: a quarter of an hour
 	$(BIN)/python tests/kills/sweeps.py
+
+ray: $(READY)  ## 72 runs on a Ray cluster while nodes, processes and sweepers are killed: ten minutes
+	$(BIN)/python tests/kills/ray_nodes.py
 
 pairs: $(READY)  ## every method around every other: the laws, or the message
 	$(BIN)/python tests/pairs/pairs.py

@@ -69,8 +69,12 @@ def add(commands: Commands) -> None:
     group.add_argument("--same-draws", action="store_const", const="true",
                        help="draw n is the same in all trials; DomainBed draws anew in each")  # fmt: skip
     group = parser.add_argument_group("how it is run")
-    says_jobs = "runs at once (default: one per GPU, or core); 0: one after the other, in this process"
+    says_jobs = "runs at once (default: one per GPU, or core, of all machines); 0: one after the other, in this process"
     group.add_argument("--jobs", metavar="N", help=says_jobs)
+    group.add_argument("--on", choices=("local", "ray"), default="local",
+                       help="this machine, or a Ray cluster (needs the extra ray)")  # fmt: skip
+    says_address = "HOST:PORT, auto or local (default: RAY_ADDRESS, or one on this machine, or else a new one)"
+    group.add_argument("--ray-address", metavar="ADDR", help=says_address)
     group.add_argument("--attempts", metavar="N", default="3", help="how often a run may fail (default: 3)")
     for each in dataclasses.fields(Execution):
         how: dict[str, Any] = {"nargs": "?", "const": "true"} if str(each.type) == "bool" else {}
@@ -141,26 +145,26 @@ def swept(runs: list[Run], store: RunStore, given: Any, execution: Execution, pa
     from rich.console import Console
 
     from dspreg.launch.board import Bars, Board
+    from dspreg.launch.on_ray import on_ray
     from dspreg.launch.pool import pool, settled
     from dspreg.launch.serial import serial
     from dspreg.launch.work import Work
     from dspreg.training.display import Bar, Display
 
-    jobs = None if given.jobs is None else whole("--jobs", given.jobs, 0)
+    far = given.on == "ray"
+    if given.ray_address is not None and not far:
+        raise ConfigError(f"--ray-address {given.ray_address} is for --on ray")
+    asked = None if given.jobs is None else whole("--jobs", given.jobs, 1 if far else 0)
+    alone = asked == 0
     attempts = whole("--attempts", given.attempts, 1)
-    execution, jobs = settled(execution, jobs)
     store.make()
     store.plan(runs)
     console = Console(stderr=True)
-    board = Bars(console, len(runs)) if console.is_terminal and jobs else Board()
+    board = Bars(console, len(runs)) if console.is_terminal and not alone else Board()
 
     def told(run: Run, standing: Standing, before: bool) -> None:
-        when, number = ", as before" if before else "", len(work.ended)
-        again = (
-            ""
-            if standing.settled(work.attempts)
-            else f"; attempt {standing.attempts} of {work.attempts}, tried again later"
-        )
+        when, number, n = ", as before" if before else "", len(work.ended), standing.attempts
+        again = "" if standing.settled(attempts) else f"; attempt {n} of {attempts}, tried again later"
         board.settled(number)
         print(f"[{number}/{len(runs)}] {shown(str(run))}: {outcome(standing)}{when}{again}", flush=True)
 
@@ -168,10 +172,14 @@ def swept(runs: list[Run], store: RunStore, given: Any, execution: Execution, pa
         return Bar(console, shown(str(run))) if console.is_terminal else Display()
 
     with Work(runs, store, attempts=attempts, told=told) as work:
-        if jobs == 0:
-            serial(work, execution, pause=pause, display=display)
+        if far:
+            on_ray(work, execution, address=given.ray_address, jobs=asked, pause=pause, board=board, say=console.print)
         else:
-            pool(work, execution, jobs=jobs, pause=pause, board=board)
+            execution, jobs = settled(execution, asked)
+            if alone:
+                serial(work, execution, pause=pause, display=display)
+            else:
+                pool(work, execution, jobs=jobs, pause=pause, board=board)
     ended = work.ended
     bad = [run for run in runs if ended[run.id].state != "finished"]
     print(f"{len(runs) - len(bad)} of {len(runs)} runs finished in {store.path}")

@@ -1,0 +1,89 @@
+"""The files of a run on their way between its store and a machine that has no access to it.
+
+Whatever is interrupted, the folder at home can be gone on with: a checkpoint is written after the records it marks, and
+what it replaces is removed after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dspreg.files import make_folder, remove, write
+from dspreg.store import OURS
+
+CHECKPOINTS = "checkpoints/step-*.safetensors"
+LAST = ("failure.json", "result.json")  # they say that a run has ended
+CARRIED = (*OURS, "tensorboard/*", CHECKPOINTS, *LAST)
+
+
+@dataclass(frozen=True)
+class Files:
+    """What is new in a run's folder, by name, and which checkpoints there are now."""
+
+    new: Mapping[str, bytes]
+    checkpoints: tuple[str, ...] = ()
+
+
+class Packer:
+    """What has changed in a folder since it was last packed.
+
+    Args:
+        folder: Of one run.
+        known: What it holds now needs no packing.
+    """
+
+    def __init__(self, folder: Path, *, known: bool = False):
+        self.folder = folder
+        self.seen = {name: _stamp(folder / name) for name in _names(folder)} if known else {}
+
+    def packed(self) -> Files:
+        now = {name: _stamp(self.folder / name) for name in _names(self.folder)}
+        new = {name: (self.folder / name).read_bytes() for name, stamp in now.items() if self.seen.get(name) != stamp}
+        self.seen = now
+        return Files(new, tuple(_checkpoints(self.folder)))
+
+    def has_new_checkpoint(self) -> bool:
+        return any(name not in self.seen for name in _checkpoints(self.folder))
+
+
+def packed(folder: Path) -> Files:
+    """All of a run."""
+    return Packer(folder).packed()
+
+
+def unpack(files: Files, folder: Path) -> None:
+    """Bring a folder to where the packed one was. Fenced, where `dspreg.files.fenced` says so."""
+    for name in sorted(files.new, key=_rank):
+        make_folder((folder / name).parent)
+        write(folder / name, files.new[name])
+    for name in _checkpoints(folder):
+        if name not in files.checkpoints:
+            remove(folder / name)
+    if not files.checkpoints and (folder / "checkpoints").exists():
+        with suppress(OSError):  # somebody else's file is in it
+            (folder / "checkpoints").rmdir()
+
+
+def _rank(name: str) -> tuple[int, str]:
+    if name == "run.json":
+        return 0, name  # a folder without it belongs to nobody
+    if name in LAST:
+        return 3, name
+    return (2 if name.startswith("checkpoints/") else 1), name
+
+
+def _names(folder: Path) -> Iterator[str]:
+    for pattern in CARRIED:
+        yield from (path.relative_to(folder).as_posix() for path in folder.glob(pattern))
+
+
+def _checkpoints(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.glob(CHECKPOINTS))
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    about = path.stat()
+    return about.st_ino, about.st_size, about.st_mtime_ns

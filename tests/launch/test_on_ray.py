@@ -1,0 +1,333 @@
+"""Sweeps on Ray: a real cluster of this machine, and the bits of the launcher that needs none."""
+
+import json
+import signal
+import sys
+import types
+from functools import partial
+from pathlib import Path
+
+import pytest
+from small_runs import EXECUTION, photos
+from test_serial import serial, three
+
+from dspreg.cli import main
+from dspreg.errors import ConfigError, Preempted
+from dspreg.files import digest_of
+from dspreg.launch import on_ray as launcher
+from dspreg.launch.cluster import connected
+from dspreg.launch.on_ray import Sweeper, on_ray, open_settled, placed
+from dspreg.launch.work import Work
+from dspreg.protocol.run import Run
+from dspreg.protocol.settings import Execution
+from dspreg.runs import RunStore
+
+OWN = """
+import os, signal, time
+from dspreg import ERM
+from pathlib import Path
+
+class Broken(ERM):
+    def loss(self, out):
+        return 1 / 0
+
+class Killed(ERM):
+    '''Its process is killed in its fourth step; the next one finds the file and goes on.'''
+
+    def loss(self, out):
+        if self.t == 3 and not Path({place!r}, "killed").exists():
+            Path({place!r}, "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(out)
+
+class Sleeping(ERM):
+    def loss(self, out):
+        if self.t == 3 and not Path({place!r}, "asleep").exists():
+            Path({place!r}, "asleep").touch()
+            time.sleep(1000)
+        return super().loss(out)
+"""
+
+
+@pytest.fixture(scope="module")
+def ray():
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    before = signal.getsignal(signal.SIGTERM)
+    told = []
+    with connected("local", 2, told.append) as found:
+        assert signal.getsignal(signal.SIGTERM) is before
+        assert told == ["a Ray cluster of this machine was started, CPUs: 2"]
+        yield found
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return photos(tmp_path_factory.mktemp("images") / "photos")
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A module of the user's, and the folder where its methods leave word."""
+    place = tmp_path_factory.mktemp("own")
+    (place / "own_of_a_ray_test.py").write_text(OWN.format(place=str(place)))
+    sys.path.append(str(place))
+    yield place
+    sys.path.remove(str(place))
+
+
+def made(path):
+    store = RunStore(path)
+    store.make()
+    return store
+
+
+@pytest.fixture
+def store(tmp_path):
+    return made(tmp_path / "store")
+
+
+def swept(runs, store, *, told=lambda *_: None, attempts=3, change=lambda work: None, **more):
+    with Work(runs, store, told=told, attempts=attempts) as work:
+        change(work)
+        on_ray(work, EXECUTION, **more)
+    return work.ended
+
+
+def bits(store, run):
+    """All of a finished run that no clock and no path has a part in."""
+    folder = store.folder(run)
+    records = [{k: v for k, v in record.items() if k != "seconds"} for record in folder.records]
+    result = folder.result()
+    names = ("last.safetensors", "selected.safetensors", "README.md")
+    return records, {name: result["files"][name] for name in names}, result["run"], result["selected"]
+
+
+def files_of(store):
+    return {p: digest_of(p) for p in sorted(store.path.rglob("runs/*/*")) if p.is_file()}
+
+
+def test_the_bits_are_those_of_one_process(ray, images, store, tmp_path, monkeypatch):
+    monkeypatch.chdir(images.parent)  # the machines don't start here
+    runs, seen = three("photos", steps=4, evaluate_every=1), []
+    ended = swept(runs, store, told=lambda run, standing, before: seen.append((run.id, before)))
+    assert [ended[run.id].state for run in runs] == ["finished"] * 3
+    assert sorted(seen) == sorted((run.id, False) for run in runs)
+    assert store.claims().held() == []
+    other = made(tmp_path / "other")
+    serial(runs, other, EXECUTION)
+    for run in runs:
+        assert bits(store, run) == bits(other, run)
+        assert {p.name for p in store.folder(run).path.iterdir()} == {p.name for p in other.folder(run).path.iterdir()}
+    before, seen = files_of(store), []
+    again = swept(runs, store, told=lambda run, standing, before: seen.append((run.id, before)))
+    assert sorted(seen) == sorted((run.id, True) for run in runs)
+    assert again == ended
+    assert files_of(store) == before
+
+
+def test_a_failure_has_its_reason_and_the_others_go_on(ray, images, own, store):
+    (broken, *_), (good, *_) = three(images, "own_of_a_ray_test.Broken"), three(images)
+    (diverges, *_) = three(images, "CORAL(weight=1e300)")
+    missing = Run(dataset="folder:nowhere/at-all", targets=("a",), algorithm="ERM", options=broken.options)
+    told = []
+    ended = swept(
+        [broken, diverges, missing, good], store, attempts=2, told=lambda run, s, _: told.append((run.id, s.attempts))
+    )
+    assert [ended[run.id].state for run in (broken, diverges, missing, good)] == ["failed"] * 3 + ["finished"]
+    assert ended[broken.id].reason == "ZeroDivisionError: division by zero"
+    assert "not finite" in ended[diverges.id].reason
+    assert "at-all" in ended[missing.id].reason
+    assert [n for run, n in told if run == broken.id] == [1, 2]
+    assert [n for run, n in told if run == diverges.id] == [0]  # it would come to the same bits
+    failure = json.loads((store.path / "failures" / f"{broken.id}.json").read_text())
+    assert "own_of_a_ray_test.py" in "".join(failure["traceback"])
+    assert (store.folder(diverges) / "failure.json").exists()
+
+
+def stopping(store, run, least=2):
+    """Stops the sweep once so many checkpoints of a run were seen."""
+    seen = set()
+
+    def pause():
+        seen.update(p.name for p in (store.folder(run) / "checkpoints").glob("step-*"))
+        if len(seen) >= least:
+            raise Preempted("stopped by the test")
+
+    return pause
+
+
+@pytest.mark.parametrize("first", ["here", "on ray"])
+def test_begun_in_one_place_and_finished_in_the_other(ray, images, store, tmp_path, first):
+    (run, *_) = three(images, steps=60, evaluate_every=1)
+    begin = partial(serial, execution=EXECUTION) if first == "here" else swept
+    with pytest.raises(Preempted):
+        begin([run], store, pause=stopping(store, run))
+    assert store.standing(run).state == "started"
+    assert store.claims().held() == []
+    taken_up = []
+
+    class Display(launcher.Board):
+        def moved(self, run, step, steps, doing):
+            taken_up.append(step if steps else None)
+
+    if first == "here":
+        swept([run], store, board=Display())
+        assert next(step for step in taken_up if step is not None) > 0
+    else:
+        serial([run], store, EXECUTION)
+    other = made(tmp_path / "other")
+    serial([run], other, EXECUTION)
+    assert bits(store, run) == bits(other, run)
+
+
+def test_a_killed_process_costs_an_attempt_and_no_work(ray, images, own, store, tmp_path):
+    (run, *_), told = three(images, "own_of_a_ray_test.Killed", steps=5, evaluate_every=1), []
+    ended = swept([run], store, told=lambda run, s, _: told.append((s.state, s.attempts, s.reason)))
+    assert [state for state, *_ in told] == ["failed", "finished"]
+    assert told[0][1] == 1
+    assert "the Ray task that trained it is gone: WorkerCrashedError" in told[0][2]
+    assert ended[run.id].state == "finished"
+    assert not list((store.path / "failures").iterdir())
+    other = made(tmp_path / "other")
+    serial([run], other, EXECUTION)  # the file is there: nobody is killed
+    assert bits(store, run) == bits(other, run)
+
+
+def test_who_hangs_is_ended_and_its_run_goes_on(ray, images, own, store):
+    (run, *_), told, hung = three(images, "own_of_a_ray_test.Sleeping", steps=5, evaluate_every=1), [], []
+
+    def change(work):
+        def over():
+            if (own / "asleep").exists() and not hung and (store.folder(run) / "checkpoints").exists():
+                hung.extend(work.out.values())
+                return hung
+            return []
+
+        work.hung = over
+
+    ended = swept([run], store, told=lambda run, s, _: told.append((s.state, s.reason)), change=change)
+    assert told[0] == ("failed", "it made no progress for 600 s and was ended")
+    assert ended[run.id].state == "finished"
+
+
+def test_who_lost_the_claim_writes_nothing(ray, images, store):
+    (run, *_), others = three(images, steps=2000, evaluate_every=1), store.claims()
+
+    def pause():
+        if (store.folder(run) / "checkpoints").exists() and others.held():
+            store.cancel(run)
+            assert others.revoke(run.id)
+            others.before = files_of(store)
+
+    ended = swept([run], store, pause=pause)
+    assert ended[run.id].state == "cancelled"
+    assert files_of(store) == others.before
+    others.close()
+
+
+def test_nobody_trains_by_hand_in_the_folder_meanwhile(ray, images, store):
+    (run, *_), refused = three(images, steps=60, evaluate_every=1), []
+
+    def pause():
+        if (store.folder(run) / "checkpoints").exists() and not refused:
+            try:
+                with store.folder(run).locked():
+                    pass
+            except Exception as error:
+                refused.append(str(error))
+                raise Preempted("enough") from error
+
+    with pytest.raises(Preempted):
+        swept([run], store, pause=pause)
+    assert "in use by another training" in refused[0]
+    with store.folder(run).locked():  # and it is let go of
+        pass
+
+
+def test_as_it_is_typed(ray, images, tmp_path, capsys):
+    how = ["--threads", "1", "--profile", "never", "--workers", "0", "--check-images", "never"]
+    small = ["model=small-cnn", "weights=none", "image_size=28", "steps=2", "batch_size=4", "augment=no"]
+    what = ["sweep", "--dataset", f"folder:{images}", "--algorithms", "ERM", "--trials", "1", "--draws", "1",
+            "--only", "training", *[word for text in small for word in ("--set", text)], *how]  # fmt: skip
+    assert main([*what, "--store", str(tmp_path / "store"), "--on", "ray", "--jobs", "1"]) == 0
+    assert "3 of 3 runs finished" in capsys.readouterr().out
+    assert main([*what, "--store", str(tmp_path / "store"), "--ray-address", "auto"]) == 2
+    assert "--ray-address auto is for --on ray" in capsys.readouterr().err
+    assert main([*what, "--store", str(tmp_path / "store"), "--on", "ray", "--jobs", "0"]) == 2
+    assert "--jobs 0; wanted a whole number at least 1" in capsys.readouterr().err
+
+
+# What needs no cluster.
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'dspreg\[ray\]'"), connected(None, 1):
+        pass
+
+
+def test_rays_client_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False))
+    with pytest.raises(ConfigError, match="ray://host: sweeps don't go through"), connected("ray://host", 1):
+        pass
+
+
+def test_paths_are_those_of_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = Run(dataset="folder:photos", targets=("a",), algorithm="ERM", options={"weights": "w.safetensors"})
+    settings, execution = placed(run, Execution())
+    assert settings["dataset"] == f"folder:{tmp_path}/photos"
+    assert settings["weights"] == f"{tmp_path}/w.safetensors"
+    assert (execution.root, execution.name) == (None, "photos")
+    settings, execution = placed(Run(dataset="PACS", targets=("photo",), algorithm="ERM"), Execution())
+    assert (settings["dataset"], execution.root) == ("PACS", f"{tmp_path}/data")
+    _, execution = placed(Run(dataset="index:some/list.csv", targets=("a",), algorithm="ERM"), Execution(root="there"))
+    assert (execution.root, execution.name) == (f"{tmp_path}/there", "list")
+    assert Path(placed(run, Execution(root="/mnt/data"))[1].root) == Path("/mnt/data")
+
+
+class Machines:
+    """What the launcher asks Ray for before anything is run."""
+
+    def __init__(self, *nodes):
+        self.found = [{"Alive": alive, "Resources": resources} for alive, resources in nodes]
+        self.given = {}
+
+    def nodes(self):
+        return self.found
+
+    def remote(self, function):
+        return types.SimpleNamespace(options=self.given.update)
+
+
+def test_room_is_what_all_machines_have(store):
+    cpus = Machines((True, {"CPU": 4.0, "GPU": 1.0}), (True, {}), (True, {"CPU": 3.0}), (False, {"CPU": 64.0}))
+    with Work([], store) as work:
+
+        def room(jobs=None, **how):
+            return Sweeper(cpus, work, open_settled(Execution(**how)), jobs, launcher.Board()).room()
+
+        assert room() == 7
+        assert room(threads=2) == 2 + 1  # no run is on two machines
+        assert room(threads=8) == 1  # a machine may join
+        assert room(jobs=5) == 5
+        assert room(jobs=50) == 7
+        assert (cpus.given["num_cpus"], cpus.given["num_gpus"], cpus.given["max_retries"]) == (1, 0, 0)
+
+
+def test_what_is_left_open_does_not_depend_on_this_machine(monkeypatch):
+    monkeypatch.setattr("dspreg.launch.pool.gpus", lambda execution: [])
+    assert (open_settled(Execution()).threads, open_settled(Execution()).workers) == (1, 0)
+    assert open_settled(Execution(threads=3)).threads == 3
+    assert open_settled(Execution(device="cuda")).workers == 4
+    assert open_settled(Execution(device="cuda", workers=1)).workers == 1
+    with pytest.raises(ConfigError, match="Give --device cuda"):
+        open_settled(Execution(device="cuda:1"))
+
+
+def test_a_gpu_each(store):
+    machines = Machines((True, {"CPU": 16.0, "GPU": 2.0}), (True, {"CPU": 64.0}))
+    with Work([], store) as work:
+        execution = Execution(device="cuda", threads=1)
+        assert Sweeper(machines, work, execution, None, launcher.Board()).room() == 2
+    assert machines.given["num_gpus"] == 1

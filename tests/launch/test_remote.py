@@ -1,0 +1,255 @@
+"""A run on a machine without the store: what it says, what it leaves, and what comes home whatever is interrupted."""
+
+import os
+import tempfile
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import tiny
+
+from dspreg import files
+from dspreg.errors import ConfigError, Diverged, DspregError, Notice
+from dspreg.launch import remote
+from dspreg.launch.carrying import Files, Packer, packed, unpack
+from dspreg.launch.remote import PLACE, Assignment, Ended, Moved, attempted
+from dspreg.processes import this_process
+from dspreg.training import train
+
+STEPS = 6
+HOW = tiny.execution(profile="auto", save_every=2)
+PLAN = {"dataset": "folder:woods"}
+NOTHING = Files({})
+
+
+@pytest.fixture(scope="module")
+def woods(tmp_path_factory):
+    return tiny.make_images(tmp_path_factory.mktemp("images") / "woods")
+
+
+@pytest.fixture(scope="module")
+def alone(woods, tmp_path_factory):
+    """The same run, left alone, in its folder."""
+    out = tmp_path_factory.mktemp("alone") / "run"
+    warnings.simplefilter("ignore", Notice)
+    train(tiny.settings(woods, steps=STEPS), HOW, out, plan=PLAN)
+    return out
+
+
+@pytest.fixture(autouse=True)
+def node(tmp_path, monkeypatch):
+    """The temporary folder of the other machine."""
+    place = tmp_path / "node"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    return place
+
+
+def given(woods, come=NOTHING, **settings):
+    return Assignment(tiny.settings(woods, **{"steps": STEPS, **settings}), HOW, PLAN, come)
+
+
+@pytest.fixture(scope="module")
+def said(woods, tmp_path_factory):
+    """All words of an undisturbed attempt."""
+    return list(attempted(given(woods)))
+
+
+def test_it_comes_home_as_if_it_had_been_trained_there(said, alone, node, tmp_path):
+    for word in said:
+        if isinstance(word, Files):
+            unpack(word, tmp_path / "home")
+    assert tiny.ending(tmp_path / "home") == tiny.ending(alone)
+    assert not (tmp_path / "home" / "checkpoints").exists()
+    assert said[-1] == Ended()
+    assert [word for word in said if isinstance(word, Moved)][-1].steps == STEPS
+
+
+def test_every_checkpoint_is_sent_and_a_file_only_where_it_has_changed(said):
+    sent = [word for word in said if isinstance(word, Files)]
+    steps = [int(name[len("checkpoints/step-") :][:8]) for word in sent for name in word.new if "step-" in name]
+    assert set(steps) == {1, 2, 4, 5, 6}  # every second one, and those that are evaluated
+    assert steps == sorted(steps)
+    assert sum("run.json" in word.new for word in sent) == 1
+    assert sum("profiles/start.safetensors" in word.new for word in sent) == 1
+    assert "result.json" in sent[-1].new
+    assert all("result.json" not in word.new for word in sent[:-1])
+    assert all(len(word.checkpoints) <= 2 for word in sent)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def operations(monkeypatch, allowed):
+    """So many files may be written or removed, and then the process is gone."""
+    left = iter(range(allowed))
+
+    def counted(what):
+        def operation(path, *more):
+            if next(left, None) is None:
+                raise Interrupted
+            return what(path, *more)
+
+        return operation
+
+    monkeypatch.setattr("dspreg.launch.carrying.write", counted(files.write))
+    monkeypatch.setattr("dspreg.launch.carrying.remove", counted(files.remove))
+
+
+def test_interrupted_between_any_two_files_the_run_goes_on_at_home_to_the_same_bits(said, woods, alone, tmp_path):
+    expected, sent = tiny.ending(alone), [word for word in said if isinstance(word, Files)]
+    marks = set()
+    for allowed in range(1, 200):
+        home = tmp_path / str(allowed)
+        with pytest.MonkeyPatch.context() as patch:
+            operations(patch, allowed)
+            try:
+                for word in sent:
+                    unpack(word, home)
+                whole = True
+            except Interrupted:
+                whole = False
+        marks.add(len(list(home.glob("checkpoints/*"))))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Notice)
+            train(tiny.settings(woods, steps=STEPS), HOW, home, plan=PLAN)
+        assert tiny.ending(home) == expected, f"after {allowed} operations"
+        if whole:
+            break
+    assert whole
+    assert allowed > 15
+    assert marks >= {0, 1, 2, 3}  # three: the new one is there before the old one goes
+
+
+def test_it_goes_on_from_what_it_is_given(said, woods, alone, node, tmp_path):
+    sent = [word for word in said if isinstance(word, Files)]
+    for word in sent[:3]:
+        unpack(word, tmp_path / "home")
+    again = list(attempted(given(woods, packed(tmp_path / "home"))))
+    first = next(word for word in again if isinstance(word, Moved) and word.steps)
+    assert first.step == int(sent[2].checkpoints[-1].split("-")[1]) > 0
+    assert all("profiles/start.safetensors" not in word.new for word in again if isinstance(word, Files))
+    for word in again:
+        if isinstance(word, Files):
+            unpack(word, tmp_path / "home")
+    assert tiny.ending(tmp_path / "home") == tiny.ending(alone)
+
+
+def test_only_files_of_a_run_travel(alone, tmp_path):
+    (alone / "scheduler.log").write_text("of somebody else")
+    try:
+        names = set(packed(alone).new)
+    finally:
+        (alone / "scheduler.log").unlink()
+    assert {"run.json", "result.json", "last.safetensors", "profiles/end.safetensors"} < names
+    assert not names & {"lock", "scheduler.log"}
+
+
+def test_a_failure_is_told_as_text(woods, monkeypatch):
+    class OnlyHere(Exception):
+        pass
+
+    def broken(*_, **__):
+        raise OnlyHere("of the user's own")
+
+    monkeypatch.setattr(remote, "train", broken)
+    *_, last = attempted(given(woods))
+    assert (last.kind, last.text, last.ours, last.diverged) == ("OnlyHere", "of the user's own", False, False)
+    assert "in broken" in last.traceback
+    error = last.error()
+    assert (type(error).__name__, str(error)) == ("OnlyHere", "of the user's own")
+    assert not isinstance(error, OnlyHere)
+    assert "in broken" in "".join(error.__notes__)
+
+
+@pytest.mark.parametrize(("kind", "diverged"), [(ConfigError, False), (Diverged, True)])
+def test_an_error_that_says_what_to_do_stays_one(woods, monkeypatch, kind, diverged):
+    def broken(*_, **__):
+        raise kind("give another", 3) if diverged else kind("give another")
+
+    monkeypatch.setattr(remote, "train", broken)
+    *_, last = attempted(given(woods))
+    assert last.diverged is diverged
+    assert isinstance(last.error(), DspregError)
+    assert str(last.error()) == "give another"
+
+
+def test_a_missing_data_set_is_the_failure_of_the_run(tmp_path):
+    *_, files, last = attempted(given(tmp_path / "nowhere"))
+    assert files == NOTHING
+    assert last.ours
+    assert "nowhere" in last.text
+
+
+def test_what_diverges_brings_its_failure_home(woods, tmp_path):
+    words = list(attempted(given(woods, algorithm="CORAL(weight=1e300)")))
+    assert words[-1].diverged
+    assert "not finite" in words[-1].text
+    assert "failure.json" in words[-2].new
+
+
+def test_closing_it_ends_the_training_and_leaves_nothing(woods, node):
+    words = attempted(given(woods, steps=10_000))
+    while not isinstance(next(words), Files):
+        pass
+    assert list(node.iterdir())
+    count = threading.active_count()
+    words.close()
+    assert threading.active_count() == count - 1
+    assert list(node.iterdir()) == []
+
+
+def test_who_is_not_listened_to_waits(woods, node):
+    words = attempted(given(woods, steps=10_000, evaluate_every=1))
+    while not isinstance(next(words), Files):
+        pass
+    found, until = None, time.monotonic() + 60
+    while (now := sorted(p.name for p in node.rglob("step-*"))) != found or not now:  # until nothing moves any more
+        assert time.monotonic() < until
+        found = now
+        time.sleep(1)
+    assert int(found[-1].split("-")[1]) < 100
+    words.close()
+
+
+def test_what_killed_tasks_left_is_removed_and_what_others_have_is_not(node):
+    for name, process in (("gone", this_process().rpartition(" ")[0] + " 1"), ("here", this_process())):
+        place = node / f"{PLACE}{name}"
+        place.mkdir()
+        (place / "process").write_text(process)
+    (node / f"{PLACE}strange").mkdir()
+    remote.clear_places()
+    assert sorted(p.name for p in node.iterdir()) == [f"{PLACE}here", f"{PLACE}strange"]
+
+
+def test_notices_are_told_and_not_printed(woods, monkeypatch, capsys):
+    def noticing(*_, **__):
+        warnings.warn("worth knowing", Notice, stacklevel=1)
+
+    monkeypatch.setattr(remote, "train", noticing)
+    told = [str(word) for word in attempted(given(woods)) if isinstance(word, Notice)]
+    assert told == ["worth knowing"]
+    assert capsys.readouterr().err == ""
+
+
+def test_the_users_own_folders_are_searched_for_modules(woods, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote.sys, "path", ["first"])
+    monkeypatch.setattr(remote, "train", lambda *_, **__: None)
+    list(attempted(Assignment({}, HOW, PLAN, NOTHING, ("own", "first"))))
+    assert remote.sys.path == ["first", "own"]
+
+
+def test_a_packer_knows_a_file_that_was_written_again(tmp_path):
+    (tmp_path / "run.json").write_bytes(b"1")
+    packer = Packer(tmp_path, known=True)
+    assert packer.packed() == NOTHING
+    files.write(tmp_path / "run.json", b"2")
+    os.makedirs(tmp_path / "checkpoints")
+    assert not packer.has_new_checkpoint()
+    Path(tmp_path / "checkpoints/step-00000001-a.safetensors").write_bytes(b"c")
+    assert packer.has_new_checkpoint()
+    assert set(packer.packed().new) == {"run.json", "checkpoints/step-00000001-a.safetensors"}
+    assert not packer.has_new_checkpoint()
