@@ -22,6 +22,7 @@ from dspreg.protocol.settings import Execution
 from dspreg.runs import Standing
 
 TICK = 0.5  # seconds until a signal is noticed
+WARM = ["timm", "torchvision", "dspreg.launch.worker"]  # what every process needs, loaded once
 GRACE = 60.0  # seconds for a last checkpoint
 
 
@@ -69,7 +70,7 @@ class Pool:
     def __init__(self, work: Work, execution: Execution, slots: Sequence[Slot], board: Board):
         self.work, self.execution, self.board = work, execution, board
         self.context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["dspreg.launch.warm"])
+        self.context.set_forkserver_preload(WARM)
         self.notices: set[str] = set()
         self.workers = [self.started(slot) for slot in slots[: len(work.left)]]
         self.look = 0.0  # when to look again at what others work on
