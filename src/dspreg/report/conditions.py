@@ -36,7 +36,8 @@ def rows(traces: Iterable[Trace]) -> dict[Key, list[Trace]]:
     varying = _varying(known, facts)
     found: dict[Key, list[Trace]] = defaultdict(list)
     for each, fact in zip(known, facts, strict=True):
-        parts = [f"{name}={value}" for name, value in fact.items() if (_scope(each, name), name) in varying]
+        differing = fact.items() if varying else ()
+        parts = [f"{name}={value}" for name, value in differing if (_scope(each, name), name) in varying]
         label = f"{each.algorithm} [{', '.join(parts)}]" if parts else each.algorithm
         found[each.dataset, label].append(each)
     _fill(found, planned, _labels(every))
@@ -84,9 +85,12 @@ def _labels(traces: list[Trace]) -> dict[Group, str]:
 def _varying(traces: list[Trace], facts: list[dict[str, Any]]) -> set[tuple[str, str]]:
     """The facts that differ, each with the data set they differ in, or with none."""
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    before = None
     for each, fact in zip(traces, facts, strict=True):
-        for name, value in fact.items():
-            values[_scope(each, name), name].add(str(value))
+        if (each.dataset, fact) != before:  # thousands are alike
+            for name, value in fact.items():
+                values[_scope(each, name), name].add(str(value))
+        before = each.dataset, fact
     return {key for key, different in values.items() if len(different) > 1}
 
 
