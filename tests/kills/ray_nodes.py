@@ -25,8 +25,8 @@ from dspreg.runs import RunStore
 
 WHAT = [
     "--dataset", "digits", "--algorithms", "ERM", "CORAL", "DSPReg", "--trials", "3", "--draws", "2",
-    "--only", "training", "--set", "steps=6", "--set", "evaluate_every=2", "--threads", "1", "--profile", "never",
-    "--keep", "none", "--attempts", "5",
+    "--only", "training", "--set", "steps=4", "--set", "evaluate_every=4", "--set", "batch_size=16", "--threads", "1",
+    "--profile", "never", "--keep", "none", "--save-every", "1", "--attempts", "5",
 ]  # fmt: skip
 MEMORY = 200_000_000  # of each node's object store; Ray's least is not much less
 NODES = 3
@@ -142,7 +142,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         quiet, loud = Place(Path(folder) / "undisturbed"), Place(Path(folder) / "disturbed")
         began = time.monotonic()
-        if quiet.sweep("--jobs", "1").wait() != 0:
+        if quiet.sweep("--jobs", str(NODES)).wait() != 0:
             raise SystemExit("the undisturbed sweep failed")
         runs = quiet.finished()
         print(f"undisturbed, without Ray: {runs} runs in {time.monotonic() - began:.0f} s", flush=True)
@@ -153,7 +153,7 @@ def main() -> int:
         finally:
             nodes.cluster.shutdown()
         on_ray = loud.finished()
-        code = loud.sweep("--jobs", "1").wait()
+        code = loud.sweep("--jobs", str(NODES)).wait()
         states, often = loud.states(), loud.trained()
         same = loud.report() == quiet.report()
         once = max(often.values()) == 1

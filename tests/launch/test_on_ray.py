@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+import tempfile
 import types
 from functools import partial
 from pathlib import Path
@@ -12,11 +13,11 @@ from small_runs import EXECUTION, photos
 from test_serial import serial, three
 
 from dspreg.cli import main
-from dspreg.errors import ConfigError, Preempted
+from dspreg.errors import ConfigError, Preempted, ResourceError
 from dspreg.files import digest_of
 from dspreg.launch import on_ray as launcher
 from dspreg.launch.cluster import connected
-from dspreg.launch.on_ray import Sweeper, on_ray, open_settled, placed
+from dspreg.launch.on_ray import Sweeper, on_ray, open_settled, placed, reason
 from dspreg.launch.work import Work
 from dspreg.protocol.run import Run
 from dspreg.protocol.settings import Execution
@@ -50,14 +51,22 @@ class Sleeping(ERM):
 
 
 @pytest.fixture(scope="module")
-def ray():
+def node(tmp_path_factory):
+    """Where tasks have their folders."""
+    return tmp_path_factory.mktemp("node")
+
+
+@pytest.fixture(scope="module")
+def ray(node):
     pytest.importorskip("ray", reason="the extra ray is not installed")
-    before = signal.getsignal(signal.SIGTERM)
-    told = []
-    with connected("local", 2, told.append) as found:
-        assert signal.getsignal(signal.SIGTERM) is before
-        assert told == ["a Ray cluster of this machine was started, CPUs: 2"]
-        yield found
+    before, told = signal.getsignal(signal.SIGTERM), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", tempfile.gettempdir())  # its sockets need short names
+        patch.setenv("TMPDIR", str(node))
+        with connected("local", 2, told.append) as found:
+            assert signal.getsignal(signal.SIGTERM) is before
+            assert told == ["a Ray cluster of this machine was started, CPUs: 2"]
+            yield found
 
 
 @pytest.fixture(scope="module")
@@ -157,13 +166,14 @@ def stopping(store, run, least=2):
 
 
 @pytest.mark.parametrize("first", ["here", "on ray"])
-def test_begun_in_one_place_and_finished_in_the_other(ray, images, store, tmp_path, first):
+def test_begun_in_one_place_and_finished_in_the_other(ray, node, images, store, tmp_path, first):
     (run, *_) = three(images, steps=60, evaluate_every=1)
     begin = partial(serial, execution=EXECUTION) if first == "here" else swept
     with pytest.raises(Preempted):
         begin([run], store, pause=stopping(store, run))
     assert store.standing(run).state == "started"
     assert store.claims().held() == []
+    assert list(node.iterdir()) == []
     taken_up = []
 
     class Display(launcher.Board):
@@ -270,6 +280,78 @@ def test_rays_client_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(is_initialized=lambda: False))
     with pytest.raises(ConfigError, match="ray://host: sweeps don't go through"), connected("ray://host", 1):
         pass
+
+
+class Starting:
+    """Ray's `init`, on a machine where there is a cluster, or none."""
+
+    def __init__(self, there):
+        self.there, self.calls = there, []
+        self._private = types.SimpleNamespace(worker=types.SimpleNamespace())
+
+    def init(self, **given):
+        self.calls.append(given)
+        exists = self.there and given["address"] != "local"
+        if exists and "num_cpus" in given:
+            raise ValueError("When connecting to an existing cluster, num_cpus and num_gpus must not be provided.")
+        if given["address"] not in (None, "local") and not exists:
+            raise ConnectionError("nobody answers")
+        return types.SimpleNamespace(address_info={"gcs_address": "there:1"})
+
+    def is_initialized(self):
+        return False
+
+    def shutdown(self):
+        self.calls.append("shutdown")
+
+
+@pytest.mark.parametrize(
+    ("address", "there", "said"),
+    [
+        (None, False, "a Ray cluster of this machine was started, CPUs: 3"),
+        (None, True, "connected to the Ray cluster at there:1"),
+        ("local", True, "a Ray cluster of this machine was started, CPUs: 3"),
+        ("there:1", True, "connected to the Ray cluster at there:1"),
+        ("auto", True, "connected to the Ray cluster at there:1"),
+    ],
+)
+def test_a_cluster_is_taken_where_there_is_one(monkeypatch, address, there, said):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ray, told = Starting(there), []
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with connected(address, 3, told.append):
+        assert told == [said]
+        assert ("num_cpus" in ray.calls[-1]) is ("started" in said)
+        assert not any(call["log_to_driver"] for call in ray.calls)
+    assert ray.calls[-1] == "shutdown"
+
+
+def test_a_cluster_that_does_not_answer_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", Starting(False))
+    says = r"\(there:1\): nobody answers. With --ray-address local"
+    with pytest.raises(ResourceError, match=says), connected("there:1", 3):
+        pass
+
+
+def test_a_signal_while_ray_starts_stops_the_sweep(monkeypatch):
+    class Slow(Starting):
+        def init(self, **_):
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))  # as Ray does
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setitem(sys.modules, "ray", Slow(False))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Preempted, match="run the same command again"), connected("local", 1):
+        pass
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_ray_says_is_one_line():
+    told = RuntimeError("ray::attempted() (pid=1)\nTraceback\nModuleNotFoundError: No module named 'dspreg'")
+    assert reason(told) == "RuntimeError: ray::attempted() (pid=1)"
+    told.cause = ModuleNotFoundError("No module named 'dspreg'\nand more")
+    assert reason(told) == "ModuleNotFoundError: No module named 'dspreg'"
+    assert reason(StopIteration()) == "StopIteration"
 
 
 def test_paths_are_those_of_this_machine(tmp_path, monkeypatch):

@@ -47,7 +47,10 @@ def connected(address: str | None, cpus: int | None, say: Callable[[str], None] 
             found = _start(ray, address, cpus)
         except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
             where = address or os.environ.get("RAY_ADDRESS") or "this machine"
-            raise ResourceError(f"no Ray cluster could be reached or started ({where}): {error}") from error
+            raise ResourceError(
+                f"no Ray cluster could be reached or started ({where}): {error}. With --ray-address local a new one is "
+                f"made of this machine"
+            ) from error
     say(found)
     ray._private.worker._worker_logs_enabled = False  # it prints between our lines, and we say ourselves who died
     try:
@@ -68,7 +71,7 @@ def _start(ray: Any, address: str | None, cpus: int | None) -> str:
         except ValueError:  # there is one, and how large it is was said when it was started
             if address == LOCAL:
                 raise
-    context = ray.init(address=address or "auto", **quiet)
+    context = ray.init(address=address, **quiet)
     return f"connected to the Ray cluster at {context.address_info['gcs_address']}"
 
 

@@ -32,7 +32,7 @@ from dspreg.runs import Standing
 
 TICK = 0.5  # seconds until a signal is noticed
 UNREAD = 8  # words of a task that were not fetched yet, after which it waits
-GRACE = 5.0  # seconds for tasks to remove their files
+GRACE = 10.0  # seconds for tasks to remove their files
 READERS = 4  # processes that read images for a GPU, unless given
 
 
@@ -251,11 +251,19 @@ class Sweeper:
 
     def stop(self) -> None:
         """What came home is what counts: a checkpoint of now could not be sent any more."""
-        words = [flight.words for flight in self.flights]
+        words, until = [flight.words for flight in self.flights], time.monotonic() + GRACE
         for flight in list(self.flights):
             self.called_off(flight)
-        if words:
-            self.ray.wait(words, num_returns=len(words), timeout=GRACE)
+        while words and time.monotonic() < until:  # their ends come after what was said before
+            ready, _ = self.ray.wait(words, timeout=TICK)
+            words = [each for each in words if not any(each is r for r in ready) or self.goes_on(each)]
+
+    def goes_on(self, words: Any) -> bool:
+        try:
+            self.ray.get(next(words))
+            return True
+        except (self.ray.exceptions.RayError, StopIteration):
+            return False
 
     def fence(self, taken: Taken) -> Any:
         return fenced(self.work.store.path, lambda: self.work.claims.writing(taken.claim))
@@ -281,9 +289,7 @@ def own_path() -> tuple[str, ...]:
 
 
 def reason(error: BaseException) -> str:
-    """What Ray says, on one line: the last of a traceback, the first of everything else."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    """What Ray says, in its first line; of what was raised in a task, without the traceback."""
     cause = getattr(error, "cause", None)
-    if isinstance(cause, BaseException):
-        return f"{type(cause).__name__}: {cause}".splitlines()[0]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    error = cause if isinstance(cause, BaseException) else error
+    return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
