@@ -67,7 +67,7 @@ bench: $(READY)  ## what everything costs, and how exact it is: an hour on one t
 	$(BIN)/python bench/sensitivity.py --part growth
 	$(BIN)/python bench/penalty.py
 	$(BIN)/python bench/penalty.py --part memory
-	$(BIN)/python bench/report.py
+	$(BIN)/python bench/stores.py
 	$(BIN)/python bench/algorithms.py
 	$(BIN)/python bench/algorithms.py --part digits --out build/digits
 ifdef DSPREG_ROOT
@@ -78,7 +78,7 @@ evidence: $(READY)  ## the evidence for the defaults, on PACS: four hours on one
 	$(BIN)/python bench/trajectory.py --out build/trajectory
 	$(BIN)/python bench/kinks.py
 	$(BIN)/python bench/noise.py --out build/noise
-	$(BIN)/python bench/noise.py --out build/noise --model resnet50 --of loss fisher --images 16 64 256
+	$(BIN)/python bench/noise.py --out build/noise --model resnet50 --images 16 64 256 512 --most-output 256 --estimators persample signed minibatch
 
 wheel: $(READY)  ## build the wheel and try it in a clean environment outside the repository
 	bash tests/try_wheel.sh $(PYTHON)

@@ -76,7 +76,11 @@ def _description(run: Run, r: random.Random) -> dict[str, Any]:
             "sizes": {d: {"in": 1600, "out": 400} for d in domains}, "fingerprints": dict.fromkeys(domains, "0" * 64),
         },
         "weights": {"tag": "none", "source": "none", "sha256": None},
-        "environment": {"torch": "2.10.0", "threads": 1, "device": "cpu", "precision": "float32"},
+        "environment": {
+            "torch": "2.10.0", "threads": 1, "device": "cpu", "precision": "float32", "python": "3.11.7",
+            "numpy": "2.4.6", "pillow": "13.0.0", "timm": "1.0.30", "torchvision": "0.29.2", "dspreg": "0.1.0",
+            "machine": "x86_64", "instructions": "AVX512", "gpu": None,
+        },
         "where": {"algorithm": run.algorithm, "plan": run.to_json()},
     }  # fmt: skip
     return {**made, "id": identity(made)}
@@ -86,9 +90,9 @@ def _record(step: int, domains: Sequence[str], targets: Sequence[str], r: random
     return {
         "step": step, "epoch": step / 50, "validation": r.random(),
         "accuracy": {name: {"in" if name in targets else "out": r.random()} for name in domains},
-        "log": {name: r.random() for name in ("loss", "DSPReg.L", "DSPReg.R", "DSPReg.c_50", "DSPReg.ratio")},
+        "log": {"loss": r.random()} | {f"DSPReg.{n}": r.random() for n in ("L", "R", "c_10", "c_50", "c_90", "ratio")},
         "weights": {"tag": "none", "source": "none", "sha256": None},
-        "seconds": {"step_seconds": r.random(), "evaluate_seconds": r.random()},
+        "seconds": {"step_seconds": r.random(), "evaluate_seconds": r.random(), "DSPReg.refresh_seconds": r.random()},
     }  # fmt: skip
 
 
