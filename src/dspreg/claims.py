@@ -278,7 +278,8 @@ def _refusals(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        raise ResourceError(f"{path}: {error}; is the folder writable, on a disk of this machine, and no sweeper stopped (SIGSTOP)?") from error
+        advice = "is the folder writable, on a disk of this machine, and no sweeper stopped (SIGSTOP)?"
+        raise ResourceError(f"{path}: {error}; {advice}") from error
     except sqlite3.DatabaseError as error:
         raise IntegrityError(
             f"{path} is damaged: {error}. Nothing but who works on what is in it: stop all sweepers and remove it"
