@@ -25,7 +25,7 @@ from dspreg.store import RunFolder
 
 FORMAT = "dspreg.store/1"
 PLAN = "dspreg.plan/1"
-CANCELLED = "cancelled; dspreg retry takes it up again"
+CANCELLED = "dspreg retry takes it up again"
 
 
 @dataclass(frozen=True)
