@@ -63,6 +63,7 @@ def ray(node):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", tempfile.gettempdir())  # its sockets need short names
         patch.setenv("TMPDIR", str(node))
+        patch.setenv("RAY_worker_niceness", "0")  # on a busy machine its processes would come last
         with connected("local", 2, told.append) as found:
             assert signal.getsignal(signal.SIGTERM) is before
             assert told == ["a Ray cluster of this machine was started, CPUs: 2"]
