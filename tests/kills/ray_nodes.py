@@ -144,11 +144,12 @@ def main() -> int:
     os.environ.update(RAY_worker_niceness="0")  # on a busy machine they would come last, and this take hours
     with tempfile.TemporaryDirectory() as folder:
         quiet, loud = Place(options.undisturbed or Path(folder) / "undisturbed"), Place(Path(folder) / "disturbed")
-        began = time.monotonic()
+        began, before = time.monotonic(), quiet.finished()
         if quiet.sweep("--jobs", str(NODES)).wait() != 0:
             raise SystemExit("the undisturbed sweep failed")
         runs = quiet.finished()
-        print(f"undisturbed, without Ray: {runs} runs in {time.monotonic() - began:.0f} s", flush=True)
+        print(f"undisturbed, without Ray: {runs} runs, {runs - before} of them now, "
+              f"in {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
         began, nodes = time.monotonic(), Nodes(NODES)
         try:
             for share in (0.4, 0.8):

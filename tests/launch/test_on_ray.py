@@ -348,6 +348,7 @@ def test_a_signal_while_ray_starts_stops_the_sweep(monkeypatch):
 
 
 def test_what_ray_says_is_one_line():
+    assert reason(ConnectionError("It is dead. To see more, look elsewhere.")) == "ConnectionError: It is dead"
     told = RuntimeError("ray::attempted() (pid=1)\nTraceback\nModuleNotFoundError: No module named 'dspreg'")
     assert reason(told) == "RuntimeError: ray::attempted() (pid=1)"
     told.cause = ModuleNotFoundError("No module named 'dspreg'\nand more")
