@@ -36,7 +36,7 @@ class Place:
     """Where one of the two sweeps is, and all that its sweepers said."""
 
     def __init__(self, folder: Path):
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         self.folder, self.log, self.store = folder, folder / "said", RunStore(folder / "store")
 
     def sweep(self, *more: str) -> subprocess.Popen[bytes]:
@@ -138,14 +138,18 @@ def wait(sweeper: subprocess.Popen[bytes], come: Callable[[], bool]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="of the moments and of who is killed")
-    chance, kills = random.Random(parser.parse_args().seed), Counter[str]()
+    parser.add_argument("--undisturbed", metavar="DIR", type=Path, help="keep that sweep here, for the next time")
+    options = parser.parse_args()
+    chance, kills = random.Random(options.seed), Counter[str]()
+    os.environ.update(RAY_worker_niceness="0")  # on a busy machine they would come last, and this take hours
     with tempfile.TemporaryDirectory() as folder:
-        quiet, loud = Place(Path(folder) / "undisturbed"), Place(Path(folder) / "disturbed")
-        began = time.monotonic()
+        quiet, loud = Place(options.undisturbed or Path(folder) / "undisturbed"), Place(Path(folder) / "disturbed")
+        began, before = time.monotonic(), quiet.finished()
         if quiet.sweep("--jobs", str(NODES)).wait() != 0:
             raise SystemExit("the undisturbed sweep failed")
         runs = quiet.finished()
-        print(f"undisturbed, without Ray: {runs} runs in {time.monotonic() - began:.0f} s", flush=True)
+        print(f"undisturbed, without Ray: {runs} runs, {runs - before} of them now, "
+              f"in {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
         began, nodes = time.monotonic(), Nodes(NODES)
         try:
             for share in (0.4, 0.8):

@@ -63,6 +63,7 @@ def ray(node):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", tempfile.gettempdir())  # its sockets need short names
         patch.setenv("TMPDIR", str(node))
+        patch.setenv("RAY_worker_niceness", "0")  # on a busy machine its processes would come last
         with connected("local", 2, told.append) as found:
             assert signal.getsignal(signal.SIGTERM) is before
             assert told == ["a Ray cluster of this machine was started, CPUs: 2"]
@@ -347,6 +348,7 @@ def test_a_signal_while_ray_starts_stops_the_sweep(monkeypatch):
 
 
 def test_what_ray_says_is_one_line():
+    assert reason(ConnectionError("It is dead. To see more, look elsewhere.")) == "ConnectionError: It is dead"
     told = RuntimeError("ray::attempted() (pid=1)\nTraceback\nModuleNotFoundError: No module named 'dspreg'")
     assert reason(told) == "RuntimeError: ray::attempted() (pid=1)"
     told.cause = ModuleNotFoundError("No module named 'dspreg'\nand more")

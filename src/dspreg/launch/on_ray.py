@@ -289,7 +289,7 @@ def own_path() -> tuple[str, ...]:
 
 
 def reason(error: BaseException) -> str:
-    """What Ray says, in its first line; of what was raised in a task, without the traceback."""
+    """What Ray says, in its first sentence; of what was raised in a task, without the traceback."""
     cause = getattr(error, "cause", None)
     error = cause if isinstance(cause, BaseException) else error
-    return f"{type(error).__name__}: {error}".splitlines()[0].removesuffix(": ")
+    return f"{type(error).__name__}: {error}".splitlines()[0].partition(". ")[0].removesuffix(": ")
