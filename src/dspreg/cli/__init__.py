@@ -11,18 +11,19 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from dspreg import __version__
-from dspreg.cli import algorithms, data, evaluate, export, measure, predict, report, sweep, train
+from dspreg.cli import algorithms, data, evaluate, export, measure, paper, predict, report, sweep, train
 from dspreg.cli.parser import Parser
 from dspreg.errors import DspregError, Notice, ResourceError
 from dspreg.names import shown
 
-COMMANDS = (train, sweep, report, measure, evaluate, predict, export, data, algorithms)
+COMMANDS = (train, sweep, report, paper, measure, evaluate, predict, export, data, algorithms)
 
 EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print
   dspreg train --dataset folder:photos --target site-4 --algorithm CORAL+DSPReg --out runs/site-4
   dspreg sweep --dataset digits --algorithms ERM DSPReg --draws 1 --only training --store runs/digits
   dspreg report runs
+  dspreg paper components --scale smoke --store runs/smoke
   dspreg measure --model runs/site-4 --figures pictures
   dspreg evaluate runs/site-4
   dspreg predict runs/site-4 new/*.jpg --csv
