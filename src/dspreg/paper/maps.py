@@ -125,9 +125,11 @@ def pictured(item: Item, store: RunStore) -> tuple[dict[str, Profile], str]:
     layer, _ = layer_of(item.setting("model"), item.setting("image_size"))
     both = [trial for trial in columns["before"].profiles if all(trial in each.profiles for each in columns.values())]
     chosen = {label: each.profiles[both[0]] for label, each in columns.items()} if both else {}
-    return {
-        ("" if label == "before" else "after ") + label: Profile.load(path) for label, path in chosen.items()
-    }, layer
+    return {_when(label): Profile.load(path) for label, path in chosen.items()}, layer
+
+
+def _when(label: str) -> str:
+    return label if label == "before" else f"after {label}"
 
 
 def _cells(

@@ -37,7 +37,7 @@ NOTES = (
     "×: of ERM's; of blocks: the least and the most; refreshes: in the timed steps, reading their images included",
     "peak: of a fresh process, libraries included, two steps with a refresh between them (lazy: acting on the second); "
     "on a GPU what torch allocated there",
-    "paper: four A100; how it takes the second derivative it does not say. It stands beside exact, which is its formula",
+    "paper: four A100; it does not say how the second derivative is taken; beside exact, which is its formula",
 )
 
 
