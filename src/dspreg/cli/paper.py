@@ -153,7 +153,7 @@ def _show(item: Any, store: RunStore, given: Any) -> None:
     made = maps.tables(item, store) if item.kind == "map" else showing.tables(item, store)
     sys.stdout.write(FORMATS[given.format](made))
     if given.figures:
-        from dspreg.paper.figures import drawn, heat_maps, saved
+        from dspreg.paper.figures import drawn, heat_maps, saved, title_of
 
         if item.kind != "map":
             _aside(f"see {drawn(item, made, given.figures)}")
@@ -162,7 +162,8 @@ def _show(item: Any, store: RunStore, given: Any) -> None:
         if not profiles:
             _aside("no picture: no trial has all its profiles")
             return
-        _aside(f"see {saved(heat_maps(profiles, layer), given.figures, item.name)}")
+        figure = heat_maps(profiles, layer, title_of(item))
+        _aside(f"see {saved(figure, given.figures, item.name)}")
 
 
 def _timed(item: Any, execution: Execution, given: Any) -> int:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from dspreg.files import make_folder
 from dspreg.paper.item import Item
-from dspreg.report.cells import Cell, Table
+from dspreg.report.cells import Table
 from dspreg.sensitivity import Profile
 from dspreg.sensitivity.figures import POSITIONS, draw_panels, largest_tensor, panels_of, plain
 
@@ -34,8 +34,10 @@ def curve(item: Item, table: Table) -> Figure:
         axes.plot([x for x, _ in points], [y for _, y in points], "o-", label=f"ours{', ' if line else ''}{line}")  # type: ignore[arg-type]
     assert item.best is not None
     x, accuracy = item.best
-    where = "PACS, ResNet-50" if not item.as_published else "PACS"
-    axes.plot([x], [accuracy], "*", ms=13, mfc="none", mec=PAPERS, label=f"paper: {accuracy} ({where})")
+    if item.as_published:
+        axes.plot([x], [accuracy], "*", ms=13, mfc="none", mec=PAPERS, label=f"paper: {accuracy}")
+    else:  # its accuracy is another scale's, and so would be the axis
+        axes.axvline(x, ls=":", color=PAPERS, label=f"paper's best, {accuracy} with a ResNet-50 on PACS")
     every = sorted({arm.x for arm in item.arms if arm.x is not None})
     if every[-1] / every[0] >= 100:
         axes.set_xscale("log")
@@ -43,41 +45,37 @@ def curve(item: Item, table: Table) -> Figure:
     axes.set_xticks([], minor=True)
     axes.set_xlabel(item.axis)
     axes.set_ylabel("mean accuracy over targets, %")
-    axes.set_title(_title(item), fontsize=9)
+    axes.set_title(title_of(item), fontsize=9)
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize=8)
     return figure
 
 
 def dots(item: Item, table: Table, column: str, label: str) -> Figure:
-    """One column of a table: a row for each arm, ours with its error, the paper's hollow."""
-    at = table.columns.index(column)
-    names = list(dict.fromkeys(row.label for row in table.rows))
-    figure = Figure(figsize=(6.4, 1.3 + 0.28 * len(names)), layout="constrained")
-    axes = figure.subplots()
-    for source, style in (("ours", {"color": OURS}), ("paper", {"color": PAPERS, "mfc": "none"})):
-        found = [(names.index(r.label), r.cells[at]) for r in table.rows if r.source == source]
-        there = [(y, cell) for y, cell in found if cell.value is not None]
+    """One column of a table: a row for each arm, ours with its error, the paper's hollow; apart if scales differ."""
+    at, names = table.columns.index(column), list(dict.fromkeys(row.label for row in table.rows))
+    apart = not item.as_published and any(row.source == "paper" for row in table.rows)
+    figure = Figure(figsize=(9.0 if apart else 6.4, 1.4 + 0.28 * len(names)), layout="constrained")
+    places = list(figure.subplots(1, 1 + apart, sharey=True, squeeze=False)[0])
+    for source, style, axes in (("ours", {}, places[0]), ("paper", {"mfc": "none"}, places[-1])):
+        found = [(names.index(row.label), row.cells[at]) for row in table.rows if row.source == source]
+        there = [(y, cell.value, cell.error or 0.0) for y, cell in found if cell.value is not None]
+        colour = OURS if source == "ours" else PAPERS
         if there:
-            axes.errorbar(
-                [_value(cell) for _, cell in there],
-                [y for y, _ in there],
-                xerr=[cell.error or 0.0 for _, cell in there],
-                fmt="o",
-                label=source,
-                **style,  # type: ignore[arg-type]
-            )
-    axes.set_yticks(range(len(names)), [plain(name) for name in names], fontsize=8)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlabel(label)
-    axes.set_title(_title(item), fontsize=9)
-    axes.grid(axis="x", alpha=0.25)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=8)
+            y, values, errors = zip(*there, strict=True)
+            axes.errorbar(values, y, xerr=errors, fmt="o", color=colour, label=source, **style)  # type: ignore[arg-type]
+    for axes in places:
+        axes.set_xlabel(label)
+        axes.grid(axis="x", alpha=0.25)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize=8)
+    places[0].set_yticks(range(len(names)), [plain(name) for name in names], fontsize=8)
+    places[0].set_ylim(len(names) - 0.4, -0.6)
+    figure.suptitle(title_of(item), fontsize=9)
     return figure
 
 
-def heat_maps(profiles: Mapping[str, Profile], layer: str) -> Figure:
+def heat_maps(profiles: Mapping[str, Profile], layer: str, title: str = "") -> Figure:
     """Columns are times, rows c and null; one scale for all."""
     first = next(iter(profiles.values()))
     name = largest_tensor(first, layer)
@@ -86,19 +84,17 @@ def heat_maps(profiles: Mapping[str, Profile], layer: str) -> Figure:
     for column, (when, profile) in zip(grid.T, profiles.items(), strict=True):
         image = draw_panels(list(column), panels_of(profile, name, f", {when}"), name, first.bound)
     count = first.c[name].numel()
-    figure.suptitle(plain(f"{name}: {min(count, POSITIONS):,} of {count:,} parameters"), fontsize=10)
+    said = plain(f"{name}: {min(count, POSITIONS):,} of {count:,} parameters")
+    figure.suptitle(f"{title}\n{said}" if title else said, fontsize=10)
     figure.colorbar(image, ax=figure.axes, shrink=0.8).set_label("0 all domains alike, √(D−1) one alone", fontsize=8)
     return figure
 
 
-def _title(item: Item) -> str:
-    scale = "" if item.as_published else f"\nnot the paper's scale: {item.scale.name}, {item.setting('model')}"
-    return plain(f"{item.what}{scale}")
-
-
-def _value(cell: Cell) -> float:
-    assert cell.value is not None
-    return cell.value
+def title_of(item: Item) -> str:
+    lines = [item.what]
+    if not item.as_published:
+        lines.append(f"not the paper's scale: {item.scale.name}, {', '.join(item.domains())}, {item.setting('model')}")
+    return "\n".join(map(plain, lines))
 
 
 def drawn(item: Item, tables: Sequence[Table], folder: str | Path) -> Path:

@@ -11,6 +11,7 @@ scale share a store: the full method of `components` is that of `dynamic`, `inte
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from dspreg.paper.item import ENGINE, Arm, Item
 from dspreg.paper.scales import PAPER, Scale
@@ -51,7 +52,7 @@ def main(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 def pacs(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
     """Appendix: twenty methods on the four domains of PACS.
 
-        dspreg paper pacs --scale small --root data --set weights=tf_efficientnet_lite0.safetensors --store runs/small
+        dspreg paper pacs --scale small --root data --set weights=lite0.safetensors --store runs/small
 
     Cost: 20 methods × 4 targets × 3 trials × 20 draws = 4,800 runs, a part of those of `main`; small: 240; smoke: 40.
 
@@ -113,7 +114,7 @@ def domainnet(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 def components(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
     """Table 2: the full method, without the penalty (λ = 0), without the coefficients (c = 1).
 
-        dspreg paper components --scale small --root data --set weights=tf_efficientnet_lite0.safetensors --store runs/s
+        dspreg paper components --scale small --root data --set weights=lite0.safetensors --store runs/small
 
     A fourth arm is ours: c shuffled within each tensor, which has the same penalty but not at the same parameters.
 
@@ -143,7 +144,7 @@ def components(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 def dynamic(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
     """Table 3: c measured again and again, against once before the first step.
 
-        dspreg paper dynamic --scale small --root data --set weights=tf_efficientnet_lite0.safetensors --store runs/s
+        dspreg paper dynamic --scale small --root data --set weights=lite0.safetensors --store runs/small
 
     Cost: 2 arms × 4 targets × 3 trials = 24 runs; small: 40; smoke: 4. Half of them are those of `components`.
 
@@ -167,7 +168,7 @@ def dynamic(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 def interval(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
     """Figure 2a: how often c is measured, T = 1, 2, 3, 4 epochs.
 
-        dspreg paper interval --scale small --root data --store runs/s --figures pictures
+        dspreg paper interval --scale small --root data --store runs/small --figures pictures
 
     Short runs have steps in place of epochs: 30·T (small), 5·T (smoke).
 
@@ -196,7 +197,7 @@ def interval(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 def strength(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
     """Figure 2b: λ = 0.0001, 0.001, 0.01, 0.1.
 
-        dspreg paper strength --scale small --engine lookahead --root data --store runs/s --figures pictures
+        dspreg paper strength --scale small --engine lookahead --root data --store runs/small --figures pictures
 
     With another engine than `exact`, `exact` is run as well: what a λ is worth depends on the engine.
 
@@ -236,8 +237,7 @@ def strength(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 def maps(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
     """Figure 1: c of 2,500 parameters of the 13th convolution before and after training; with ERM's and null beside.
 
-        dspreg paper maps --scale small --root data --set weights=tf_efficientnet_lite0.safetensors --store runs/maps \\
-            --figures pictures
+        dspreg paper maps --scale small --root data --set weights=lite0.safetensors --store runs/maps --figures pictures
 
     Cost: 2 runs (DSP-Reg and ERM, without sketch, one trial) and c on 512 images per domain before and after each.
     `--trials 5` gives pairs enough for a verdict.
@@ -250,7 +250,7 @@ def maps(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
         what="Figure 1: heat map of c before and after",
         claim="c of most parameters falls substantially; no numbers",
         kind="map",
-        arms=(Arm("ERM", "ERM"), Arm(OURS, dsp_reg(scale, engine))),
+        arms=(Arm("ERM", "ERM"), Arm(OURS, dsp_reg(replace(scale, penalty={}), engine))),  # c of both on as many images
         pairs=((OURS, "before"), ("ERM", "before"), (OURS, "ERM")),
         scale=scale,
         engine=engine,
@@ -285,7 +285,7 @@ def overhead(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 def compose(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
     """In words only: DSP-Reg "seamlessly" around other methods; CORAL, Mixup and SAM, with and without it.
 
-        dspreg paper compose --scale small --root data --set weights=tf_efficientnet_lite0.safetensors --store runs/s
+        dspreg paper compose --scale small --root data --set weights=lite0.safetensors --store runs/small
 
     Cost: 6 arms × 4 targets × 3 trials = 72 runs; small: 120; smoke: 12.
 

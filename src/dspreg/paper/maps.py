@@ -166,4 +166,4 @@ def _compared(
             if one is not None and other is not None:
                 apart.append((one[0] - one[1]) - (other[0] - other[1]))
     found = contrast([[each / 100 for each in apart]]) if apart else None  # it takes shares and gives per cent
-    return Compared(_when(first), _when(second), found, unit=" in c − null", decimals=3)
+    return Compared(_when(first), _when(second), found, unit=" in c − null", decimals=3, larger="higher")

@@ -18,6 +18,7 @@ class Compared:
         paper: What the paper's difference is, where it prints both; None otherwise.
         unit: What the difference is in.
         decimals: Shown.
+        larger: What the one with the larger number is called.
     """
 
     first: str
@@ -26,10 +27,13 @@ class Compared:
     paper: float | None = None
     unit: str = " points"
     decimals: int = 1
+    larger: str = "better"
 
     @property
     def verdict(self) -> str:
-        return "none: no pairs" if self.found is None else verdict(self.found, self.first, self.second)
+        if self.found is None:
+            return "none: no pairs"
+        return verdict(self.found, self.first, self.second).replace("is better", f"is {self.larger}")
 
     def number(self, value: float) -> str:
         return f"{value:+.{self.decimals}f}"

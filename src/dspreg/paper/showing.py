@@ -35,7 +35,7 @@ def scale_table(item: Item) -> list[Table]:
     """What was run in place of what the paper ran; nothing if that is the same."""
     if item.as_published:
         return []
-    published = ITEM_OF_PAPER | {"data": ", ".join(item.datasets), "targets": "all"}
+    published = PUBLISHED | {"data": ", ".join(item.datasets), "targets": "all"}
     if item.kind != "overhead":
         published |= {"trials": str(PAPER.trials[item.kind]), "draws": str(PAPER.draws[item.kind])}
     if item.kind == "map":
@@ -69,7 +69,7 @@ def scale_table(item: Item) -> list[Table]:
 
 
 SAID = ("model", "image_size", "steps", "weights")  # in columns, or where files lie
-ITEM_OF_PAPER = {"network": "ResNet-50", "pixels": str(PAPER.image_size), "steps": f"{PAPER.steps:,}"}
+PUBLISHED = {"network": "ResNet-50", "pixels": str(PAPER.image_size), "steps": f"{PAPER.steps:,}"}
 
 
 def differences(item: Item, compared: Sequence[Compared], words: Iterable[str]) -> Table:
