@@ -6,8 +6,9 @@ import pytest
 from made_items import finish, store_of
 
 from dspreg.paper.items import components, dynamic, interval, main, pacs
+from dspreg.paper.scale_shown import scale_table
 from dspreg.paper.scales import PAPER, SMALL, SMOKE
-from dspreg.paper.showing import scale_table, tables
+from dspreg.paper.showing import tables
 from dspreg.report.formats import FORMATS
 from dspreg.runs import RunStore
 

@@ -54,7 +54,8 @@ def curve(item: Item, table: Table) -> Figure:
 def dots(item: Item, table: Table, column: str, label: str) -> Figure:
     """One column of a table: a row for each arm, ours with its error, the paper's hollow; apart if scales differ."""
     at, names = table.columns.index(column), list(dict.fromkeys(row.label for row in table.rows))
-    apart = not item.as_published and any(row.source == "paper" for row in table.rows)
+    ratio = item.kind == "overhead"  # the same on every machine, or so one hopes
+    apart = not item.as_published and not ratio and any(row.source == "paper" for row in table.rows)
     figure = Figure(figsize=(9.0 if apart else 6.4, 1.4 + 0.28 * len(names)), layout="constrained")
     places = list(figure.subplots(1, 1 + apart, sharey=True, squeeze=False)[0])
     for source, style, axes in (("ours", {}, places[0]), ("paper", {"mfc": "none"}, places[-1])):
@@ -63,7 +64,7 @@ def dots(item: Item, table: Table, column: str, label: str) -> Figure:
         colour = OURS if source == "ours" else PAPERS
         if there:
             y, values, errors = zip(*there, strict=True)
-            axes.errorbar(values, y, xerr=errors, fmt="o", color=colour, label=source, **style)  # type: ignore[arg-type]
+            axes.errorbar(values, y, xerr=errors, fmt="o", color=colour, label=source, **style)
     for axes in places:
         axes.set_xlabel(label)
         axes.grid(axis="x", alpha=0.25)

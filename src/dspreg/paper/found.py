@@ -12,7 +12,7 @@ from dspreg.protocol.selection import Choice, Trace
 from dspreg.report.cells import Cell, mean, score
 from dspreg.report.reading import trace
 from dspreg.report.tables import Selected, selected
-from dspreg.runs import RunStore
+from dspreg.runs import RunStore, Standing
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ def traces_of(item: Item, store: RunStore) -> tuple[list[Trace], dict[str, Refre
     domains = item.domains()
     traces, refreshes = [], {arm.algorithm: Refreshes() for arm in item.arms}
     for run in item.runs():
-        traces.append(_trace(run, store, tuple(domains[run.dataset])))
-        if traces[-1].finished:
-            folder = store.folder(run)
-            wanted = planned(folder.description())
+        standing = store.standing(run, weights=False)
+        traces.append(_trace(run, store, standing, tuple(domains[run.dataset])))
+        if traces[-1].finished and standing.result is not None:
+            wanted = planned(store.folder(run).description())
             if wanted is not None:
                 refreshes[run.algorithm].planned.append(wanted)
-                refreshes[run.algorithm].happened.append(int((folder.result(weights=False) or {})["refreshes"]))
+                refreshes[run.algorithm].happened.append(int(standing.result["refreshes"]))
     return traces, refreshes
 
 
@@ -88,9 +88,8 @@ def arms_of(item: Item, traces: list[Trace]) -> dict[str, list[Found]]:
     return found
 
 
-def _trace(run: Run, store: RunStore, domains: tuple[str, ...]) -> Trace:
+def _trace(run: Run, store: RunStore, standing: Standing, domains: tuple[str, ...]) -> Trace:
     """As it stands; a damaged one is one that is missing."""
-    standing = store.standing(run, weights=False)
     state = f"{standing.state}: {standing.reason}" if standing.reason else "not started"
     if standing.state in ("finished", "started"):
         try:

@@ -15,8 +15,9 @@ from torch import nn
 from dspreg.networks import backbone_named
 from dspreg.paper.found import Refreshes, traces_of
 from dspreg.paper.item import Item
+from dspreg.paper.scale_shown import scale_table
 from dspreg.paper.sentences import Compared, of_pairs
-from dspreg.paper.showing import REFRESHES, differences, scale_table
+from dspreg.paper.showing import REFRESHES, differences
 from dspreg.report.cells import Cell, Row, Table
 from dspreg.report.contrasts import contrast
 from dspreg.runs import RunStore

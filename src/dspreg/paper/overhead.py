@@ -22,8 +22,8 @@ from dspreg.algorithms import DSPReg
 from dspreg.batches import Batch
 from dspreg.errors import Notice, ResourceError
 from dspreg.paper.item import Item
+from dspreg.paper.scale_shown import scale_table
 from dspreg.paper.scales import Scale
-from dspreg.paper.showing import scale_table
 from dspreg.protocol.settings import Execution
 from dspreg.report.cells import Cell, Row, Table
 from dspreg.training.experiment import Experiment, prepared, threads

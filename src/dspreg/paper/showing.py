@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dspreg.paper.found import Found, Refreshes, arms_of, traces_of
-from dspreg.paper.item import ENGINE, Item
-from dspreg.paper.scales import PAPER
+from dspreg.paper.item import Item
+from dspreg.paper.scale_shown import scale_table
 from dspreg.paper.sentences import Compared, of_order, of_pairs
 from dspreg.report.cells import Cell, Row, Table, difference, mean
 from dspreg.report.contrasts import COLUMNS, contrast
@@ -29,47 +29,6 @@ def tables(item: Item, store: RunStore) -> list[Table]:
     if item.best is not None:
         words += _orders(item, found)
     return [*scale_table(item), made, differences(item, compared, words)]
-
-
-def scale_table(item: Item) -> list[Table]:
-    """What was run in place of what the paper ran; nothing if that is the same."""
-    if item.as_published:
-        return []
-    published = PUBLISHED | {"data": ", ".join(item.datasets), "targets": "all"}
-    if item.kind != "overhead":
-        published |= {"trials": str(PAPER.trials[item.kind]), "draws": str(PAPER.draws[item.kind])}
-    if item.kind == "map":
-        published["targets"] = "not said"
-    every = {**item.scale.settings, **item.settings, **item.scale.penalty}
-    every |= {} if item.engine == ENGINE else {"engine": item.engine}
-    other = {n: v for n, v in every.items() if n not in SAID and PAPER.settings.get(n) != v}
-    title = f"NOT THE PAPER'S SCALE: this is {item.scale.name}"
-    if item.scale is PAPER:
-        title = "NOT THE PAPER'S SCALE: it was changed"
-    notes = ["what follows says nothing about what the paper's scale would give"]
-    if other:
-        notes.append("also set: " + ", ".join(f"{name}={value}" for name, value in other.items()))
-    here = {
-        "data": ", ".join(item.domains()),
-        "targets": "all" if item.targets is None else ", ".join(item.targets),
-        "network": str(item.setting("model")),
-        "pixels": str(item.setting("image_size")),
-        "steps": f"{item.setting('steps'):,}",
-    }
-    if item.kind == "overhead":
-        here["targets"] = published["targets"] = ""
-    else:
-        here |= {"trials": str(item.number_of_trials), "draws": str(item.number_of_draws)}
-    columns = tuple(here)
-    rows = [
-        Row(label, source, tuple(Cell(text=each[name]) for name in columns))
-        for label, source, each in (("here", "ours", here), ("here", "paper", published))
-    ]
-    return [Table(f"{item.name}: scale", title, "training", columns, tuple(rows), tuple(notes))]
-
-
-SAID = ("model", "image_size", "steps", "weights")  # in columns, or where files lie
-PUBLISHED = {"network": "ResNet-50", "pixels": str(PAPER.image_size), "steps": f"{PAPER.steps:,}"}
 
 
 def differences(item: Item, compared: Sequence[Compared], words: Iterable[str]) -> Table:
