@@ -53,7 +53,7 @@ def test_what_is_refused_before_anything_is_run(words, message, capsys, tmp_path
 def test_data_that_are_missing_are_said_once(capsys, tmp_path):
     """And not three times by each of 40 runs."""
     assert typed("dynamic", "--scale", "small", "--root", tmp_path, "--store", tmp_path / "store") == 3
-    assert capsys.readouterr().err.count("PACS") < 5
+    assert capsys.readouterr().err.count("PACS was not found") == 1
     assert not (tmp_path / "store").exists()
 
 
@@ -97,8 +97,6 @@ def test_components_at_the_smoke_scale(capsys, tmp_path):
     assert typed("dynamic", "--scale", "smoke", "--store", tmp_path / "store", "--show", "--format", "json") == 0
     shared = json.loads(capsys.readouterr().out)["tables"][1]["rows"]
     assert [row["cells"]["runs"]["text"] for row in shared if row["source"] == "ours"] == ["2/2", "0/2"]
-    assert typed("maps", "--scale", "smoke", "--store", tmp_path / "store", "--show") == 0
-    assert "was trained without --profile always; take another store" in capsys.readouterr().out
 
 
 def test_maps_at_the_smoke_scale(capsys, tmp_path):

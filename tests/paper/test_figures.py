@@ -19,19 +19,21 @@ def test_a_curve_has_a_point_for_every_arm_and_the_papers_best(tmp_path):
     item = interval(SMOKE)
     means = {arm.algorithm: 0.4 + 0.01 * arm.x for arm in item.arms}
     (axes,) = curve(item, made(item, tmp_path / "a", lambda run: means[run.algorithm])).axes
-    ours, paper = axes.lines
+    ours, *_, paper = axes.lines
     assert ours.get_xdata().tolist() == [1, 2, 3, 4]
     assert ours.get_ydata().tolist() == pytest.approx([41, 42, 43, 44])
     assert set(paper.get_xdata()) == {2}
     assert "87.5 with a ResNet-50" in paper.get_label()
     assert axes.get_xscale() == "linear"
+    flat = curve(item, made(item, tmp_path / "b", lambda run: 0.5)).axes[0]
+    assert flat.get_ylim()[1] - flat.get_ylim()[0] >= 2  # noise is not to fill the picture
 
 
 def test_strength_has_a_line_for_each_engine_and_decades(tmp_path):
     item = strength(SMOKE, "lookahead")
     (axes,) = curve(item, made(item, tmp_path / "a", lambda run: 0.5 + 0.1 * ("lookahead" in run.algorithm))).axes
-    first, second, _ = axes.lines
-    assert [first.get_label(), second.get_label()] == ["ours, lookahead", "ours, exact"]
+    first, second = (container.lines[0] for container in axes.containers)
+    assert [each.get_label() for each in axes.containers] == ["ours, lookahead", "ours, exact"]
     assert first.get_ydata().tolist() == pytest.approx([60] * 4)
     assert second.get_xdata().tolist() == [1e-4, 1e-3, 1e-2, 1e-1]
     assert axes.get_xscale() == "log"

@@ -38,6 +38,8 @@ def test_means_refreshes_and_runs(three_trials):
     ours = cells(made, "dynamic c")
     assert list(ours) == ["handwritten", "print", "mean", "refreshes", "planned", "runs"]
     assert [ours[name].value for name in ("handwritten", "print", "mean")] == pytest.approx([62.0, 72.0, 67.0])
+    # trials have means 65, 67, 69 over targets: population standard deviation 1.633, over √3
+    assert ours["mean"].error == pytest.approx(1.633 / 3**0.5, abs=1e-3)
     assert (ours["refreshes"].text, ours["planned"].text, ours["runs"].text) == ("3", "3", "6/6")
     static = cells(made, "static c")
     assert static["mean"].value == pytest.approx(64.0)
@@ -112,7 +114,7 @@ def test_what_is_missing_is_said_and_not_averaged(tmp_path):
     _, made, differences = tables(item, store)
     static = cells(made, "static c")
     assert static["runs"].text == "4/6"
-    assert (static["mean"].found, static["mean"].expected) == (2, 3)
+    assert (static["mean"].found, static["mean"].expected, static["mean"].error) == (2, 3, None)
     assert cells(differences, "dynamic c − static c")["pairs"].text == "4"
     empty = RunStore(tmp_path / "empty")
     empty.make()

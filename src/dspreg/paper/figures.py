@@ -29,9 +29,15 @@ def curve(item: Item, table: Table) -> Figure:
     axes = figure.subplots()
     means = {row.label: row.cells[table.columns.index("mean")] for row in table.rows if row.source == "ours"}
     for line in dict.fromkeys(arm.line for arm in item.arms):
-        arms = [arm for arm in item.arms if arm.line == line and arm.label in means]
-        points = [(arm.x, means[arm.label].value) for arm in arms if means[arm.label].value is not None]
-        axes.plot([x for x, _ in points], [y for _, y in points], "o-", label=f"ours{', ' if line else ''}{line}")  # type: ignore[arg-type]
+        arms = [(arm.x, means[arm.label]) for arm in item.arms if arm.line == line and arm.label in means]
+        points = [(x, cell.value, cell.error or 0.0) for x, cell in arms if cell.value is not None]
+        if points:
+            x_values, y_values, errors = zip(*points, strict=True)
+            label = f"ours{', ' if line else ''}{line}"
+            axes.errorbar(x_values, y_values, yerr=errors, fmt="o-", capsize=3, label=label)
+    low, high = axes.get_ylim()
+    middle = (low + high) / 2
+    axes.set_ylim(min(low, middle - 1), max(high, middle + 1))  # a tenth of a point is not to fill the picture
     assert item.best is not None
     x, accuracy = item.best
     if item.as_published:

@@ -28,8 +28,10 @@ class Found:
         return _spread(self.row.cell(target))
 
     def mean(self) -> Cell:
-        """Over targets, as in tables of one data set."""
-        return mean([self.cell(target) for target in self.targets])
+        """Over targets, as in tables of one data set; with the spread of trials where all have every target."""
+        found, trials = mean([self.cell(target) for target in self.targets]), self.average()
+        complete = found.value is not None and trials.found == trials.expected
+        return replace(found, error=trials.error) if complete else found
 
     def average(self) -> Cell:
         """Over targets in every trial that has them all, as in tables of several data sets."""
