@@ -13,9 +13,11 @@ from dspreg.cli import paper as command
 from dspreg.cli.parser import Parser
 from dspreg.data import PACS, Digits
 from dspreg.paper.item import Arm
-from dspreg.paper.items import ITEMS, METHODS, components, dsp_reg, dynamic, interval, main, strength
+from dspreg.paper.items import ITEMS, components, dynamic, interval, main, strength
+from dspreg.paper.methods import METHODS
 from dspreg.paper.refreshes import planned
 from dspreg.paper.scales import PAPER, SCALES, SMALL, SMOKE
+from dspreg.paper.specs import dsp_reg
 from dspreg.protocol.settings import resolved
 from dspreg.protocol.sweep import recipe
 

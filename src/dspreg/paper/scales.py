@@ -70,7 +70,7 @@ SMALL = Scale(
 )
 SMOKE = Scale(
     name="smoke",
-    settings={"steps": 40, "evaluate_every": 20, "batch_size": 8, "lr": 3e-3},
+    settings={"steps": 40, "evaluate_every": 20, "batch_size": 8},
     trials={"methods": 1, "ablation": 1, "map": 1},
     draws={"methods": 1, "ablation": 1, "map": 1},
     data="digits",
