@@ -17,7 +17,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -27,11 +26,11 @@ from real import without_sketch
 from rich.console import Console
 from rich.table import Table
 
-from dspreg.algorithms import DSPReg, Task, parse
+from dspreg.algorithms import Task, parse
 from dspreg.algorithms.base import Algorithm
 from dspreg.batches import Batch
 from dspreg.networks.pretrained import backbone_named
-from dspreg.training.experiment import Experiment
+from dspreg.paper.overhead import Timed
 from dspreg.training.step import train_step
 
 CASES = {  # network: pixels, images per domain, rounds
@@ -111,27 +110,13 @@ def one(name: str) -> None:
     report_peak(work)
 
 
-class Run:
-    """One arm of the run: its stack, and where it is."""
-
-    def __init__(self, experiment: Experiment, spec: str):
-        self.algorithm = replace(experiment, settings=replace(experiment.settings, algorithm=spec)).algorithm()
-        self.steps = experiment.steps()
-        self.shown = experiment.shown(True).normalised
-
-    def block(self, length: int) -> float:
-        """Seconds of the next `length` steps."""
-        spent = 0.0
-        for _ in range(length):
-            batches = [Batch(self.shown(x), y, d) for d, (x, y) in enumerate(self.steps[self.algorithm.t])]
-            started = time.process_time()
-            train_step(self.algorithm, batches)
-            spent += time.process_time() - started
-        return spent
+class Run(Timed):
+    """One arm of the run, and what a refresh of it costs."""
 
     def refreshing(self, images: int) -> float:
         """Seconds to measure c on so many images per domain, the reading of them included."""
-        layer = next(layer for layer in self.algorithm.layers() if isinstance(layer, DSPReg))
+        layer = self.layer
+        assert layer is not None
         layer.measure_batches, seconds = images // 32, []
         for _ in range(3):
             started = time.process_time()

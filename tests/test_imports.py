@@ -49,6 +49,7 @@ TABLE = {
     "training": Place(5, TORCH, SLOW | {"onnxruntime"}),
     "testing": Place(5, TORCH | {"PIL"}),  # an image of a data set is PIL's
     "launch": Place(6, TORCH, SLOW | {"ray"}),
+    "paper": Place(6, TORCH, SLOW),
     "cli": Place(7, frozenset(), SLOW),
     "__init__": Place(8),
 }
@@ -56,6 +57,7 @@ DRAWS = {
     "sensitivity/figures.py",
     "sensitivity/figures_of_two.py",
     "report/figures.py",
+    "paper/figures.py",
     "training/confusion.py",
 }  # may import matplotlib at the top
 INDEXES = {"__init__.py", "spec.py", "catalogue.py"}  # may import other algorithms

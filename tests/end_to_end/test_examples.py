@@ -1,4 +1,4 @@
-"""Examples and recipes do what their first lines say."""
+"""Examples do what their first lines say."""
 
 import re
 import subprocess
@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from dspreg import describe, parse
 from dspreg.data.named import dataset_named
 from dspreg.networks import Network, SmallCNN
 from dspreg.testing import check_algorithm, check_dataset
@@ -107,14 +106,3 @@ def test_what_is_frozen_stays_and_what_is_cut_is_zero(monkeypatch):
     example.cut(net, mask)
     for name, p in net.named_parameters():
         assert not p[mask[name]].any()
-
-
-def test_recipes_are_specs():
-    listed = [line.split()[0] for line in run("recipes/ablations.py").splitlines()]
-    assert listed == ["components", "dynamic", "interval", "strength"]
-    for name in listed:
-        specs = run("recipes/ablations.py", name).splitlines()
-        assert len(set(specs)) == len(specs) >= 2
-        for spec in specs:
-            assert describe(parse(describe(parse(spec)))) == describe(parse(spec))
-    assert "there are components" in run("recipes/ablations.py", "everything", code=1)

@@ -18,6 +18,7 @@ from dspreg.cli import (
     evaluate,
     export,
     measure,
+    paper,
     predict,
     report,
     retry,
@@ -29,7 +30,7 @@ from dspreg.cli.parser import Parser
 from dspreg.errors import DspregError, Notice, ResourceError
 from dspreg.names import shown
 
-COMMANDS = (train, sweep, status, retry, cancel, report, measure, evaluate, predict, export, data, algorithms)
+COMMANDS = (train, sweep, status, retry, cancel, report, paper, measure, evaluate, predict, export, data, algorithms)
 
 EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print
@@ -37,6 +38,7 @@ EXAMPLES = """examples:
   dspreg sweep --dataset digits --algorithms ERM DSPReg --draws 1 --only training --store runs/digits
   dspreg status runs/digits
   dspreg report runs
+  dspreg paper components --scale smoke --store runs/smoke
   dspreg measure --model runs/site-4 --figures pictures
   dspreg evaluate runs/site-4
   dspreg predict runs/site-4 new/*.jpg --csv

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ EXAMPLES = """examples:
   dspreg sweep --dataset digits --algorithms ERM DSPReg --trials 3 --draws 1 --only training --store runs/digits
   dspreg sweep pacs.yaml --store runs/pacs --dry-run
   dspreg sweep pacs.yaml --store runs/pacs --set steps=300 --device cuda
-  dspreg sweep recipes.ablations:components_on_digits --store runs/ablations
+  dspreg sweep dspreg.paper.items:components --root data --store runs/ablations
 
 pacs.yaml:
   datasets: [PACS]
@@ -141,7 +141,15 @@ def check_specs(runs: Sequence[Run]) -> None:
         parse(spec)
 
 
-def swept(runs: list[Run], store: RunStore, given: Any, execution: Execution, pause: Any) -> int:
+def swept(
+    runs: list[Run],
+    store: RunStore,
+    given: Any,
+    execution: Execution,
+    pause: Any,
+    say: Callable[[str], None] = lambda text: print(text, flush=True),
+) -> int:
+    """Train what is left of the runs, and tell how each ended; returns the exit code."""
     from rich.console import Console
 
     from dspreg.launch.board import Bars, Board
@@ -166,7 +174,7 @@ def swept(runs: list[Run], store: RunStore, given: Any, execution: Execution, pa
         when, number, n = ", as before" if before else "", len(work.ended), standing.attempts
         again = "" if standing.settled(attempts) else f"; attempt {n} of {attempts}, tried again later"
         board.settled(number)
-        print(f"[{number}/{len(runs)}] {shown(str(run))}: {outcome(standing)}{when}{again}", flush=True)
+        say(f"[{number}/{len(runs)}] {shown(str(run))}: {outcome(standing)}{when}{again}")
 
     def display(run: Run) -> Display:
         return Bar(console, shown(str(run))) if console.is_terminal else Display()
@@ -182,13 +190,13 @@ def swept(runs: list[Run], store: RunStore, given: Any, execution: Execution, pa
                 pool(work, execution, jobs=jobs, pause=pause, board=board)
     ended = work.ended
     bad = [run for run in runs if ended[run.id].state != "finished"]
-    print(f"{len(runs) - len(bad)} of {len(runs)} runs finished in {store.path}")
+    say(f"{len(runs) - len(bad)} of {len(runs)} runs finished in {store.path}")
     if not bad:
         return 0
-    print(f"{len(bad)} did not:")
+    say(f"{len(bad)} did not:")
     for each in bad:
-        print(f"  {each.id}  {shown(str(each))}: {outcome(ended[each.id])}")
-    print(f"dspreg retry {store.path} tries them again")
+        say(f"  {each.id}  {shown(str(each))}: {outcome(ended[each.id])}")
+    say(f"dspreg retry {store.path} tries them again")
     return 5
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from dspreg.report.cells import Cell, Table
 
+SHOWN = ("signed", "decimals")  # how people see a cell, not what it is
+
 
 def as_json(tables: Sequence[Table]) -> str:
     return json.dumps({"tables": [_table(each) for each in tables]}, indent=1, allow_nan=False) + "\n"
@@ -30,5 +32,5 @@ def _table(table: Table) -> dict[str, Any]:
 
 def _cell(cell: Cell) -> dict[str, Any]:
     """Without what it does not have; a number that is not one stays, as null."""
-    found = {name: value for name, value in asdict(cell).items() if value not in (None, "") and name != "signed"}
+    found = {name: value for name, value in asdict(cell).items() if value not in (None, "") and name not in SHOWN}
     return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in found.items()}

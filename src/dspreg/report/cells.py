@@ -18,15 +18,16 @@ class Cell:
     found: int | None = None  # trials that it is the mean of
     expected: int | None = None
     signed: bool = False
+    decimals: int = 1  # shown; files have all
     text: str = ""
     reason: str = ""
 
     def shown(self, between: str = " ± ") -> str:
-        """For people, to one decimal. Without a number it is empty; the format marks its reason."""
+        """For people, to few decimals. Without a number it is empty; the format marks its reason."""
         if self.value is None:
             return self.text
-        number = f"{self.value:+.1f}" if self.signed else f"{self.value:.1f}"
-        error = "" if self.error is None else f"{between}{self.error:.1f}"
+        number = f"{self.value:{'+' if self.signed else ''}.{self.decimals}f}"
+        error = "" if self.error is None else f"{between}{self.error:.{self.decimals}f}"
         partly = self.found is not None and self.expected is not None and self.found < self.expected
         trials = f" ({self.found}/{self.expected})" if partly else ""
         text = f" {self.text}" if self.text else ""

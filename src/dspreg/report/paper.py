@@ -32,6 +32,11 @@ def _figures() -> dict[tuple[str, str, str, str], Cell]:
     }
 
 
+def printed(table: str, dataset: str, algorithm: str, targets: Sequence[str]) -> list[Cell]:
+    """One row of one table, by the names of `published_results.csv`; empty cells where nothing is printed."""
+    return [_figures().get((table, dataset, algorithm, target)) or Cell() for target in targets]
+
+
 def by_domain(dataset: str, algorithm: str, domains: Sequence[str]) -> list[Cell] | None:
     """Beside a data set's own table: every domain, and the mean; None where the paper has nothing."""
     table, name = ABLATIONS.get(algorithm, ("per_domain", SPELT.get(algorithm, algorithm)))

@@ -1,0 +1,191 @@
+"""`dspreg paper`: every table and figure of the paper, at the scale one has."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from dspreg.cli.parser import Commands, described
+from dspreg.cli.sweep import check_specs, swept, whole
+from dspreg.cli.train import stopping
+from dspreg.errors import ConfigError, Notice
+from dspreg.names import did_you_mean, shown
+from dspreg.protocol import reading
+from dspreg.protocol.run import Run
+from dspreg.protocol.settings import Execution
+from dspreg.protocol.sweep import HOW, OPEN
+from dspreg.runs import RunStore
+
+EXAMPLES = """examples:
+  dspreg paper                                                    what there is, and how many runs each takes
+  dspreg paper components                                         one of them: cost, and what to expect
+  dspreg paper components --scale smoke --store runs/smoke        minutes, on the embedded digits
+  dspreg paper maps --scale smoke --store runs/smoke --figures pictures
+  dspreg paper components --scale small --root data --set weights=lite0.safetensors --store runs/small --dry-run
+  dspreg paper main --scale paper --root data --device cuda --store runs/paper --format latex > table.tex
+
+scales: paper, as published (ResNet-50, 224 pixels, 5,001 steps); small, EfficientNet-Lite0 at 64 pixels, 300 steps;
+smoke, a small network on the digits, 40 steps. Run the same command again to go on; items share the runs they have in
+common if they share a store. Progress goes to stderr, the tables to stdout."""
+
+
+def add(commands: Commands) -> None:
+    parser = described(commands, "paper", "regenerate a table or figure of the paper, at the scale you have", EXAMPLES)
+    parser.usage = "dspreg paper [ITEM --scale paper|small|smoke --store DIR] [options]; all of them: --help"
+    parser.add_argument("item", metavar="ITEM", nargs="?", help="which; none lists them")
+    parser.add_argument("--scale", choices=("paper", "small", "smoke"), help="without it the item is explained")
+    parser.add_argument("--store", metavar="DIR", help="where the runs go: new, or of earlier items")
+    parser.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data)")
+    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, mps (default: cpu)")
+    says = "runs at once (default: one per GPU, or core); 0: one after the other, in this process"
+    parser.add_argument("--jobs", metavar="N", help=says)
+    parser.add_argument("--attempts", metavar="N", default="3", help="how often a run may fail (default: 3)")
+    says = "how DSP-Reg's penalty is computed (default: exact); lookahead is cheaper, and not the same"
+    parser.add_argument("--engine", metavar="ENGINE", default="exact", help=says)
+    parser.add_argument("--trials", metavar="N", help="another number of trials than the scale's")
+    parser.add_argument("--draws", metavar="N", help="another number of random configurations than the scale's")
+    parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
+                        help="one option of train, for all runs; then it is another scale")  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="print runs, hours and gigabytes, and train nothing")
+    parser.add_argument("--show", action="store_true", help="print what is there so far, and train nothing")
+    formats = ("text", "markdown", "latex", "csv", "json")
+    parser.add_argument("--format", choices=formats, default="text", help="default: text")
+    parser.add_argument("--figures", metavar="DIR", help="also a picture, DIR/ITEM.png")
+    parser.set_defaults(run=run)
+
+
+def run(given: Any) -> int:
+    import inspect
+
+    from dspreg.paper.items import ITEMS
+
+    if given.item is None:
+        print(listing())
+        return 0
+    if given.item not in ITEMS:
+        near = did_you_mean(given.item, ITEMS)
+        raise ConfigError(f"the paper has no item {given.item!r}.{near} There are: {', '.join(ITEMS)}")
+    if given.scale is None:
+        print(f"dspreg paper {given.item}: {inspect.getdoc(ITEMS[given.item])}")
+        return 0
+    item, execution = asked(given)
+    with stopping() as pause:
+        if item.kind == "overhead":
+            return _timed(item, execution, given)
+        runs = item.runs()
+        check_specs(runs)
+        store = RunStore(given.store) if given.store else None
+        if given.dry_run:
+            from dspreg.cli.plan_text import plan_text
+
+            print(plan_text(runs, store, execution))
+            return 0
+        if store is None:
+            raise ConfigError("where should the runs go? Add --store DIR, or --dry-run to see what they are")
+        code = 0
+        if not given.show:
+            _look(item, runs, store, execution)
+            code = swept(runs, store, given, execution, pause, say=_aside)
+    _show(item, store, given)
+    return code
+
+
+def asked(given: Any) -> tuple[Any, Execution]:
+    """The item as the options have it, and how its runs are run."""
+    from dspreg.paper.items import ITEMS
+    from dspreg.paper.scales import SCALES
+
+    further = dict(reading.assignment(text) for text in given.set)
+    further |= {name: reading.valued(name, value, f"--{name}") for name in ("root", "device")
+                if (value := getattr(given, name)) is not None}  # fmt: skip
+    settings = {name: value for name, value in further.items() if name not in HOW}
+    for name in settings:
+        if name not in OPEN:
+            raise ConfigError(f"--set {name}: the item says itself what that is; of runs alike in it these are left: "
+                              f"{', '.join(OPEN)}")  # fmt: skip
+    item = ITEMS[given.item](SCALES[given.scale], given.engine)
+    numbers: dict[str, Any] = {name: whole(f"--{name}", value, 1) for name in ("trials", "draws")
+               if (value := getattr(given, name)) is not None}  # fmt: skip
+    item = dataclasses.replace(item, settings=settings, **numbers)
+    usual = {"keep": "none", "profile": "always" if item.kind == "map" else "never"}  # tables need no models
+    how = {name: value for name, value in further.items() if name in HOW}
+    return item, Execution(**(usual | how))
+
+
+def listing() -> str:
+    """One line per item."""
+    from dspreg.columns import aligned
+    from dspreg.paper.items import ITEMS
+    from dspreg.paper.scales import SCALES
+
+    rows: list[Sequence[str]] = [("item", "what", "runs: paper", "small", "smoke")]
+    claims = []
+    for name, make in ITEMS.items():
+        counts = [make(scale).count() for scale in SCALES.values()]
+        rows.append((name, make().what, *(f"{n:,}" if n else "timed" for n in counts)))
+        claims.append((name, make().claim))
+    said = [*aligned(rows, 2), "", "what the paper claims", *(f"  {line}" for line in aligned(claims, 2))]
+    return "\n".join([*said, "", "dspreg paper ITEM explains one; --scale paper, small or smoke runs it"])
+
+
+def _look(item: Any, runs: Sequence[Run], store: RunStore, execution: Execution) -> None:
+    """Data and weights that are missing are said once, before the first run, and not by every run."""
+    from dspreg.data.named import dataset_named
+    from dspreg.networks import backbone_named
+
+    left = [run for run in runs if not (store.folder(run) / "result.json").exists()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # training says them
+        for name in dict.fromkeys(run.dataset for run in left):
+            dataset_named(name, execution.root)
+        if left:
+            weights = item.settings.get("weights", "default")
+            backbone_named(item.setting("model"), weights=weights, image_size=item.setting("image_size"))
+
+
+def _show(item: Any, store: RunStore, given: Any) -> None:
+    from dspreg.paper import maps, showing
+    from dspreg.report.formats import FORMATS
+
+    made = maps.tables(item, store) if item.kind == "map" else showing.tables(item, store)
+    sys.stdout.write(FORMATS[given.format](made))
+    if given.figures:
+        from dspreg.paper.figures import drawn, heat_maps, saved, title_of
+
+        if item.kind != "map":
+            _aside(f"see {drawn(item, made, given.figures)}")
+            return
+        profiles, layer = maps.pictured(item, store)
+        if not profiles:
+            _aside("no picture: no trial has all its profiles")
+            return
+        figure = heat_maps(profiles, layer, title_of(item))
+        _aside(f"see {saved(figure, given.figures, item.name)}")
+
+
+def _timed(item: Any, execution: Execution, given: Any) -> int:
+    from dspreg.algorithms.spec import parse
+    from dspreg.paper import overhead
+    from dspreg.report.formats import FORMATS
+
+    for arm in item.arms:
+        parse(arm.spec)
+    if given.dry_run or given.show:
+        print(f"{len(item.arms)} arms ({', '.join(shown(arm.label) for arm in item.arms)}), {overhead.BLOCKS} blocks "
+              "each of as many steps as lie between two refreshes; nothing is kept")  # fmt: skip
+        return 0
+    costs, length = overhead.measured(item, execution, _aside)
+    made = overhead.tables(item, costs, length)
+    sys.stdout.write(FORMATS[given.format](made))
+    if given.figures:
+        from dspreg.paper.figures import drawn
+
+        _aside(f"see {drawn(item, made, given.figures)}")
+    return 0
+
+
+def _aside(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

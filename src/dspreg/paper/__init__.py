@@ -1,0 +1,1 @@
+"""Every table and figure of the paper as runs, and what is shown of them. `dspreg paper` is its command."""

@@ -1,0 +1,222 @@
+"""What the penalty costs in a training: steps a second and peak memory, refreshes included, of ERM and every engine.
+
+Arms take turns in one process, block by block, so that what else the machine does falls on all. A block has one refresh
+in it. Training images are read outside of the time, as other processes would do it; those of a refresh inside.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from dspreg.algorithms import DSPReg
+from dspreg.batches import Batch
+from dspreg.errors import Notice, ResourceError
+from dspreg.paper.item import Item
+from dspreg.paper.scale_shown import scale_table
+from dspreg.paper.scales import Scale
+from dspreg.protocol.settings import Execution
+from dspreg.report.cells import Cell, Row, Table
+from dspreg.training.experiment import Experiment, prepared, threads
+from dspreg.training.step import train_step
+
+BLOCKS = 3  # timed
+GB = 1e9
+SPEED, MEMORY = (2.9, 2.8), (22.9, 24.3)  # the paper's, ERM and DSP-Reg
+COLUMNS = ("steps/s", "time, ×", "of blocks", "peak, GB", "memory, ×", "refreshes", "planned", "steps")
+NOTES = (
+    "×: of ERM's; of blocks: the least and the most; refreshes: in the timed steps, reading their images included",
+    "peak: of a fresh process, libraries included, two steps with a refresh between them (lazy: acting on the second); "
+    "on a GPU what torch allocated there",
+    "paper: four A100; it does not say how the second derivative is taken; beside exact, which is its formula",
+)
+
+
+class Timed:
+    """One arm: its stack, and where it is."""
+
+    def __init__(self, experiment: Experiment, spec: str):
+        self.algorithm = replace(experiment, settings=replace(experiment.settings, algorithm=spec)).algorithm()
+        self.steps = experiment.steps()
+        self.shown = experiment.shown(experiment.settings.augment).normalised
+        self.device = torch.device(experiment.execution.device)
+        self.refreshed: set[int] = set()
+
+    @property
+    def layer(self) -> DSPReg | None:
+        return next((layer for layer in self.algorithm.layers() if isinstance(layer, DSPReg)), None)
+
+    def block(self, length: int) -> float:
+        """Seconds of the next `length` steps."""
+        spent = 0.0
+        for _ in range(length):
+            batches = self.batches()
+            started = self.now()
+            train_step(self.algorithm, batches)
+            spent += self.now() - started
+            if self.layer is not None and self.layer.refreshed_at is not None:
+                self.refreshed.add(self.layer.refreshed_at)
+        return spent
+
+    def batches(self) -> list[Batch]:
+        read, device = enumerate(self.steps[self.algorithm.t]), self.device
+        return [Batch(self.shown(x.to(device)), y.to(device), d) for d, (x, y) in read]
+
+    def now(self) -> float:
+        """The process's own time; a GPU works beside it, so there the clock on the wall."""
+        if self.device.type == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+@dataclass
+class Cost:
+    """Of one arm."""
+
+    seconds: list[float] = field(default_factory=list)  # of every block
+    refreshes: int = 0
+    peak: float = 0.0
+
+
+def measured(
+    item: Item, execution: Execution, told: Callable[[str], None] = lambda _: None
+) -> tuple[dict[str, Cost], int]:
+    """Every arm's blocks in turn, then its memory; and how many steps a block has."""
+    settings = settings_of(item)
+    torch.set_num_threads(threads(replace(execution, threads=execution.threads or 1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        experiment = prepared(settings, execution)
+        arms = {arm.label: Timed(experiment, arm.spec) for arm in item.arms}
+        costs = {label: Cost() for label in arms}
+        length = block_of(item.scale, experiment.epoch)
+        for arm in arms.values():
+            arm.block(1)  # warms up, and leaves the refresh of every block inside of it
+        for n in range(BLOCKS):
+            for label, arm in arms.items():
+                costs[label].seconds.append(arm.block(length))
+            told(f"block {n + 1} of {BLOCKS}, {length} steps of each arm")
+        for label, arm in arms.items():
+            costs[label].refreshes = len(arm.refreshed)
+        arms.clear()
+    for label, cost in costs.items():
+        cost.peak = peak_of(settings | {"algorithm": twice(item.scale, label)}, execution)
+        told(f"memory of {label}")
+    return costs, length
+
+
+def settings_of(item: Item) -> dict[str, Any]:
+    """Of the training that is timed: without sketch, or what the scale holds out first."""
+    (dataset,) = item.domains()
+    target = item.scale.targets[0] if item.scale.targets else "sketch"
+    return {"dataset": dataset, "targets": (target,), "algorithm": "ERM", **item.scale.settings, **item.settings}
+
+
+def block_of(scale: Scale, epoch: int) -> int:
+    """Steps from one refresh to the next, at T = 2."""
+    return 2 * (scale.epoch or epoch)
+
+
+def twice(scale: Scale, label: str) -> str:
+    """An arm whose second step has a refresh before it and the penalty in it."""
+    if label == "ERM":
+        return "ERM"
+    engine = "lazy(2)" if label.startswith("lazy") else label
+    more = "".join(f", {name}={value!r}" for name, value in scale.penalty.items())
+    return f"DSPReg(engine={engine!r}, refresh_steps=1{more})"
+
+
+def peak_of(settings: Mapping[str, Any], execution: Execution) -> float:
+    """Gigabytes at the peak of two steps, in a process of its own."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["dspreg.launch.warm"])
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_two_steps, args=(theirs, dict(settings), execution), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        found = float(mine.recv())
+    except EOFError:
+        process.join()
+        raise ResourceError(f"the process that measures memory ended with code {process.exitcode}") from None
+    process.join()
+    return found
+
+
+def _two_steps(pipe: Connection, settings: dict[str, Any], execution: Execution) -> None:
+    torch.set_num_threads(execution.threads or 1)
+    warnings.simplefilter("ignore")
+    arm = Timed(prepared(settings, replace(execution, check_images="never")), settings["algorithm"])
+    arm.block(2)
+    if arm.device.type == "cuda":
+        pipe.send(torch.cuda.max_memory_allocated(arm.device) / GB)
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GB)
+
+
+def tables(item: Item, costs: Mapping[str, Cost], length: int) -> list[Table]:
+    """Every arm, the paper's figures beside ERM and `exact`; the sentence last.
+
+    Args:
+        item: The overhead.
+        costs: By label of arm.
+        length: Steps of a block.
+    """
+    base, rows = costs["ERM"], []
+    for arm in item.arms:
+        each = costs[arm.label]
+        ratios = [a / b for a, b in zip(each.seconds, base.seconds, strict=True)]
+        ratio, number = sum(each.seconds) / sum(base.seconds), length * len(each.seconds)
+        wanted = 0 if arm.label == "ERM" else len(each.seconds)
+        ours = [
+            Cell(value=number / sum(each.seconds), decimals=2),
+            Cell(value=ratio, decimals=3),
+            Cell(text=f"{min(ratios):.3f}–{max(ratios):.3f}"),
+            Cell(value=each.peak, decimals=3),
+            Cell(value=each.peak / base.peak, decimals=3),
+        ]
+        counted = (Cell(text=str(each.refreshes)), Cell(text=str(wanted)), Cell(text=str(number)))
+        rows.append(Row(arm.label, "ours", (*ours, *counted)))
+        if arm.label in ("ERM", "exact"):
+            rows += _papers(arm.label, ours, 0 if arm.label == "ERM" else 1)
+    title = f"{item.what}: {BLOCKS} blocks of {length} steps of each arm, in turn"
+    made = Table(item.name, title, "training", COLUMNS, tuple(rows), (*NOTES, in_words(costs)))
+    return [*scale_table(item), made]
+
+
+def in_words(costs: Mapping[str, Cost]) -> str:
+    """One sentence."""
+    base = costs["ERM"]
+    parts = [
+        f"{label} {sum(each.seconds) / sum(base.seconds):.2f}× the time and {each.peak / base.peak:.2f}× the memory"
+        for label, each in costs.items()
+        if label != "ERM"
+    ]
+    theirs = f"{SPEED[0] / SPEED[1]:.2f}× and {MEMORY[1] / MEMORY[0]:.2f}×"
+    return f"Of a training by ERM, refreshes included, here take {', '.join(parts)}; the paper has {theirs}."
+
+
+def _papers(label: str, ours: list[Cell], which: int) -> list[Row]:
+    time_ratio, memory_ratio = SPEED[0] / SPEED[which], MEMORY[which] / MEMORY[0]
+    theirs = [
+        Cell(value=SPEED[which], decimals=2), Cell(value=time_ratio, decimals=3), Cell(),
+        Cell(value=MEMORY[which], decimals=3), Cell(value=memory_ratio, decimals=3), Cell(), Cell(), Cell(),
+    ]  # fmt: skip
+    rows = [Row(label, "paper", tuple(theirs))]
+    if which:  # of ratios alone: another machine has another clock
+        apart = [Cell()] * len(COLUMNS)
+        for at in (COLUMNS.index("time, ×"), COLUMNS.index("memory, ×")):
+            apart[at] = Cell(value=(ours[at].value or 0.0) - (theirs[at].value or 0.0), decimals=3, signed=True)
+        rows.append(Row(label, "difference", tuple(apart)))
+    return rows

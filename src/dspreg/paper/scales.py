@@ -1,0 +1,83 @@
+"""At what scale an item of the paper is run: as published, on a small network, or in minutes. No torch in here.
+
+What the paper says of its search: learning rate, weight decay and dropout "via random search from the distributions
+specified in the DomainBed framework", batch size 32, λ = 0.001 and T_update = 2, three seeds. It gives no number of
+draws; DomainBed's is 20. Ablations keep "all other experimental settings constant": one draw, DomainBed's defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+KINDS = ("methods", "ablation", "map")  # tables of methods, variants of DSP-Reg, two trainings to look into
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How large.
+
+    Attributes:
+        name: As after `--scale`.
+        settings: Of every run, by the names of `Settings`.
+        trials: By kind of item.
+        draws: By kind of item; 1 has DomainBed's default options.
+        data: What stands in for the paper's data sets; None: they themselves.
+        targets: Domains held out; None: each in turn.
+        penalty: Further options of DSP-Reg.
+        epoch: Steps that stand for an epoch of T_update; None: epochs as Algorithm 1 has them.
+        image_size: Said in tables, for it is the data set's unless set.
+        model: As well.
+        steps: As well.
+    """
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    trials: Mapping[str, int]
+    draws: Mapping[str, int]
+    data: str | None = None
+    targets: tuple[str, ...] | None = None
+    penalty: Mapping[str, Any] = field(default_factory=dict)
+    epoch: int | None = None
+    model: str = "resnet50.tv_in1k"
+    image_size: int = 224
+    steps: int = 5_001
+
+    def said(self, name: str) -> Any:
+        """One of model, image_size, steps, as runs have it."""
+        return self.settings.get(name, getattr(self, name))
+
+
+PAPER = Scale(
+    name="paper",
+    settings={"batch_size": 32},  # which DomainBed's search would draw
+    trials={"methods": 3, "ablation": 3, "map": 1},
+    draws={"methods": 20, "ablation": 1, "map": 1},
+)
+SMALL = Scale(
+    name="small",
+    settings={
+        "model": "tf_efficientnet_lite0",
+        "image_size": 64,
+        "steps": 300,
+        "evaluate_every": 60,  # with the first and the last step six evaluations
+        "batch_size": 32,
+    },
+    trials={"methods": 3, "ablation": 5, "map": 1},
+    draws={"methods": 1, "ablation": 1, "map": 1},
+    epoch=30,
+)
+SMOKE = Scale(
+    name="smoke",
+    settings={"steps": 40, "evaluate_every": 20, "batch_size": 8},
+    trials={"methods": 1, "ablation": 1, "map": 1},
+    draws={"methods": 1, "ablation": 1, "map": 1},
+    data="digits",
+    targets=("handwritten", "print"),
+    penalty={"measure_batches": 2},
+    epoch=5,
+    model="small-cnn",
+    image_size=28,
+)
+SCALES = {each.name: each for each in (PAPER, SMALL, SMOKE)}

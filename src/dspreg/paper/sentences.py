@@ -1,0 +1,84 @@
+"""Sentences made of numbers, by the rules of `report.contrasts`. No number, no claim; few pairs, no verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dspreg.report.contrasts import FEWEST, Contrast, verdict
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One arm less another.
+
+    Attributes:
+        first, second: Their labels.
+        found: The paired difference; None where no trial has both.
+        paper: What the paper's difference is, where it prints both; None otherwise.
+        unit: What the difference is in.
+        decimals: Shown.
+        larger: What the one with the larger number is called.
+    """
+
+    first: str
+    second: str
+    found: Contrast | None
+    paper: float | None = None
+    unit: str = " points"
+    decimals: int = 1
+    larger: str = "better"
+
+    @property
+    def verdict(self) -> str:
+        if self.found is None:
+            return "none: no pairs"
+        return verdict(self.found, self.first, self.second).replace("is better", f"is {self.larger}")
+
+    def number(self, value: float) -> str:
+        return f"{value:+.{self.decimals}f}"
+
+
+def of_pair(each: Compared) -> str:
+    """One difference, with its interval and verdict, and the paper's beside it."""
+    what, found = f"{each.first} − {each.second}", each.found
+    if found is None:
+        return f"{what}: no trial has both"
+    pairs = f"{found.pairs} pair{'s' * (found.pairs != 1)}"
+    size = f"{each.number(found.difference)}{each.unit}"
+    if found.low is None or found.high is None or found.pairs < FEWEST:
+        why = f"fewer than {FEWEST} pairs" if found.pairs < FEWEST else "no target has two trials"
+        said = f"{what} is {size} in {pairs}, no verdict ({why})"
+    else:
+        between = f"95 % {each.number(found.low)} to {each.number(found.high)}, {pairs}"
+        said = f"{what} is {size} ({between}): {each.verdict}"
+    if each.paper is None:
+        return said
+    theirs = each.number(each.paper)
+    if found.low is None or found.high is None or found.pairs < FEWEST:
+        return f"{said}, the paper has {theirs}"
+    side = "inside" if found.low <= each.paper <= found.high else "outside"
+    return f"{said}, and the paper's {theirs} lies {side} the interval"
+
+
+def of_pairs(several: Sequence[Compared]) -> str:
+    return "; ".join(map(of_pair, several)) + "."
+
+
+def of_order(axis: str, points: Sequence[tuple[str, float, float]], best: float) -> str:
+    """Where means are highest, beside where the paper has them so.
+
+    Args:
+        axis: What x is.
+        points: Label, x and mean of every arm that has one.
+        best: The paper's x.
+    """
+    if not points:
+        return f"No mean is there yet along {axis}; the paper's is highest at {best:g}."
+    highest = max(mean for *_, mean in points)
+    top = [label for label, _, mean in points if mean == highest]
+    where = "there too" if any(x == best and mean == highest for _, x, mean in points) else "elsewhere"
+    return (
+        f"The highest mean, {highest:.1f} %, is at {' and '.join(top)}; the paper's is at {best:g}, so {where}; "
+        f"an order of means is no verdict."
+    )

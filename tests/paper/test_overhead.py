@@ -1,0 +1,89 @@
+"""Time and memory, without a word about how long anything takes."""
+
+import pytest
+
+from dspreg.paper.items import overhead
+from dspreg.paper.overhead import Cost, Timed, block_of, in_words, peak_of, settings_of, tables, twice
+from dspreg.paper.scales import PAPER, SMALL, SMOKE
+from dspreg.protocol.settings import Execution
+from dspreg.training.experiment import prepared
+
+
+def cells(table, label, source="ours"):
+    (row,) = [row for row in table.rows if (row.label, row.source) == (label, source)]
+    return dict(zip(table.columns, row.cells, strict=True))
+
+
+COSTS = {
+    "ERM": Cost([1.0, 2.0, 1.0], 0, 2.0),
+    "exact": Cost([3.0, 6.0, 4.0], 3, 5.0),
+    "lookahead": Cost([2.0, 4.0, 2.0], 3, 2.5),
+    "momentum": Cost([1.0, 2.0, 1.2], 3, 2.2),
+    "lazy(30)": Cost([1.0, 2.0, 1.4], 2, 2.1),
+}
+
+
+def test_ratios_and_the_papers_figures():
+    *_, made = tables(overhead(SMOKE), COSTS, 10)
+    assert cells(made, "ERM")["steps/s"].value == pytest.approx(30 / 4)
+    exact = cells(made, "exact")
+    assert exact["time, ×"].value == pytest.approx(13 / 4)
+    assert exact["of blocks"].text == "3.000–4.000"
+    assert exact["memory, ×"].value == pytest.approx(2.5)
+    assert (exact["refreshes"].text, exact["planned"].text, exact["steps"].text) == ("3", "3", "30")
+    assert (cells(made, "lazy(30)")["refreshes"].text, cells(made, "lazy(30)")["planned"].text) == ("2", "3")
+    assert cells(made, "ERM")["planned"].text == "0"
+    paper = cells(made, "exact", "paper")
+    assert (paper["steps/s"].value, paper["peak, GB"].value) == (2.8, 24.3)
+    assert paper["time, ×"].value == pytest.approx(1.0357, abs=1e-4)
+    assert paper["memory, ×"].value == pytest.approx(1.0611, abs=1e-4)
+    assert (cells(made, "ERM", "paper")["steps/s"].value, cells(made, "ERM", "paper")["peak, GB"].value) == (2.9, 22.9)
+    apart = cells(made, "exact", "difference")
+    assert apart["time, ×"].value == pytest.approx(3.25 - 1.0357, abs=1e-4)
+    assert apart["steps/s"].value is None  # another machine has another clock
+    assert "exact 3.25× the time and 2.50× the memory" in made.notes[-1] == in_words(COSTS)
+    assert made.notes[-1].endswith("the paper has 1.04× and 1.06×.")
+
+
+def test_a_block_is_from_refresh_to_refresh():
+    assert block_of(PAPER, 50) == 100
+    assert block_of(SMALL, 50) == 60
+    assert block_of(SMOKE, 50) == 10
+    assert settings_of(overhead(PAPER))["targets"] == ("sketch",)
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    how = Execution(threads=1, workers=0)
+    return prepared(settings_of(overhead(SMOKE)), how)
+
+
+@pytest.mark.parametrize("label", ["ERM", "exact", "lazy(30)"])
+def test_every_block_has_one_refresh_in_it(experiment, label):
+    arm = Timed(experiment, overhead(SMOKE).arm(label).spec)
+    arm.block(1)
+    for n in range(2):
+        assert arm.block(10) > 0
+        assert sorted(arm.refreshed) == ([] if label == "ERM" else [10, 20][: n + 1])
+    assert arm.algorithm.t == 21
+
+
+def test_two_steps_with_a_refresh_and_the_penalty_in_the_second(experiment):
+    for label in ("exact", "lazy(30)"):
+        arm = Timed(experiment, twice(SMOKE, label))
+        arm.block(2)
+        assert arm.refreshed == {1}
+    assert twice(SMALL, "lazy(30)") == "DSPReg(engine='lazy(2)', refresh_steps=1)"
+    assert twice(SMALL, "ERM") == "ERM"
+
+
+def test_memory_is_that_of_another_process():
+    """A larger batch needs more, and this process's own size does not enter."""
+    settings = settings_of(overhead(SMOKE))
+    how = Execution(threads=1, workers=0)
+    few, many = (peak_of(settings | {"batch_size": n}, how) for n in (2, 256))
+    assert 0.1 < few < many
+    ballast = bytearray(500_000_000)
+    ballast[::4096] = bytes(len(ballast[::4096])).replace(b"\0", b"\1")
+    assert peak_of(settings | {"batch_size": 2}, how) < few + 0.2
+    assert len(ballast) == 500_000_000
