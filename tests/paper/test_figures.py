@@ -47,6 +47,9 @@ def test_dots_of_another_scale_stand_apart_from_the_papers(tmp_path):
     assert ours.lines[0].get_xdata().tolist() == pytest.approx([25.0] * 4)
     assert paper.lines[0].get_xdata().tolist() == [87.5, 85.5, 85.8]
     assert paper.lines[0].get_ydata().tolist() == [0, 1, 2]
+    widths = [axes.get_xlim()[1] - axes.get_xlim()[0] for axes in (ours, paper)]
+    assert widths[0] == pytest.approx(widths[1])  # a point is as wide in both
+    assert widths[0] >= 2
     one = dots(replace(item, scale=PAPER), table, "mean", "accuracy")
     assert len(one.axes) == 1
 

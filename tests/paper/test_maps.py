@@ -50,13 +50,14 @@ def test_runs_without_profiles_are_said_to_be(tmp_path):
     assert all(write(tables(item, store)) for write in FORMATS.values())
 
 
-def measured(*excess):
-    """c − null of the layer by trial, with c = 0.5 + excess; all parameters are no part of it."""
-    return {trial: ([(0.5 + each, 0.5), (9.0, 1.0)], 0.7) for trial, each in enumerate(excess)}
+def measured(null, *excess):
+    """c − null of the layer by trial; all parameters are no part of it."""
+    return {trial: ([(null + each, null), (9.0, 1.0)], 0.7) for trial, each in enumerate(excess)}
 
 
 def test_five_trials_may_tell_them_apart_and_four_never():
-    before, after = measured(0.1, 0.1, 0.1, 0.1, 0.1), measured(0.20, 0.21, 0.19, 0.20, 0.20)
+    """c itself falls here, by 0.2: its floor falls further."""
+    before, after = measured(0.5, 0.1, 0.1, 0.1, 0.1, 0.1), measured(0.2, 0.20, 0.21, 0.19, 0.20, 0.20)
     found = _compared({"ERM": after, "before": before}, "ERM", "before")
     assert found.found.difference == pytest.approx(0.1)
     # s = √(0.0002/4) = 0.00707; SE = s/√5 = 0.00316; t(0.975, 4) = 2.776

@@ -44,7 +44,8 @@ def test_means_refreshes_and_runs(three_trials):
     static = cells(made, "static c")
     assert static["mean"].value == pytest.approx(64.0)
     assert (static["refreshes"].text, static["planned"].text) == ("3", "1")  # happened is what the record says
-    assert "no difference is taken" in made.notes[-1]
+    assert "no difference is taken" in made.notes[2]
+    assert made.notes[3:] == ("static c: refreshes are not as many as planned; its numbers are not those of its spec",)
     assert cells(made, "dynamic c", "paper")["mean"].value == 87.5
     assert cells(made, "dynamic c", "paper")["print"].value is None
     assert [row.source for row in made.rows] == ["ours", "paper", "ours", "paper"]  # other images: no difference
@@ -170,7 +171,19 @@ def test_pacs_has_the_papers_domains_and_differences(tmp_path):
     ]  # fmt: skip
     assert apart["photo"].value == pytest.approx(50 - 97.5)
     assert cells(made, "dynamic c")["planned"].text == "4"  # before 60, 120, 180, 240
-    assert "not one of methods" in made.notes[-1]
+    assert "not one of methods" in made.notes[2]
+
+
+def test_an_arm_whose_c_was_never_measured_is_no_dsp_reg(tmp_path):
+    """Five steps, refreshes before 10, 20, …: none is planned, none happens, and c stays 1. λ = 0 has none to miss."""
+    item = components(SMOKE)
+    store = store_of(tmp_path / "store", item, lambda run: 0.5, steps=5)
+    _, made, _ = tables(item, store)
+    assert (cells(made, "full method")["refreshes"].text, cells(made, "full method")["planned"].text) == ("0", "0")
+    assert made.notes[3:] == tuple(
+        f"{label}: c was never measured in 2 of 2 runs, which have a plain gradient penalty, c = 1"
+        for label in ("full method", "c shuffled")
+    )
 
 
 def test_an_order_is_told_for_a_figure(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dspreg.files import make_folder
@@ -74,12 +75,24 @@ def dots(item: Item, table: Table, column: str, label: str) -> Figure:
     for axes in places:
         axes.set_xlabel(label)
         axes.grid(axis="x", alpha=0.25)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=8)
+    if apart:
+        for axes, source in zip(places, ("ours", "paper"), strict=True):
+            axes.set_title(source, fontsize=9)
+        _as_wide(places)
+    elif places[0].get_legend_handles_labels()[0]:
+        places[0].legend(frameon=False, fontsize=8)
     places[0].set_yticks(range(len(names)), [plain(name) for name in names], fontsize=8)
     places[0].set_ylim(len(names) - 0.4, -0.6)
     figure.suptitle(title_of(item), fontsize=9)
     return figure
+
+
+def _as_wide(places: Sequence[Axes]) -> None:
+    """A point of per cent is as wide in all, and no tenth of one fills a picture."""
+    limits = [axes.get_xlim() for axes in places]
+    half = max(2.0, *(high - low for low, high in limits)) / 2
+    for axes, (low, high) in zip(places, limits, strict=True):
+        axes.set_xlim((low + high) / 2 - half, (low + high) / 2 + half)
 
 
 def heat_maps(profiles: Mapping[str, Profile], layer: str, title: str = "") -> Figure:

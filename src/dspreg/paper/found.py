@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from dspreg.errors import DspregError
 from dspreg.paper.item import Arm, Item
-from dspreg.paper.refreshes import planned
+from dspreg.paper.refreshes import penalty_of, planned
 from dspreg.protocol.run import Run
 from dspreg.protocol.selection import Choice, Trace
 from dspreg.report.cells import Cell, mean, score
@@ -73,6 +74,19 @@ def traces_of(item: Item, store: RunStore) -> tuple[list[Trace], dict[str, Refre
                 refreshes[run.algorithm].planned.append(wanted)
                 refreshes[run.algorithm].happened.append(int(standing.result["refreshes"]))
     return traces, refreshes
+
+
+def told(item: Item, refreshes: Mapping[str, Refreshes]) -> list[str]:
+    """What refreshes have to be said about: such as did not happen."""
+    notes = []
+    for arm in item.arms:
+        found, layer = refreshes[arm.algorithm], penalty_of(arm.spec)
+        if layer is not None and layer.uses_c and 0 in found.happened:
+            runs = f"{found.happened.count(0)} of {len(found.happened)} runs"
+            notes.append(f"{arm.label}: c was never measured in {runs}, which have a plain gradient penalty, c = 1")
+        if sorted(found.happened) != sorted(found.planned):
+            notes.append(f"{arm.label}: refreshes are not as many as planned; its numbers are not those of its spec")
+    return notes
 
 
 def arms_of(item: Item, traces: list[Trace]) -> dict[str, list[Found]]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dspreg.networks import backbone_named
-from dspreg.paper.found import Refreshes, traces_of
+from dspreg.paper.found import Refreshes, told, traces_of
 from dspreg.paper.item import Item
 from dspreg.paper.scale_shown import scale_table
 from dspreg.paper.sentences import Compared, of_pairs
@@ -27,6 +27,10 @@ from dspreg.sensitivity.figures import largest_tensor
 LAYER = 13
 COLUMNS = ("layer: mean c", "null", "c − null", "all: mean c", "all: null", "all: c − null", "reliability",
            "refreshes", "planned", "runs")  # fmt: skip
+WITHOUT = (
+    "means over the parameters that some domain is sensitive to, and over trials; the paper prints a picture without "
+    "numbers, without null and without ERM"
+)
 NONE = "no domain is sensitive to the layer"
 
 
@@ -114,8 +118,7 @@ def tables(item: Item, store: RunStore) -> list[Table]:
         which = f"convolution {number}, the last there is, in place of the {LAYER}th"
     title = f"{item.what}. {layer}, {which}"
     compared = [_compared(measured, first, second) for first, second in item.pairs]
-    notes = (REFRESHES, "means over the parameters that some domain is sensitive to, and over trials; the paper prints "
-             "a picture without numbers, without null and without ERM")  # fmt: skip
+    notes = (REFRESHES, WITHOUT, *told(item, refreshes))
     made = Table(item.name, title, "training", COLUMNS, tuple(rows), notes)
     return [*scale_table(item), made, differences(item, compared, [f"Of the layer, {of_pairs(compared)}"])]
 

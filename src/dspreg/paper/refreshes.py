@@ -9,16 +9,19 @@ from dspreg.algorithms import DSPReg, parse
 from dspreg.data.splits import steps_per_epoch
 
 
+def penalty_of(spec: str) -> DSPReg | None:
+    return next((each for each in parse(spec).layers() if isinstance(each, DSPReg)), None)
+
+
 def planned(described: Mapping[str, Any]) -> int | None:
     """By T or S and the length of the run, from its `run.json`; None where there is no DSP-Reg.
 
     Refreshes come before steps (mT − 1)·E, or mS, m = 1, 2, …, as far as they are below the number of steps.
     """
     settings, sizes = described["settings"], described["data"]["sizes"]
-    layers = [each for each in parse(settings["algorithm"]).layers() if isinstance(each, DSPReg)]
-    if not layers:
+    layer, last = penalty_of(settings["algorithm"]), settings["steps"] - 1
+    if layer is None:
         return None
-    layer, last = layers[0], settings["steps"] - 1
     if not layer.uses_c:
         return 0
     if layer.coefficients == "static":

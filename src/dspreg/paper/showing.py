@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dspreg.paper.found import Found, Refreshes, arms_of, traces_of
+from dspreg.paper.found import Found, Refreshes, arms_of, told, traces_of
 from dspreg.paper.item import Item
 from dspreg.paper.scale_shown import scale_table
 from dspreg.paper.sentences import Compared, of_order, of_pairs
@@ -62,7 +62,7 @@ def _one(item: Item, found: dict[str, list[Found]], refreshes: dict[str, Refresh
         rows += _beside(each.label, cells, theirs if same else [Cell() for _ in targets] + theirs[-1:], same)
     title = f"{item.what}. {dataset}: accuracy on each domain held out, in %; selected by source validation"
     columns = (*targets, *LAST)
-    notes = (ERROR, REFRESHES, *_notes(item, dataset))
+    notes = (ERROR, REFRESHES, *_notes(item, dataset), *told(item, refreshes))
     return Table(item.name, title, "training", columns, tuple(rows), notes)
 
 
@@ -82,7 +82,7 @@ def _several(item: Item, found: dict[str, list[Found]], refreshes: dict[str, Ref
         theirs = [cell for name in datasets for cell in (arm.figures(name, ["Avg"]) if same else [Cell()])] + whole
         rows += _beside(label, cells, theirs, same)
     title = f"{item.what}, in %; selected by source validation"
-    notes = (ERROR, REFRESHES, *_notes(item, datasets[0]))
+    notes = (ERROR, REFRESHES, *_notes(item, datasets[0]), *told(item, refreshes))
     return Table(item.name, title, "training", (*datasets, *LAST), tuple(rows), notes)
 
 
