@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dspreg.cli.parser import Commands, described
-from dspreg.cli.sweep import check_specs, swept, whole
+from dspreg.cli.sweep import add_where, check_specs, swept, whole
 from dspreg.cli.train import stopping
 from dspreg.errors import ConfigError, Notice
 from dspreg.names import did_you_mean, shown
@@ -40,9 +40,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--store", metavar="DIR", help="where the runs go: new, or of earlier items")
     parser.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data)")
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, mps (default: cpu)")
-    says = "runs at once (default: one per GPU, or core); 0: one after the other, in this process"
-    parser.add_argument("--jobs", metavar="N", help=says)
-    parser.add_argument("--attempts", metavar="N", default="3", help="how often a run may fail (default: 3)")
+    add_where(parser)
     says = "how DSP-Reg's penalty is computed (default: exact); lookahead is cheaper, and not the same"
     parser.add_argument("--engine", metavar="ENGINE", default="exact", help=says)
     parser.add_argument("--trials", metavar="N", help="another number of trials than the scale's")

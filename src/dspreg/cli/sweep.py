@@ -69,19 +69,24 @@ def add(commands: Commands) -> None:
     group.add_argument("--same-draws", action="store_const", const="true",
                        help="draw n is the same in all trials; DomainBed draws anew in each")  # fmt: skip
     group = parser.add_argument_group("how it is run")
-    says_jobs = "runs at once (default: one per GPU, or core, of all machines); 0: one after the other, in this process"
-    group.add_argument("--jobs", metavar="N", help=says_jobs)
-    group.add_argument("--on", choices=("local", "ray"), default="local",
-                       help="this machine, or a Ray cluster (needs the extra ray)")  # fmt: skip
-    says_address = "HOST:PORT, auto or local (default: RAY_ADDRESS, or one on this machine, or else a new one)"
-    group.add_argument("--ray-address", metavar="ADDR", help=says_address)
-    group.add_argument("--attempts", metavar="N", default="3", help="how often a run may fail (default: 3)")
+    add_where(group)
     for each in dataclasses.fields(Execution):
         how: dict[str, Any] = {"nargs": "?", "const": "true"} if str(each.type) == "bool" else {}
         flag = f"--{each.name.replace('_', '-')}"
         text = OTHERWISE.get(each.name) or says(each)
         group.add_argument(flag, dest=each.name, metavar=metavar(each), help=text, **how)
     parser.set_defaults(run=run)
+
+
+def add_where(group: Any) -> None:
+    """The flags that `swept` takes."""
+    says_jobs = "runs at once (default: one per GPU, or core, of all machines); 0: one after the other, in this process"
+    group.add_argument("--jobs", metavar="N", help=says_jobs)
+    says_on = "this machine, or a Ray cluster (needs the extra ray)"
+    group.add_argument("--on", choices=("local", "ray"), default="local", help=says_on)
+    says_address = "HOST:PORT, auto or local (default: RAY_ADDRESS, or one on this machine, or else a new one)"
+    group.add_argument("--ray-address", metavar="ADDR", help=says_address)
+    group.add_argument("--attempts", metavar="N", default="3", help="how often a run may fail (default: 3)")
 
 
 def run(given: Any) -> int:
