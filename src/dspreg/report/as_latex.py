@@ -11,6 +11,7 @@ SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "±": r"$\pm$", "−": "$-$", "√": r"$\sqrt{}$", "≥": r"$\geq$", "–": "--", "→": r"$\to$",
+    "×": r"$\times$", "λ": r"$\lambda$",
 }  # fmt: skip
 
 
