@@ -72,7 +72,7 @@ def test_the_first_thing_said_is_that_it_is_another_scale(three_trials):
         "digits", "small-cnn", "28", "40", "3", "1",
     ]  # fmt: skip
     assert [paper[name].text for name in ("data", "network", "pixels", "steps", "trials", "draws")] == [
-        "PACS", "ResNet-50", "224", "5,001", "3", "1",
+        "PACS", "ResNet-50", "224", "5,001", "3", "not said",
     ]  # fmt: skip
     assert "batch_size=8" in first.notes[1]
     for name, write in FORMATS.items():
@@ -172,6 +172,14 @@ def test_pacs_has_the_papers_domains_and_differences(tmp_path):
     assert apart["photo"].value == pytest.approx(50 - 97.5)
     assert cells(made, "dynamic c")["planned"].text == "4"  # before 60, 120, 180, 240
     assert "not one of methods" in made.notes[2]
+
+
+def test_latex_has_no_letter_that_pdflatex_lacks(tmp_path):
+    for name, make in {"components": components, "interval": interval, "main": main}.items():
+        item = make(SMOKE)
+        text = FORMATS["latex"](tables(item, store_of(tmp_path / name, item, lambda run: 0.5)))
+        assert [c for c in text if not c.isascii()] == []
+        assert name != "components" or r"$\lambda$ = 0" in text
 
 
 def test_an_arm_whose_c_was_never_measured_is_no_dsp_reg(tmp_path):
