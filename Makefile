@@ -13,10 +13,10 @@ export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint kills sweeps ray pairs parity pacs maps bench evidence wheel clean
+.PHONY: help demo test lint kills sweeps ray pairs parity pacs maps bench evidence pacs-ruler wheel clean
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): downloads torch the first time, a few minutes."
@@ -80,6 +80,16 @@ evidence: $(READY)  ## the evidence for the defaults, on PACS: four hours on one
 	$(BIN)/python bench/kinks.py
 	$(BIN)/python bench/noise.py --out build/noise
 	$(BIN)/python bench/noise.py --out build/noise --model resnet50 --images 16 64 256 512 --most-output 256 --estimators persample signed minibatch
+
+build/places:  # relative paths, for records say where files lay
+	@mkdir -p build
+	@test -n "$(DSPREG_ROOT)" -a -n "$(DSPREG_WEIGHTS)" || (echo "set DSPREG_ROOT to the folder that holds PACS and DSPREG_WEIGHTS to Lite0's file"; exit 3)
+	@ln -sfn $(DSPREG_ROOT) build/data
+	@ln -sfn $(DSPREG_WEIGHTS) build/lite0.safetensors
+	@touch $@
+
+pacs-ruler: $(READY) build/places  ## ERM on PACS, five seeds: how small a difference can be seen; three hours on one core
+	$(BIN)/dspreg sweep evidence/pacs/ruler.yaml --store evidence/pacs/store
 
 wheel: $(READY)  ## build the wheel and try it in a clean environment outside the repository
 	bash tests/try_wheel.sh $(PYTHON)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -397,7 +398,10 @@ class Terminal:
         environment = os.environ | {"TERM": "xterm", "COLUMNS": "200", "LINES": "40"}
         environment["PYTHONPATH"] = os.pathsep.join(sys.path)
         command = [sys.executable, "-m", "dspreg.cli", "status", str(store.path)]
-        self.process = subprocess.Popen(command, stdout=theirs, stdin=theirs, stderr=theirs, env=environment)
+        heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # whatever runs the tests may ignore it
+        self.process = subprocess.Popen(
+            command, stdout=theirs, stdin=theirs, stderr=theirs, env=environment, preexec_fn=heard
+        )
         os.close(theirs)
         self.text = ""
 
@@ -410,9 +414,10 @@ class Terminal:
 
     def ended(self):
         """Its exit code, and all that it wrote."""
-        code = None
+        code, until = None, time.monotonic() + 120
         try:
             while True:
+                assert time.monotonic() < until, self.text
                 if select.select([self.ours], [], [], 0.2)[0]:
                     self.text += os.read(self.ours, 65536).decode()
                 elif code is not None:
