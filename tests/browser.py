@@ -97,6 +97,7 @@ class Browser:
 
     def prefer(self, theme):
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+        self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")  # events come with it
 
     def width(self, pixels, height=900):
         self.call("Emulation.setDeviceMetricsOverride", width=pixels, height=height, deviceScaleFactor=1, mobile=False)

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from launch.tiny_sweeps import alone as serial
+from launch.tiny_sweeps import three
 from small_runs import EXECUTION, photos
-from test_serial import serial, three
 
 from dspreg.cli import main
 from dspreg.errors import ConfigError, Preempted, ResourceError
