@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from launch.tiny_sweeps import alone as serial
 from launch.tiny_sweeps import three
-from small_runs import EXECUTION, photos
+from small_runs import EXECUTION
 
 from dspreg.cli import main
 from dspreg.errors import ConfigError, Preempted, ResourceError
@@ -72,11 +72,6 @@ def ray(node):
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return photos(tmp_path_factory.mktemp("images") / "photos")
-
-
-@pytest.fixture(scope="module")
 def own(tmp_path_factory):
     """A module of the user's, and the folder where its methods leave word."""
     place = tmp_path_factory.mktemp("own")
@@ -90,11 +85,6 @@ def made(path):
     store = RunStore(path)
     store.make()
     return store
-
-
-@pytest.fixture
-def store(tmp_path):
-    return made(tmp_path / "store")
 
 
 def swept(runs, store, *, told=lambda *_: None, attempts=3, change=lambda work: None, **more):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from launch.tiny_sweeps import alone, assert_same_bits, bytes_in, three
-from small_runs import EXECUTION, photos
+from small_runs import EXECUTION
 
 from dspreg.errors import ConfigError, Notice, Preempted, ResourceError
 from dspreg.launch.board import Board
@@ -16,18 +16,6 @@ from dspreg.launch.work import Work
 from dspreg.launch.worker import Slot
 from dspreg.protocol.settings import Execution
 from dspreg.runs import RunStore
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return photos(tmp_path_factory.mktemp("images") / "photos")
-
-
-@pytest.fixture
-def store(tmp_path):
-    made = RunStore(tmp_path / "store")
-    made.make()
-    return made
 
 
 class Seen(Board):

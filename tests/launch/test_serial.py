@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 from launch.tiny_sweeps import alone, assert_same_bits, bytes_in, three
-from small_runs import EXECUTION, photos
+from small_runs import EXECUTION
 
 from dspreg.claims import Claims, LostClaim
 from dspreg.errors import Preempted, ResourceError
@@ -20,18 +20,6 @@ from dspreg.launch.heart import BEATS, Heart
 from dspreg.launch.work import POLL, Work
 from dspreg.runs import RunStore
 from dspreg.training.display import Display
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return photos(tmp_path_factory.mktemp("images") / "photos")
-
-
-@pytest.fixture
-def store(tmp_path):
-    made = RunStore(tmp_path / "store")
-    made.make()
-    return made
 
 
 def test_every_run_is_run_once_and_then_left_as_it_is(images, store):
