@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from dspreg.names import shown
@@ -33,9 +34,15 @@ class Bars(Board):
     def __init__(self, console: Console, total: int):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        name = TextColumn("{task.description}", table_column=None)
+        name = TextColumn("{task.description}")
         columns = (name, BarColumn(16), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
-        self.progress = Progress(*columns, TextColumn("{task.fields[doing]}"), console=console, transient=True)
+        self.progress = Progress(
+            *columns,
+            TextColumn("{task.fields[doing]}"),
+            console=console,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # lines for a file go there, and not above the bars
+        )
         self.room = max(16, console.width - 56)
         self.all = self.progress.add_task("all runs", total=total, doing="")
         self.tasks: dict[str, Any] = {}
