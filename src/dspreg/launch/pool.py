@@ -8,6 +8,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
@@ -162,7 +163,10 @@ class Pool:
     def stop(self) -> None:
         """All processes end: at once if they are idle, after a checkpoint if not."""
         for each in self.workers:
-            if each.process.is_alive():
+            if each.taken is None:
+                with suppress(BrokenPipeError):  # it is gone
+                    each.pipe.send(None)
+            else:
                 each.process.terminate()
         until = time.monotonic() + GRACE
         for each in self.workers:
