@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dspreg.errors import DspregError, IntegrityError, ResourceError
+from dspreg.errors import CantWrite, DspregError, IntegrityError
 from dspreg.processes import is_gone, this_process
 
 LEASE = 600.0  # seconds without progress after which others take over: longer than any one step
@@ -279,7 +279,7 @@ def _refusals(path: Path) -> Iterator[None]:
         yield
     except sqlite3.OperationalError as error:
         advice = "is the folder writable, on a disk of this machine, and no sweeper stopped (SIGSTOP)?"
-        raise ResourceError(f"{path}: {error}; {advice}") from error
+        raise CantWrite(f"{path}: {error}; {advice}") from error
     except sqlite3.DatabaseError as error:
         raise IntegrityError(
             f"{path} is damaged: {error}. Nothing but who works on what is in it: stop all sweepers and remove it"

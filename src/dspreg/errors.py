@@ -31,6 +31,10 @@ class ResourceError(DspregError):
     exit_code = 6
 
 
+class CantWrite(ResourceError):
+    """The disk is full, or refuses: whatever comes next would meet the same."""
+
+
 class InUse(ResourceError):
     """Another process works there."""
 

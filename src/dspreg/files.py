@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from dspreg.errors import IntegrityError, ResourceError
+from dspreg.errors import CantWrite, IntegrityError
 
 UNFINISHED = ".part"  # a crash may leave such a file; `clear_unfinished` takes it away
 Fence = Callable[[], AbstractContextManager[None]]
@@ -49,7 +49,7 @@ def write(path: Path, data: bytes) -> None:
         except Exception:
             unfinished.unlink(missing_ok=True)
             raise
-        _sync_folder(path.parent)
+        _sync(path.parent)  # the new name, too, must survive the power going
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -102,14 +102,14 @@ class Lines:
 
     def append(self, value: Any) -> None:
         line = (canonical(value) + "\n").encode()
-        with refusals(self.path, len(line)), _fence(self.path):
-            new = not self.path.exists()
-            with self.path.open("ab") as file:
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
+        with refusals(self.path, len(line)):
+            with _fence(self.path):
+                new = not self.path.exists()
+                with self.path.open("ab") as file:
+                    file.write(line)
+            _sync(self.path)  # not inside of the fence: all others would wait for this disk
             if new:
-                _sync_folder(self.path.parent)
+                _sync(self.path.parent)
 
     def mark(self) -> dict[str, Any]:
         data = self._bytes()
@@ -182,7 +182,7 @@ def refusals(path: Path, size: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ResourceError(f"{path} can't be written: {error.strerror or error}{_room(path, size)}") from error
+        raise CantWrite(f"{path} can't be written: {error.strerror or error}{_room(path, size)}") from error
 
 
 def _room(path: Path, size: int) -> str:
@@ -194,9 +194,10 @@ def _room(path: Path, size: int) -> str:
     return f"; {size:,} bytes wanted"
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """A file or a folder."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)  # the new name, too, must survive the power going
+        os.fsync(handle)
     finally:
         os.close(handle)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,17 +120,17 @@ class RunStore:
             result = folder.result(weights=weights)
             if result is not None:
                 return Standing("finished", result=result)
-            if (folder / "failure.json").exists():
-                return Standing("failed", str(read_json(folder / "failure.json")["reason"]))
+            diverged = _if_there(folder / "failure.json")
+            if diverged is not None:
+                return Standing("failed", str(diverged["reason"]))
             return self._failed(run) or Standing("started")
         except DspregError as error:
             return Standing("damaged", str(error))
 
     def _failed(self, run: Run) -> Standing | None:
-        path = self._failure(run)
-        if not path.exists():
+        found = _if_there(self._failure(run))
+        if found is None:
             return None
-        found = read_json(path)
         if found.get("cancelled"):
             return Standing("cancelled", str(found["reason"]))
         return Standing("failed", str(found["reason"]), attempts=int(found["attempts"]))
@@ -148,8 +149,13 @@ class RunStore:
         return self.standing(run)
 
     def succeed(self, run: Run) -> None:
-        """Forget failed attempts before this one."""
+        """Forget failed attempts before this one, and checkpoints."""
         remove(self._failure(run))
+        checkpoints = self.folder(run) / "checkpoints"
+        for path in checkpoints.glob("step-*"):
+            remove(path)
+        with suppress(OSError):  # there is none, or somebody else's file is in it
+            checkpoints.rmdir()
 
     def cancel(self, run: Run) -> None:
         """Nobody is to work on it, until `retry`. What it has so far stays, and why it failed if it did."""
@@ -172,6 +178,16 @@ class RunStore:
 
     def _failure(self, run: Run) -> Path:
         return self.path / "failures" / f"{run.id}.json"
+
+
+def _if_there(path: Path) -> Any:
+    """What a file holds; None where there is none, though it may have been there a moment ago."""
+    try:
+        return read_json(path) if path.exists() else None
+    except IntegrityError:
+        if path.exists():
+            raise
+        return None
 
 
 def read_plan(path: Path) -> Any:

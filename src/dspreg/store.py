@@ -247,7 +247,8 @@ class RunFolder:
                 handle.truncate(0)
                 handle.write(CLAIMED if claimed else "")
                 handle.flush()
-                return handle
+                if self._names(handle):  # what stood in it until now may have let somebody take it over
+                    return handle
             handle.close()  # it was taken over, or removed, between the two
 
     def _names(self, handle: IO[str]) -> bool:

@@ -1,5 +1,6 @@
 """Sweeps in several processes: the same bits as in one, whatever happens to the processes."""
 
+import multiprocessing
 import os
 import signal
 import warnings
@@ -11,11 +12,11 @@ from small_runs import EXECUTION
 
 from dspreg.errors import ConfigError, Notice, Preempted, ResourceError
 from dspreg.launch.board import Board
-from dspreg.launch.pool import ending, gpus, places, pool, settled
-from dspreg.launch.work import Work
-from dspreg.launch.worker import Slot
+from dspreg.launch.pool import Pool, Worker, ending, gpus, places, pool, settled
+from dspreg.launch.work import Outcome, Work
+from dspreg.launch.worker import Slot, Stopped
 from dspreg.protocol.settings import Execution
-from dspreg.runs import RunStore
+from dspreg.runs import RunStore, Standing
 
 
 class Seen(Board):
@@ -43,8 +44,6 @@ def several(runs, store, *, jobs=2, told=lambda *_: None, attempts=3, execution=
 
 def children():
     """Processes of this one's pool."""
-    import multiprocessing
-
     return {child.pid for child in multiprocessing.active_children()}
 
 
@@ -177,7 +176,78 @@ def test_what_is_left_open_does_not_depend_on_the_machine_but_for_how_many_at_on
 
 
 def test_ends_are_told_in_words():
-    class Process:
+    class Ended:
         exitcode = -signal.SIGSEGV
 
-    assert ending(Process()) == "the process that trained it was ended by SIGSEGV"
+    assert ending(Ended()) == "the process that trained it was ended by SIGSEGV"
+
+
+class Process:
+    """Of a worker that is tearing down: alive, and deaf."""
+
+    exitcode = 0
+
+    def __init__(self):
+        self.alive = True
+
+    def is_alive(self):
+        return self.alive
+
+    def join(self, seconds=None):
+        self.alive = False
+
+    terminate = kill = join
+
+
+@pytest.fixture
+def one_worker(images, store, monkeypatch):
+    """A pool whose only process is made up; the other end of its pipe is ours."""
+    ends = []
+
+    def started(pool, slot):
+        ours, theirs = multiprocessing.Pipe()
+        ends.append(theirs)
+        return Worker(slot, Process(), ours)
+
+    monkeypatch.setattr(Pool, "started", started)
+    with Work(three(images), store) as work:
+        yield Pool(work, EXECUTION, [Slot()], Board()), ends
+
+
+def test_a_process_that_leaves_is_given_nothing_and_its_run_costs_no_attempt(one_worker, store):
+    pool, ends = one_worker
+    pool.hand_out()
+    (end,) = ends
+    first = end.recv()
+    end.send(Stopped())
+    pool.listen(0)
+    pool.hand_out()
+    assert not end.poll()  # it is alive, and gets nothing
+    pool.workers[0].process.alive = False
+    pool.replace()
+    pool.hand_out()
+    assert ends[1].recv().run != first.run  # that one comes last
+    assert not list((store.path / "failures").iterdir())
+
+
+def test_a_pipe_that_nobody_reads_costs_no_attempt(one_worker, store):
+    pool, ends = one_worker
+    ends[0].close()
+    pool.hand_out()
+    assert pool.work.out == {}
+    assert len(pool.work.left) == 3
+    pool.workers[0].process.alive = False
+    pool.replace()
+    pool.hand_out()
+    assert ends[1].poll()
+    assert not list((store.path / "failures").iterdir())
+
+
+def test_the_last_words_of_a_process_are_heard(one_worker, store):
+    pool, ends = one_worker
+    pool.hand_out()
+    ends[0].send(Outcome(Standing("failed", "its own words", attempts=3)))
+    ends[0].close()
+    pool.workers[0].process.alive = False
+    pool.replace()
+    assert [each.reason for each in pool.work.ended.values()] == ["its own words"]

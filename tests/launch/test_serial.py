@@ -14,7 +14,7 @@ from launch.tiny_sweeps import alone, assert_same_bits, bytes_in, three
 from small_runs import EXECUTION
 
 from dspreg.claims import Claims, LostClaim
-from dspreg.errors import Preempted, ResourceError
+from dspreg.errors import CantWrite, Preempted, ResourceError
 from dspreg.launch import attempt
 from dspreg.launch.heart import BEATS, Heart
 from dspreg.launch.work import POLL, Work
@@ -162,9 +162,10 @@ def test_whoever_hangs_after_its_run_was_taken_away_is_ended_after_a_lease(image
         store.cancel(run)
         assert others.revoke(run.id)
         assert work.hung() == []
-        clock.time += work.claims.lease - 1
-        assert work.hung() == []  # it may still notice
-        clock.time += 1
+        for _ in range(9):
+            clock.time += work.claims.lease / 10
+            assert work.hung() == []  # it may still notice
+        clock.time += work.claims.lease / 10
         assert work.hung() == [taken]
         work.died(taken, "it made no progress")
         assert work.ended[run.id].state == "cancelled"
@@ -190,13 +191,53 @@ def test_a_death_is_no_failure_of_a_run_that_another_has_by_now(images, store):
 
 def test_a_full_disk_ends_the_sweep(images, store, monkeypatch):
     def full(*_, **__):
-        raise ResourceError("no space")
+        raise CantWrite("no space")
 
     monkeypatch.setattr(attempt, "train", full)
-    with pytest.raises(ResourceError):
+    with pytest.raises(CantWrite):
         alone(three(images), store, EXECUTION)
     assert store.claims().held() == []
     assert not list((store.path / "failures").iterdir())
+
+
+def test_a_lost_reader_of_images_or_hub_is_that_runs_failure_alone(images, store, monkeypatch):
+    def lost(*_, **__):
+        raise ResourceError("a process that reads images ended")
+
+    monkeypatch.setattr(attempt, "train", lost)
+    ended = alone(three(images), store, EXECUTION, attempts=1)
+    assert {(each.state, each.reason) for each in ended.values()} == {("failed", "a process that reads images ended")}
+
+
+def test_what_a_kill_after_the_last_file_left_is_tidied(images, store):
+    run = three(images)[0]
+    alone([run], store, EXECUTION)
+    left = store.folder(run) / "checkpoints"
+    left.mkdir()
+    (left / "step-00000002-x.safetensors").touch()
+    (store.path / "failures" / f"{run.id}.json").write_text('{"reason": "killed", "attempts": 1, "reached": 0}')
+    assert alone([run], store, EXECUTION)[run.id].state == "finished"
+    assert not left.exists()
+    assert not list((store.path / "failures").iterdir())
+
+
+def test_nobody_counts_as_hung_right_after_the_sweeper_slept(images, store):
+    """As on Ctrl-Z and `fg`: all leases are over, and nobody has had the time to beat."""
+    clock = Clock()
+    with Work(three(images), store) as work:
+        work.claims.now, work.claims.lease = clock, 100.0
+        clock.time = 1000.0
+        work.hung()
+        taken = work.take()
+        for _ in range(9):
+            clock.time += 10
+            assert work.hung() == []
+        clock.time += 500
+        assert work.hung() == []
+        clock.time += 20
+        assert work.hung() == []
+        clock.time += 10
+        assert work.hung() == [taken]
 
 
 def test_what_another_holds_is_left_until_it_is_free(images, store, monkeypatch):

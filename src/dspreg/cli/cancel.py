@@ -56,6 +56,9 @@ def run(given: Any) -> int:
                 print(f"{title}: {KEPT[state]}")
                 continue
             with claims.revoking(each) as held:  # whoever trains it writes nothing after the marker, nor over it
+                if (store.folder(found.run(each)) / "result.json").exists():  # by now
+                    print(f"{title}: {KEPT['finished']}")
+                    continue
                 store.cancel(found.run(each))
             trained = held and (each not in found.held or found.held[each].alive)
             cancelled, running = cancelled + 1, running + trained

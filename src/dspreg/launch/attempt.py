@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dspreg.claims import Claims, LostClaim
-from dspreg.errors import Diverged, InUse, Preempted, ResourceError
+from dspreg.errors import CantWrite, Diverged, InUse, Preempted
 from dspreg.files import fenced
 from dspreg.launch.heart import Heart
 from dspreg.launch.work import Outcome, Taken
@@ -38,13 +38,15 @@ def attempt(
         pause: Raises `Preempted` to stop; nothing is lost.
 
     Raises:
-        ResourceError: The disk is full or can't be written. The other runs would meet the same.
+        CantWrite: The disk is full or can't be written. The other runs would meet the same.
         Preempted: By `pause`.
     """
     try:
         with fenced(store.path, lambda: claims.writing(taken.claim)):
             before = store.standing(taken.run)
             if before.settled(attempts):
+                if before.state == "finished":
+                    store.succeed(taken.run)  # whoever finished it may have been killed before that
                 return Outcome(before, before=True)
             return Outcome(trained(taken.run, store, execution, Heart(claims, taken.claim, display(), pause)))
     except (InUse, LostClaim):  # somebody trains in the folder by hand, or it was us who slept
@@ -62,7 +64,7 @@ def trained(run: Run, store: RunStore, execution: Execution, heart: Heart) -> St
             pause=heart.pause,
             plan=run.to_json(),
         )
-    except (Preempted, ResourceError, LostClaim):
+    except (Preempted, CantWrite, InUse, LostClaim):
         raise
     except Diverged:  # the run's own folder says so
         return store.standing(run)

@@ -136,7 +136,8 @@ class Sweeper:
             return
         if time.monotonic() - self.counted >= POLL:
             self.count, self.counted = self.room(), time.monotonic()
-        while len(self.flights) < self.count:
+        until = time.monotonic() + TICK  # finished runs are verified on the way, and others want to be heard
+        while len(self.flights) < self.count and time.monotonic() < until:
             pause()
             taken = self.work.take()
             if taken is None:  # others have all that is left
@@ -171,7 +172,10 @@ class Sweeper:
         if not self.flights:
             time.sleep(seconds)
             return
-        ready, _ = self.ray.wait([flight.words for flight in self.flights], timeout=seconds)
+        words = [flight.words for flight in self.flights]
+        ready, _ = self.ray.wait(words, timeout=seconds)
+        if ready:  # and all others that have something to say
+            ready, _ = self.ray.wait(words, num_returns=len(words), timeout=0)
         for flight in [flight for flight in self.flights if any(flight.words is each for each in ready)]:
             try:
                 self.hear(flight, self.ray.get(next(flight.words)))

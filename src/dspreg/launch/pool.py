@@ -65,6 +65,7 @@ class Worker:
     process: BaseProcess
     pipe: Connection
     taken: Taken | None = None
+    leaving: bool = False  # it ends, and must be given nothing
 
 
 class Pool:
@@ -96,24 +97,32 @@ class Pool:
         if time.monotonic() < self.look:
             return
         for each in self.workers:
-            if each.taken is None and each.process.is_alive():
+            if each.taken is None and not each.leaving:
                 each.taken = self.work.take()
                 if each.taken is None:  # others have all that is left
                     self.look = time.monotonic() + POLL
                     return
                 self.board.began(each.taken.run)
-                each.pipe.send(each.taken)
+                try:
+                    each.pipe.send(each.taken)
+                except OSError:  # it is gone, and has not begun
+                    each.leaving = True
+                    self.back(each, Outcome(Standing("new")))
 
     def listen(self, seconds: float) -> None:
         """Hear what there is to hear; at most so long for the first word."""
         by_pipe = {each.pipe: each for each in self.workers}
         for pipe in wait(list(by_pipe), seconds):
-            each = by_pipe[pipe]  # type: ignore[index]
-            try:
-                while each.pipe.poll():
-                    self.hear(each, each.pipe.recv())
-            except (EOFError, ConnectionResetError):
-                each.process.join(GRACE)  # it is ending: `replace` sees to it
+            self.hear_out(by_pipe[pipe])  # type: ignore[index]
+
+    def hear_out(self, each: Worker) -> None:
+        """All that it has said so far."""
+        try:
+            while each.pipe.poll():
+                self.hear(each, each.pipe.recv())
+        except (EOFError, OSError):  # it is ending: `replace` sees to it
+            each.leaving = True
+            each.process.join(GRACE)
 
     def hear(self, each: Worker, said: Any) -> None:
         if isinstance(said, Notice):
@@ -126,6 +135,7 @@ class Pool:
         elif isinstance(said, Refused):
             raise ResourceError(said.why)
         elif isinstance(said, Stopped):
+            each.leaving = True
             self.back(each, Outcome(Standing("started")))
         else:
             self.back(each, said)
@@ -145,11 +155,12 @@ class Pool:
         for taken in self.work.hung():
             each = next(each for each in self.workers if each.taken is taken)
             each.process.kill()
-            each.process.join()
+            each.process.join(GRACE)  # one that can't be ended, in a driver's hands, holds nothing any more
             why = f"it made no progress for {self.work.claims.lease:g} s and was ended"
             self.buried(each, why)
         for each in self.workers:
             if not each.process.is_alive():
+                self.hear_out(each)  # its last words
                 self.buried(each, ending(each.process))
 
     def buried(self, each: Worker, why: str) -> None:
@@ -164,7 +175,7 @@ class Pool:
         """All processes end: at once if they are idle, after a checkpoint if not."""
         for each in self.workers:
             if each.taken is None:
-                with suppress(BrokenPipeError):  # it is gone
+                with suppress(OSError):  # it is gone
                     each.pipe.send(None)
             else:
                 each.process.terminate()
@@ -173,7 +184,7 @@ class Pool:
             each.process.join(max(0.0, until - time.monotonic()))
             if each.process.is_alive():
                 each.process.kill()
-                each.process.join()
+                each.process.join(GRACE)
             each.pipe.close()
         self.board.close()
 

@@ -187,6 +187,9 @@ class Attempt(Display):
     def doing(self, what: str) -> None:
         self._tell(what)
 
+    def alive(self) -> None:
+        self._tell_sometimes()
+
     def stepped(self, t: int, log: dict[str, float]) -> None:
         self.step, self.what = t + 1, f"loss {log['loss']:.2f}"
 

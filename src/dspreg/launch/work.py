@@ -58,6 +58,7 @@ class Work:
         self.left = OrderedDict((run.id, run) for run in runs)
         self.out: dict[str, Taken] = {}
         self.ended: dict[str, Standing] = {}
+        self.looked = self.patient = 0.0  # when hung ones were looked for last, and until when nobody counts as hung
         self.lost: dict[str, float] = {}  # when runs that are out were first seen to be no longer ours
         self.claims = store.claims()
         self.claims.bury()  # what a killed sweeper had begun goes on first
@@ -112,9 +113,12 @@ class Work:
     def hung(self) -> list[Taken]:
         """Runs of ours whose lease is over, for there was no progress; and those that were taken from us a lease ago,
         by `cancel` or another sweeper: whoever attempts them would have noticed."""
-        if not self.out:
+        now, grace = self.claims.now(), self.claims.lease / 4
+        if now - self.looked > grace:  # it was us who slept: whoever works has to be heard first
+            self.patient = now + grace
+        self.looked = now
+        if not self.out or now < self.patient:
             return []
-        now = self.claims.now()
         ours = {held.run: held.left for held in self.claims.held() if held.holder == self.claims.holder}
         for run in self.out.keys() - ours.keys():
             ours[run] = self.lost.setdefault(run, now) + self.claims.lease - now
