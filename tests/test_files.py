@@ -508,3 +508,18 @@ def test_a_file_gets_its_name_inside_of_the_fence_and_is_made_outside(tmp_path):
     with fenced(tmp_path, fence):
         write(tmp_path / "file", b"much")
     assert seen == [[f".file.{os.getpid()}.part"], ["file"]]
+
+
+def test_nobody_waits_inside_of_the_fence_for_a_line_to_reach_the_disk(tmp_path, monkeypatch):
+    inside, seen = [False], []
+
+    @contextmanager
+    def fence():
+        inside[0] = True
+        yield
+        inside[0] = False
+
+    monkeypatch.setattr(files.os, "fsync", lambda handle: seen.append(inside[0]))
+    with fenced(tmp_path, fence):
+        Lines(tmp_path / "lines").append(1)
+    assert seen == [False, False]  # the file, and the folder it is new in

@@ -116,3 +116,16 @@ def test_only_a_store_or_nothing_is_written_to(tmp_path):
     (store.path / "store.json").write_text('{"format": "dspreg.store/2"}')
     with pytest.raises(IntegrityError, match="which version wrote it"):
         store.make()
+
+
+def test_a_failure_that_is_taken_away_while_it_is_read_is_none(store, monkeypatch):
+    from dspreg import runs
+
+    store.fail(ONE, DataError("no images"))
+
+    def gone(path):
+        path.unlink()
+        raise IntegrityError(f"{path} can't be read")
+
+    monkeypatch.setattr(runs, "read_json", gone)
+    assert store.standing(ONE).state == "new"

@@ -14,7 +14,7 @@ from dspreg import files
 from dspreg.errors import ConfigError, Diverged, DspregError, Notice
 from dspreg.launch import remote
 from dspreg.launch.carrying import Files, Packer, packed, unpack
-from dspreg.launch.remote import PLACE, WAITING, Assignment, Ended, Moved, attempted
+from dspreg.launch.remote import PLACE, WAITING, Assignment, Attempt, Ended, Moved, attempted
 from dspreg.processes import this_process
 from dspreg.training import train
 
@@ -259,3 +259,12 @@ def test_a_packer_knows_a_file_that_was_written_again(tmp_path):
     assert packer.has_new_checkpoint()
     assert set(packer.packed().new) == {"run.json", "checkpoints/step-00000001-a.safetensors"}
     assert not packer.has_new_checkpoint()
+
+
+def test_a_pass_of_the_network_is_a_sign_of_life():
+    """c is measured inside of a step, for longer than a lease where images are many."""
+    attempt = Attempt(None)
+    attempt.alive()
+    assert isinstance(attempt.next(), Moved)
+    attempt.alive()
+    assert attempt.words.empty()  # not too often
