@@ -265,6 +265,6 @@ def test_a_pass_of_the_network_is_a_sign_of_life():
     """c is measured inside of a step, for longer than a lease where images are many."""
     attempt = Attempt(None)
     attempt.alive()
-    assert isinstance(attempt.next(), Moved)
+    assert isinstance(attempt.words.get_nowait(), Moved)
     attempt.alive()
     assert attempt.words.empty()  # not too often
