@@ -96,12 +96,17 @@ def likeness(part: Tensor, target: Tensor) -> tuple[float, float]:
     return float((part - target).norm() / target.norm()), float(F.cosine_similarity(part, target, 0))
 
 
-def plain(engine: str, dtype: torch.dtype = torch.float32, network: str = "batch norm") -> tuple[Tensor, Tensor]:
+def plain(
+    engine: str,
+    dtype: torch.dtype = torch.float32,
+    network: str = "batch norm",
+    layout: torch.memory_format = torch.contiguous_format,
+) -> tuple[Tensor, Tensor]:
     problem = Problem(network)
-    model = copy.deepcopy(problem.net).to(dtype)
+    model = copy.deepcopy(problem.net).to(dtype).to(memory_format=layout)
     penalty = dspreg.Penalty(model, weight=WEIGHT, engine=engine)
     penalty.coefficients = problem.c
-    x = problem.x.to(dtype)
+    x = problem.x.to(dtype).contiguous(memory_format=layout)
     part = problem.part(model, penalty, lambda: penalty.backward(lambda: F.cross_entropy(model(x), problem.y)))
     return part, problem.target(engine)
 
@@ -184,6 +189,7 @@ ENVIRONMENTS: dict[str, tuple[Callable[[str], tuple[Tensor, Tensor]], tuple[str,
     "bf16 autocast in the closure": (lambda e: autocast(e, "inside"), EVERY, 1e-3),
     "bf16 autocast around": (lambda e: autocast(e, "around"), EVERY, 1e-3),
     "GradScaler": (scaled, EVERY, 1e-3),
+    "channels last": (lambda e: plain(e, layout=torch.channels_last), EVERY, 1e-3),
     "fused attention": (lambda e: plain(e, network="attention"), EVERY, 1e-3),
 }
 COMPILER = shutil.which("g++") or shutil.which("clang++")

@@ -52,6 +52,13 @@ def test_a_batch_is_normalised_as_its_images_are():
     assert torch.equal(together, torch.stack([transform(image) for image in images]))
 
 
+def test_a_batch_lies_channels_last_if_wanted_and_is_the_same():
+    pixels = torch.stack([Transform(12, MEAN, STD).pixels(picture(seed=n)) for n in range(3)])
+    plain, last = (Transform(12, MEAN, STD, channels_last=last).normalised(pixels) for last in (False, True))
+    assert torch.equal(plain, last)
+    assert (plain.stride(1), last.stride(1)) == (144, 1)
+
+
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK", "1"])
 @pytest.mark.parametrize("augment", [False, True])
 def test_an_image_of_another_mode_is_seen_in_rgb(mode, augment):

@@ -20,6 +20,7 @@ SETTINGS = Settings(
 )  # fmt: skip
 EXECUTION = Execution(
     root="/data: # not a comment", name="no", device="cuda:1", threads=3, precision="bf16", workers=0, cache="ram",
+    layout="channels-last",
     keep="all", save_every=10, profile="never", check_images="never", tensorboard=True, domainbed_records=True,
     allow_changed_environment=True,
 )  # fmt: skip
@@ -271,5 +272,5 @@ def test_a_data_set_must_be_given(values):
 
 def test_all_letters_are_in_no_name():
     """A guard for the loops above: they would test nothing if names were empty."""
-    assert len(FIELDS) == 37
+    assert len(FIELDS) == 38
     assert all(set(key) <= {*string.ascii_lowercase, "_"} for key in FIELDS)

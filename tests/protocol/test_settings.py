@@ -150,6 +150,7 @@ OUTSIDE = {
     "evaluation_batch": [0],
     "threads": [0, -1],
     "precision": ["fp16", "float64"],
+    "layout": ["channels_last", "NHWC"],
     "workers": [-1],
     "cache": ["Disk"],
     "keep": ["last"],
@@ -162,6 +163,7 @@ INSIDE = {
     "batch_size": [1], "lr": [1e-12, 5, 0.5], "weight_decay": [0, 0.0, 3.0], "dropout": [0, 0.0, 0.999],
     "split": ["domainbed", "stratified"], "holdout": [0.001, 0.999], "evaluate_every": [1],
     "evaluate": ["needed", "all"], "evaluation_batch": [1], "threads": [1, None], "precision": ["float32", "bf16"],
+    "layout": ["channels-first", "channels-last"],
     "workers": [0, None], "cache": ["none", "ram", "disk"], "keep": ["none", "best", "all"], "save_every": [1, None],
     "profile": ["auto", "always", "never"], "check_images": ["once", "never"],
 }  # fmt: skip

@@ -196,6 +196,20 @@ def test_half_precision_trains(images, tmp_path):
     assert RunFolder(tmp_path / "run").result()["last"]["step"] == 3
 
 
+def test_the_layout_is_part_of_a_run_and_changes_no_more_than_rounding(images, tmp_path):
+    """It is named only where it is not the usual one: folders of before there was a choice are gone on with."""
+    runs = {}
+    for layout in ("channels-first", "channels-last"):
+        train(tiny.settings(images, steps=4), tiny.execution(layout=layout), tmp_path / layout)
+        runs[layout] = RunFolder(tmp_path / layout)
+    environments = [folder.description()["environment"].get("layout") for folder in runs.values()]
+    assert environments == [None, "channels-last"]
+    first, last = (list(folder.records)[-1]["log"]["loss"] for folder in runs.values())
+    assert first == pytest.approx(last, rel=1e-4)
+    with pytest.raises(ConfigError, match=r"environment\.layout: None → 'channels-last'"):
+        train(tiny.settings(images, steps=4), tiny.execution(layout="channels-last"), tmp_path / "channels-first")
+
+
 # How it fails.
 
 

@@ -29,6 +29,7 @@ class Transform:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: bool = False
+    channels_last: bool = False  # how a batch lies in memory
     _drawn: v2.Compose = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -50,4 +51,6 @@ class Transform:
     def normalised(self, pixels: Tensor) -> Tensor:
         """(…, 3, size, size), float32."""
         x = functional.to_dtype(pixels, torch.float32, scale=True)
-        return cast(Tensor, functional.normalize(x, list(self.mean), list(self.std)))
+        shown = cast(Tensor, functional.normalize(x, list(self.mean), list(self.std)))
+        batch = self.channels_last and shown.ndim == 4
+        return shown.contiguous(memory_format=torch.channels_last) if batch else shown

@@ -17,6 +17,8 @@ PROTOCOLS = {
 }
 
 
+CHANNELS_LAST = "channels-last"
+
 ALIASES = {  # what others call them, for the hint
     "learning_rate": "lr", "wd": "weight_decay", "bs": "batch_size", "batch": "batch_size", "seed": "trial",
     "epochs": "steps", "iterations": "steps", "backbone": "model", "arch": "model", "data": "dataset", "gpu": "device",
@@ -75,13 +77,15 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How it is run. Only device, threads and precision touch the result; a finished run says which they were."""
+    """How it is run. Only device, threads, precision and layout touch the result; a finished run says which they were."""
 
     root: str | None = option("folder that holds the data sets (default: data)", None)
     name: str | None = option("name of a folder: or index: data set (default: the last part of its path)", None)
     device: str = option("cpu, cuda, cuda:1, mps", "cpu")
     threads: int | None = option("CPU threads (default: all cores); another number gives other bits", None, at_least=1)
     precision: str = option("bf16 runs the network under autocast", "float32", choices=("float32", "bf16"))
+    layout: str = option("how images lie in memory; convolutions on a CPU are often faster on channels-last",
+                         "channels-first", choices=("channels-first", CHANNELS_LAST))  # fmt: skip
     workers: int | None = option("processes that read images; any number gives the same bits", None, at_least=0)
     cache: str = option("keep decoded images between runs", "none", choices=("none", "ram", "disk"))
     keep: str = option("models kept: none, selected and last, or all evaluated ones", "best",

@@ -20,7 +20,13 @@ IDENTITY = ("dataset", "algorithm", "targets", "trial", "draw", "protocol")
 OPTIONS = ("lr", "weight_decay", "batch_size", "dropout")  # what search draws, whatever the algorithm
 KEPT = ("step", "accuracy", "validation")  # of a record: ten thousand runs are to fit into memory
 ELSEWHERE = {*IDENTITY, *OPTIONS, "evaluate", "weights"}  # settings that are no conditions, or only in another form
-ENVIRONMENT = ("torch", "threads", "device", "precision")
+ENVIRONMENT = {
+    "torch": None,
+    "threads": None,
+    "device": None,
+    "precision": None,
+    "layout": "channels-first",
+}  # if not said
 
 
 def run_folders(path: str | Path) -> list[RunFolder]:
@@ -144,8 +150,8 @@ def _conditions(described: dict[str, Any], result: dict[str, Any] | None) -> Ite
     yield "weights", (weights.get("sha256") or "none")[:8]
     yield "data", digest(canonical(described["data"]["fingerprints"]).encode())[:8]
     lived = [described["environment"], *(result or {}).get("environments", [])]
-    for name in ENVIRONMENT:
-        values = dict.fromkeys(str(each.get(name)) for each in lived)
+    for name, unsaid in ENVIRONMENT.items():
+        values = dict.fromkeys(str(each.get(name, unsaid)) for each in lived)
         yield name, " then ".join(values)  # a run gone on with in another environment is of neither
 
 

@@ -30,7 +30,7 @@ from dspreg.data.splits import split, steps_per_epoch, stratified
 from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.networks.pretrained import Backbone, backbone_named
-from dspreg.protocol.settings import Execution, Settings, resolved, search_seed
+from dspreg.protocol.settings import CHANNELS_LAST, Execution, Settings, resolved, search_seed
 from dspreg.randomness import Key
 
 Progress = Callable[[int, int], None]
@@ -72,7 +72,8 @@ class Experiment:
         return Part(domain, self.images[domain], self.splits[domain][("in", "out").index(which)], transform)
 
     def shown(self, augment: bool) -> Transform:
-        return Transform(self.settings.image_size, self.backbone.mean, self.backbone.std, augment)
+        last = self.execution.layout == CHANNELS_LAST
+        return Transform(self.settings.image_size, self.backbone.mean, self.backbone.std, augment, last)
 
     def algorithm(self) -> Algorithm:
         """The stack with its network and optimiser, at step 0."""
@@ -226,6 +227,8 @@ def check_device(device: str) -> None:
 def environment(execution: Execution) -> dict[str, Any]:
     """What else the bits depend on."""
     found: dict[str, Any] = {name: version(name) for name in PACKAGES}
+    if execution.layout == CHANNELS_LAST:  # the other one is not named: runs were trained before there was a choice
+        found["layout"] = CHANNELS_LAST
     return found | {
         "dspreg": __version__,
         "python": platform.python_version(),
