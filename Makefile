@@ -66,6 +66,7 @@ bench: $(READY)  ## what everything costs, and how exact it is: an hour on one t
 	$(BIN)/python bench/sensitivity.py --part memory
 	$(BIN)/python bench/sensitivity.py --part growth
 	$(BIN)/python bench/penalty.py
+	$(BIN)/python bench/penalty.py --part layout
 	$(BIN)/python bench/penalty.py --part memory
 	$(BIN)/python bench/claims.py
 	$(BIN)/python bench/stores.py

@@ -1,6 +1,7 @@
 """What the penalty costs, in ERM steps.
 
     python bench/penalty.py                  # a step with each engine, one thread
+    python bench/penalty.py --part layout    # a step on images that lie channels first and channels last
     python bench/penalty.py --part memory    # peaks of fresh processes, ResNet-50 at 224 px
     DSPREG_ROOT=data DSPREG_WEIGHTS=tf_efficientnet_lite0.safetensors python bench/penalty.py --part run
 
@@ -17,6 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -84,6 +86,23 @@ def steps(console: Console, names: list[str]) -> None:
             table.add_row(engine, *timing.cells)
         between, acting = (median(found[f"lazy, {k}"].ratios) for k in ("between", "acting"))
         table.add_row("lazy(30) of lookahead", "", f"{(29 * between + acting) / 30:.3f}×", "29 between, 1 acting", "")
+        console.print(table)
+
+
+def layouts(console: Console, names: list[str]) -> None:
+    """The same step, in turn, on the same images as they lie in memory one way and the other."""
+    for name in names:
+        pixels, n, rounds = CASES[name]
+        sides: dict[str, Callable[[], object]] = {}
+        for engine in ("ERM", "lookahead"):
+            for layout, how in (("first", torch.contiguous_format), ("last", torch.channels_last)):
+                algorithm, batches = stack(ENGINES[engine], name, pixels, n)
+                laid = [replace(b, x=b.x.contiguous(memory_format=how)) for b in batches]
+                sides[f"{engine}, channels {layout}"] = lambda a=algorithm, b=laid: train_step(a, b)
+        found = alternate(sides, rounds // 3)
+        table = Table("", "s", "of ERM", "95 % of the median", "rounds", title=f"{name}, {pixels} px, 3×{n} images")
+        for side, timing in found.items():
+            table.add_row(side, *timing.cells)
         console.print(table)
 
 
@@ -157,7 +176,7 @@ def run(console: Console, pixels: int, blocks: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=("steps", "memory", "run"), default="steps")
+    parser.add_argument("--part", choices=("steps", "layout", "memory", "run"), default="steps")
     parser.add_argument("--networks", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--engines", nargs="+", choices=MEMORY, default=list(MEMORY), help="for --part memory")
     parser.add_argument("--image-size", type=int, default=48, help="for --part run")
@@ -171,6 +190,8 @@ def main() -> int:
         one(options.one)
     elif options.part == "steps":
         steps(console, options.networks)
+    elif options.part == "layout":
+        layouts(console, options.networks)
     elif options.part == "memory":
         memory(console, options.engines)
     else:

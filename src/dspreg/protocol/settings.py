@@ -77,7 +77,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How it is run. Only device, threads, precision and layout touch the result; a finished run says which they were."""
+    """How it is run. Only device, threads, precision and layout touch the result; a finished run says which."""
 
     root: str | None = option("folder that holds the data sets (default: data)", None)
     name: str | None = option("name of a folder: or index: data set (default: the last part of its path)", None)
