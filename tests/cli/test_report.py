@@ -52,6 +52,12 @@ def test_a_contrast_comes_last(capsys, runs):
     assert table[-1].startswith("paired by trial")
 
 
+def test_contrasts_stand_in_the_order_they_were_asked_for(capsys, runs):
+    _, out, _ = said(capsys, runs, "--contrast", "ERM", "DSPReg", "--contrast", "DSPReg", "ERM", "--format", "json")
+    tables = json.loads(out)["tables"]
+    assert [t["title"].split(",")[0] for t in tables[-2:]] == ["ERM − DSPReg", "DSPReg − ERM"]
+
+
 @pytest.mark.parametrize("form", ["markdown", "latex", "csv", "json"])
 def test_formats(capsys, runs, form):
     code, out, err = said(capsys, runs, "--format", form)

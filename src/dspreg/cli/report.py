@@ -37,8 +37,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("--out", metavar="FILE", help="write it there, whole or not at all, and not to the terminal")
     says = "what picks step and draw (default: training); oracle looks at the target itself and is no fair result"
     parser.add_argument("--selection", choices=("training", "leave-one-out", "oracle"), default="training", help=says)
-    says = "also the paired difference of two rows"
-    parser.add_argument("--contrast", metavar=("A", "B"), nargs=2, help=says)
+    says = "also the paired difference of two rows; may be given several times"
+    parser.add_argument("--contrast", metavar=("A", "B"), nargs=2, action="append", default=[], help=says)
     says = "print DomainBed's own sweep folder as its collect_results does, faults included (text or latex)"
     parser.add_argument("--domainbed", metavar="DIR", help=says)
     parser.add_argument(
@@ -104,8 +104,7 @@ def _ours(given: Any) -> str:
         raise ConfigError(f"all {len(damaged)} runs in {given.path} are damaged; nothing is left to report")
     found = selected(traces, given.selection)
     made = tables(found, damaged)
-    if given.contrast:
-        made.append(contrasts.table(found, *given.contrast))
+    made += [contrasts.table(found, *pair) for pair in given.contrast]
     if given.format == "html":
         from dspreg.report.page import report_page
 
@@ -117,7 +116,8 @@ def _command(given: Any) -> str:
     """As it can be shown to others: of a path its last part."""
     parts = ["dspreg", "report", path_name(given.path), "--format", given.format]
     parts += ["--selection", given.selection] if given.selection != "training" else []
-    parts += ["--contrast", *given.contrast] if given.contrast else []
+    for pair in given.contrast:
+        parts += ["--contrast", *pair]
     return shlex.join(parts)
 
 
