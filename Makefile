@@ -13,7 +13,7 @@ export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint kills sweeps ray pairs parity pacs maps bench evidence pacs-ruler wheel clean
+.PHONY: help demo test lint kills sweeps ray pairs parity pacs maps bench evidence pacs-ruler pacs-arms wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -91,6 +91,12 @@ build/places:  # relative paths, for records say where files lay
 
 pacs-ruler: $(READY) build/places  ## ERM on PACS, five seeds: how small a difference can be seen; three hours on one core
 	$(BIN)/dspreg sweep evidence/pacs/ruler.yaml --store evidence/pacs/store
+
+pacs-arms: $(READY) build/places  ## the frozen protocol's arms on PACS and the digits: thirty hours on one core, resumable
+	$(BIN)/dspreg sweep evidence/pacs/first.yaml --store evidence/pacs/store
+	$(BIN)/dspreg sweep evidence/pacs/second.yaml --store evidence/pacs/store
+	$(BIN)/dspreg sweep evidence/digits/arms.yaml --store evidence/digits/store
+	$(BIN)/dspreg sweep evidence/pacs/third.yaml --store evidence/pacs/store
 
 wheel: $(READY)  ## build the wheel and try it in a clean environment outside the repository
 	bash tests/try_wheel.sh $(PYTHON)

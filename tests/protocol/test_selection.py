@@ -1,4 +1,4 @@
-"""The three rules: hand-made examples, a naive search over all candidates, and DomainBed's way over its own records."""
+"""The rules: hand-made examples, a naive search over all candidates, and DomainBed's way over its own records."""
 
 import math
 import random
@@ -6,10 +6,11 @@ import random
 import pytest
 from made_runs import DOMAINS, domainbed_records, random_traces, record, single, trace
 
-from dspreg.protocol.selection import RULES, Choice, leave_one_out, oracle, training_domains
+from dspreg.protocol.selection import RULES, Choice, late, leave_one_out, oracle, training_domains
 from dspreg.report import domainbed_rules
 
 NAN = float("nan")
+DOMAINBED = ("training", "leave-one-out", "oracle")
 
 
 def test_the_best_validated_step_is_reported_not_the_best_one():
@@ -92,6 +93,25 @@ def test_the_oracle_takes_the_last_step_even_if_it_is_worse():
     assert "lacks the target's" in oracle([trace(single(300, "ash", 0.2, 0.1))], "ash")
 
 
+def test_late_is_the_mean_over_the_second_half_and_picks_no_step():
+    steps = [(0, 0.9, 0.9), (60, 0.9, 0.9), (120, 0.9, 0.9), (180, 0.1, 0.25), (240, 0.2, 0.5), (299, 0.6, 0.75)]
+    run = trace(*(single(s, "ash", accuracy, validation) for s, accuracy, validation in steps))
+    found = late([run], "ash")
+    assert found.accuracy == pytest.approx(0.3)
+    assert found == Choice(found.accuracy, 0.5, 299, 0)
+    better = trace(single(299, "ash", 0.0, 0.6), draw=3)  # draws are compared by the same mean of source validation
+    assert late([run, better], "ash") == Choice(0.0, 0.6, 299, 3)
+    half = trace(single(0, "ash", 0.0, 0.0), single(100, "ash", 0.2, 0.0), single(200, "ash", 0.4, 0.0))
+    assert late([half], "ash").accuracy == pytest.approx(0.3)  # the middle belongs to it
+
+
+def test_late_has_no_mean_of_what_is_not_all_there():
+    lacking = record(200, {"ash": (0.9, None), "birch": (None, 1.0)})
+    assert "a record of the second half lacks" in late([trace(single(150, "ash", 0.5, 0.5), lacking)], "ash")
+    assert "a record of the second half lacks" in late([trace()], "ash")
+    assert late([trace(single(0, "ash", 0.5, 0.5), single(9, "ash", 0.5, NAN))], "ash") == "all NaN"
+
+
 def test_nothing_is_not_started():
     assert training_domains([], "ash") == "not started"
     assert training_domains([trace(single(0, "birch", 0.5, 0.5), targets=("birch",))], "ash") == "not started"
@@ -125,7 +145,7 @@ def naive(name, runs, target):
     return max(candidates, key=lambda c: c[:3], default=None)
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", DOMAINBED)
 @pytest.mark.parametrize("damage", [{}, {"nan": 0.2}, {"missing": 0.1}, {"nan": 0.1, "missing": 0.2}], ids=str)
 def test_rules_agree_with_a_naive_search(name, damage):
     found = empty = 0
@@ -148,7 +168,7 @@ def test_rules_agree_with_a_naive_search(name, damage):
     assert empty > 0 or "missing" not in damage or name != "leave-one-out"
 
 
-@pytest.mark.parametrize(("name", "theirs"), [*zip(RULES, domainbed_rules.RULES.values(), strict=True)])
+@pytest.mark.parametrize(("name", "theirs"), [*zip(DOMAINBED, domainbed_rules.RULES.values(), strict=True)])
 def test_without_nan_the_rules_are_domainbeds(name, theirs):
     chosen = 0
     for seed in range(60):

@@ -15,10 +15,13 @@ from dspreg.cli.parser import Commands, described
 from dspreg.errors import ConfigError, Notice
 from dspreg.names import path_name
 
+SELECTIONS = ("training", "leave-one-out", "oracle", "late")  # spelt out: --help need not load them
+
 EXAMPLES = """examples:
   dspreg report runs                                      accuracy by domain, averages, the paper beside them
   dspreg report runs --selection leave-one-out            needs the runs that hold out two domains
   dspreg report runs --contrast DSPReg ERM                is one better? paired, with a 95 % interval
+  dspreg report runs --selection late                     mean over the second half of the steps: less noise
   dspreg report runs --format latex --out table.tex       also markdown, csv, json
   dspreg report runs --format html --out report.html      one page: tables that sort, curves, c beside null
   dspreg report --domainbed sweep                         DomainBed's folders, printed as collect_results does
@@ -35,8 +38,11 @@ def add(commands: Commands) -> None:
     formats = ("text", "markdown", "latex", "csv", "json", "html")
     parser.add_argument("--format", choices=formats, default="text", help="default: text")
     parser.add_argument("--out", metavar="FILE", help="write it there, whole or not at all, and not to the terminal")
-    says = "what picks step and draw (default: training); oracle looks at the target itself and is no fair result"
-    parser.add_argument("--selection", choices=("training", "leave-one-out", "oracle"), default="training", help=says)
+    says = (
+        "what picks step and draw (default: training); oracle looks at the target itself and is no fair result; late "
+        "picks no step and has the mean over the second half of them, less noisy, of no single model"
+    )
+    parser.add_argument("--selection", choices=SELECTIONS, default="training", help=says)
     says = "also the paired difference of two rows; may be given several times"
     parser.add_argument("--contrast", metavar=("A", "B"), nargs=2, action="append", default=[], help=says)
     says = "print DomainBed's own sweep folder as its collect_results does, faults included (text or latex)"

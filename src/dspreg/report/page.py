@@ -135,7 +135,7 @@ def _summary(found: Sequence[Selected], damaged: Sequence[str]) -> str:
     methods = len({row.label for row in found})
     return (
         f"{_count(len(runs) + len(damaged), 'run')}, of which {finished:,} are finished and count; "
-        f"{_count(methods, 'method')} on {_count(sets, 'data set')}. Selected by {TITLES[found[0].rule]}."
+        f"{_count(methods, 'method')} on {_count(sets, 'data set')}. Selection: {TITLES[found[0].rule]}."
     )
 
 

@@ -85,7 +85,7 @@ def selected(traces: Iterable[Trace], selection: str = "training", plan: Iterabl
 
     Args:
         traces: All runs, finished or not.
-        selection: `"training"`, `"leave-one-out"` or `"oracle"`.
+        selection: `"training"`, `"leave-one-out"`, `"oracle"` or `"late"`.
         plan: Runs that are wanted and perhaps not there, as traces whose state says what they wait for.
     """
     if selection not in RULES:
