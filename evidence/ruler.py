@@ -32,7 +32,8 @@ def main() -> int:
     options = parser.parse_args()
     found = selected(read(options.store)[0], options.selection)
     (arm,) = [each for each in found if each.label == options.algorithm]
-    table = Table("target", "mean, %", "sd, points", "trials", title=f"{arm.label} on {arm.dataset}; {TITLES[arm.rule]}")
+    title = f"{arm.label} on {arm.dataset}; {TITLES[arm.rule]}"
+    table = Table("target", "mean, %", "sd, points", "trials", title=title)
     spreads = []
     for target in arm.domains:
         values = accuracies(arm, target)

@@ -8,10 +8,18 @@ import argparse
 def which(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--which",
-        choices=("selected", "last"),
+        metavar="selected|last|STEP",
+        type=_which,
         default="selected",
-        help="the model of the step that source validation chose, or of the last step (default: selected)",
+        help="the model that source validation chose, of the last step, or of an evaluated one, which needs the "
+        "training's --keep all (default: selected)",
     )
+
+
+def _which(text: str) -> str:
+    if text in ("selected", "last") or text.isdecimal():
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r}; wanted selected, last or the number of a step")
 
 
 def device(parser: argparse._ActionsContainer) -> None:

@@ -26,7 +26,7 @@ from dspreg.store import RunFolder
 from dspreg.training.adapting import adapted, batch_norms
 from dspreg.training.evaluation import predictions
 from dspreg.training.experiment import cut
-from dspreg.training.saved import load
+from dspreg.training.saved import load, step_of
 from dspreg.training.scores import Scores
 
 UNSEEN, SOURCE, CHANGED = "unseen", "source", "changed source"
@@ -101,7 +101,7 @@ def assess(
         name: Of `dataset`, as in `--name`.
         domains: Some of its domains; all if there are none.
         adapt: `"bn"` takes batch-norm statistics from the images that are scored; see `adapting`.
-        which: The `"selected"` model, or that of the `"last"` step.
+        which: The `"selected"` model, that of the `"last"` step, or an evaluated step, as in `load`.
         device: Where the model runs.
         workers: Processes that read images.
         batch: Images at a time; the run's own if it is left out.
@@ -136,7 +136,7 @@ def assess(
                 if progress is not None:
                     progress(done, total)
         judged.append(Judged(part.domain, kind, role, prints, scores))
-    step = int(result[which]["step"])
+    step = step_of(result, which)
     return Assessment(
         described["id"],
         which,

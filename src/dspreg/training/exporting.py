@@ -67,7 +67,7 @@ def export(
         format: `"safetensors"`, weights by timm's own names; `"torch.export"`, a program that needs torch alone;
             `"onnx"`, for onnxruntime and others.
         out: The file; `RUN/exported/selected.onnx` and the like if it is left out.
-        which: The `"selected"` model, or that of the `"last"` step.
+        which: The `"selected"` model, that of the `"last"` step, or an evaluated step, as in `load`.
         normalise: Take images of values 0 … 1 and normalise them inside. Not for safetensors, which holds no program.
 
     Raises:

@@ -56,6 +56,11 @@ def save_model(experiment: Experiment, path: Path, tensors: dict[str, Tensor], s
     write(path, pack({"built": built, "tensors": tensors}, format=MODEL))
 
 
+def kept_at(step: int) -> str:
+    """Where `keep="all"` leaves the model of an evaluated step."""
+    return f"models/step-{step:08d}.safetensors"
+
+
 def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
     """README.md of the run: what the model is, what it was seen to do, how to use it."""
     s, w, chosen = experiment.settings, experiment.backbone.weights, outcome["selected"]

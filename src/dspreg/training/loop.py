@@ -24,7 +24,7 @@ from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.display import Display
 from dspreg.training.evaluation import tallies
 from dspreg.training.experiment import Experiment, prepared, threads
-from dspreg.training.finishing import finished, save_model
+from dspreg.training.finishing import finished, kept_at, save_model
 from dspreg.training.model import tensors_of
 from dspreg.training.recording import TensorBoard, record_of, require_tensorboard
 from dspreg.training.state import Selected, State, first_bad
@@ -169,7 +169,7 @@ def evaluate(experiment: Experiment, state: State, pause: Callable[[], None]) ->
     if state.selected is None or validation > state.selected.validation:
         state.selected = Selected(t, validation, tensors_of(state.algorithm))
     if experiment.execution.keep == "all":
-        save_model(experiment, state.folder / f"models/step-{t:08d}.safetensors", tensors_of(state.algorithm), t)
+        save_model(experiment, state.folder / kept_at(t), tensors_of(state.algorithm), t)
     state.recorded = t
     return record_of(experiment, state, t, accuracy, validation, time.perf_counter() - started)
 

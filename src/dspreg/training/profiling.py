@@ -31,7 +31,7 @@ from dspreg.sensitivity.profile import Profile, tensors_of
 from dspreg.sensitivity.samples import Samples
 from dspreg.store import RunFolder
 from dspreg.training.assessment import Trained, columns, data_of
-from dspreg.training.saved import load
+from dspreg.training.saved import load, step_of
 from dspreg.vectors import selected, trainable
 
 IMAGES = 512  # per domain: from there on c is reliable to 0.8 on real images (docs/engines.md)
@@ -108,7 +108,7 @@ def profile_run(run: str | Path, plan: Plan, *, which: str = "selected") -> Prof
     folder = RunFolder(run)
     model, transform = load(run, which, plan.device)
     _look(model.algorithm.net, plan, len(model.classes))
-    described, step = folder.description(), int((folder.result() or {})[which]["step"])
+    described, step = folder.description(), step_of(folder.result() or {}, which)
     trained = Trained(described)
     data = data_of(described, None, plan.root, plan.name) if plan.dataset is None else dataset_for(plan, plan.dataset)
     own = [name for name in data.domains if name in trained.sources] if plan.dataset is None else list(data.domains)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from dspreg.errors import ConfigError, IntegrityError
 from dspreg.files import read_json
 from dspreg.networks.pretrained import backbone_named
 from dspreg.store import RunFolder
-from dspreg.training.finishing import MODEL
+from dspreg.training.finishing import MODEL, kept_at
 from dspreg.training.model import Model, load_tensors
 from dspreg.training.packing import unpack
 
@@ -27,7 +28,7 @@ def load(run: str | Path, which: str = "selected", device: str = "cpu") -> tuple
 
     Args:
         run: The folder `dspreg train` left; every file of it is verified.
-        which: `"selected"`, by source validation, or `"last"`.
+        which: `"selected"`, by source validation, `"last"`, or an evaluated step such as `"120"` (`--keep all`).
         device: Where the model goes.
 
     Returns:
@@ -44,10 +45,18 @@ def model_file(run: str | Path, which: str = "selected") -> Path:
         if (folder / "failure.json").exists():
             raise ConfigError(f"{folder.path} failed and has no model: {read_json(folder / 'failure.json')['reason']}")
         raise ConfigError(f"{folder.path} is not finished; run its train command again to finish it")
-    path = folder / f"{which}.safetensors"
+    path = folder / (kept_at(int(which)) if which.isdecimal() else f"{which}.safetensors")
     if not path.exists():
-        raise ConfigError(f"{folder.path} kept no {which!r} model (--keep none, or not 'selected' or 'last')")
+        steps = ", ".join(str(int(each.stem.removeprefix("step-"))) for each in sorted((folder / "models").glob("*")))
+        there = [name for name in ("selected", "last") if (folder / f"{name}.safetensors").exists()]
+        kept = ", ".join(there + ([f"the steps {steps}"] if steps else [])) or "none: it was trained with --keep none"
+        raise ConfigError(f"{folder.path} kept no model {which!r}. It has {kept}")
     return path
+
+
+def step_of(result: Mapping[str, Any], which: str) -> int:
+    """Of a model as in `load`, by the result of its run."""
+    return int(which) if which.isdecimal() else int(result[which]["step"])
 
 
 def built(path: Path, device: str = "cpu") -> tuple[Model, Transform]:
