@@ -1,0 +1,67 @@
+"""c, its null and c without the share of noise, of the model of every evaluated step.
+
+    dspreg sweep evidence/pacs/c.yaml --store build/c
+    python evidence/c_along.py build/c --root build/data --out evidence/pacs/c.jsonl
+
+One line for each run and step, over the parameters that some domain is sensitive to; lines that are there are not
+measured again. On 512 images of each source domain, those that a refresh at that step would take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+
+import dspreg
+from dspreg.report.reading import run_folders
+from dspreg.sensitivity import Profile
+from dspreg.training.profiling import Plan, profile_run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--root", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", dspreg.Notice)
+    lines = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
+    there = {(line["run"], line["step"]) for line in lines}
+    finished = [folder for folder in run_folders(options.store) if folder.result() is not None]
+    wanted = [(folder, record["step"]) for folder in finished for record in folder.records]
+    missing = [(folder, step) for folder, step in wanted if (folder.description()["id"], step) not in there]
+    for folder, step in track(missing, "measuring"):
+        described = folder.description()
+        s = described["settings"]
+        profile = profile_run(folder.path, Plan(root=options.root, workers=0), which=str(step))
+        line = {"run": described["id"], "step": step} | {k: s[k] for k in ("algorithm", "targets", "trial")}
+        with options.out.open("a") as out:
+            out.write(json.dumps(line | summary(profile)) + "\n")
+    return 0
+
+
+def summary(profile: Profile) -> dict[str, Any]:
+    """Means over parameters, and how many of them are above their own null."""
+    assert profile.null is not None
+    assert profile.c_debiased is not None
+    c, null, debiased = map(profile.over_alive, (profile.c, profile.null, profile.c_debiased))
+    return {
+        "c": float(c.mean()),
+        "null": float(null.mean()),
+        "c_debiased": float(debiased.mean()),
+        "above_null": float((c > null).double().mean()),
+        "reliability": profile.reliability,
+        "alive": c.numel() / profile.c.numel(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
