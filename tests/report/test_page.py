@@ -236,6 +236,13 @@ def test_it_is_printed_where_no_file_is_given(pacs, text, capsys):
     assert len(text) < 200_000
 
 
+def test_a_mean_over_late_steps_is_called_one(pacs, tmp_path):
+    late, selected = (page_of(pacs, tmp_path / f"{n}.html", "--selection", n) for n in ("late", "training"))
+    assert "In %, the mean over the second half of the steps." in late
+    assert "dots are the last steps" in late
+    assert "In %, of the step and draw that were selected." in selected
+
+
 def test_the_oracle_is_marked(pacs, tmp_path):
     text = page_of(pacs, tmp_path / "page.html", "--selection", "oracle")
     (remark,) = [each["text"] for each in Tree(text).tagged("p") if each.get("class") == "remark"]

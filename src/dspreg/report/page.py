@@ -58,6 +58,7 @@ def report_page(
         script=text["js"],
         store=path_name(path),
         summary=_summary(found, damaged),
+        late=found[0].rule == "late",
         oracle=TITLES["oracle"] if found[0].rule == "oracle" else "",
         tables=[hidden(table, hide) for table in tables],
         parts=parts,
