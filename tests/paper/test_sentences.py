@@ -68,9 +68,9 @@ def test_nothing_is_ever_confirmed():
 
 def test_where_the_highest_mean_is():
     points = [("T = 1", 1, 70.0), ("T = 2", 2, 71.26), ("T = 3", 3, 71.0)]
-    assert "71.3 %, is at T = 2; the paper's is at 2, so there too;" in of_order("T", points, 2)
-    assert "is at T = 2; the paper's is at 3, so elsewhere;" in of_order("T", points, 3)
+    assert "71.3 %, is at T = 2; the paper takes 2, so there too;" in of_order("T", points, 2)
+    assert "is at T = 2; the paper takes 3, so elsewhere;" in of_order("T", points, 3)
     tie = [("T = 1", 1, 70.0), ("T = 2", 2, 70.0)]
-    assert "at T = 1 and T = 2; the paper's is at 2, so there too;" in of_order("T", tie, 2)
+    assert "at T = 1 and T = 2; the paper takes 2, so there too;" in of_order("T", tie, 2)
     assert "an order of means is no verdict" in of_order("T", points, 2)
-    assert of_order("T", [], 2) == "No mean is there yet along T; the paper's is highest at 2."
+    assert of_order("T", [], 2) == "No mean is there yet along T; the paper takes 2."

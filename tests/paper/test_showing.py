@@ -72,9 +72,9 @@ def test_the_first_thing_said_is_that_it_is_another_scale(three_trials):
         "digits", "small-cnn", "28", "40", "3", "1",
     ]  # fmt: skip
     assert [paper[name].text for name in ("data", "network", "pixels", "steps", "trials", "draws")] == [
-        "PACS", "ResNet-50", "224", "5,001", "3", "not said",
+        "PACS", "ResNet-50", "(224)", "(5,001)", "3", "not said",
     ]  # fmt: skip
-    assert "batch_size=8" in first.notes[1]
+    assert "batch_size=8" in first.notes[2]
     for name, write in FORMATS.items():
         text = write(tables(item, store))
         assert "NOT THE PAPER'S SCALE" in text or name == "csv"
@@ -90,10 +90,10 @@ def test_what_counts_as_the_papers_scale():
     (changed,) = scale_table(replace(item, settings={"steps": 300, "lr": 1e-4}))
     assert changed.title == "NOT THE PAPER'S SCALE: it was changed"
     assert cells(changed, "here")["steps"].text == "300"
-    assert changed.notes[1] == "also set: lr=0.0001"
+    assert changed.notes[2] == "also set: lr=0.0001"
     assert scale_table(replace(item, trials=5)) != []
     (cheap,) = scale_table(components(PAPER, "lookahead"))
-    assert cheap.notes[1] == "also set: engine=lookahead"
+    assert cheap.notes[2] == "also set: engine=lookahead"
     (small,) = scale_table(components(SMALL))
     assert cells(small, "here")["network"].text == "tf_efficientnet_lite0"
 
@@ -201,7 +201,7 @@ def test_an_order_is_told_for_a_figure(tmp_path):
         tmp_path / "store", item, lambda run: next(v for k, v in steps.items() if f"{k}," in run.algorithm)
     )
     *_, differences = tables(item, store)
-    assert "54.0 %, is at T = 4; the paper's is at 2, so elsewhere" in differences.notes[-1]
+    assert "54.0 %, is at T = 4; the paper takes 2, so elsewhere" in differences.notes[-1]
     assert cells(differences, "T = 2 − T = 4")["difference"].value == pytest.approx(-2.0)
     assert cells(differences, "T = 2 − T = 4")["paper"].value is None
 

@@ -209,15 +209,13 @@ TOO_LARGE = {
     ("TerraIncognita", "GGA"): ("0.9", "0.10"),
     ("TerraIncognita", "GSAM"): ("0.8", "0.28"),
     ("TerraIncognita", "SAGM"): ("0.9", "0.78"),
-    ("PACS", "ERM"): ("0.9", "0.62"),
-    ("DomainNet", "ERM"): ("0.6", "0.33"),
 }
 
 
 def test_errors_of_averages_larger_than_those_of_all_domains():
     found = {}
     for table, dataset, method in ROWS:
-        if table == "per_domain":
+        if table == "per_domain" and method != "ERM":  # whose two rows are different ones
             errors = [Decimal(e) for e in cells((table, dataset, method), 1)]
             said, most = ROWS["main", dataset, method]["Avg"][1], sum(errors) / len(errors)
             if Decimal(said) - HALF > most + HALF:  # even with every rounding in its favour

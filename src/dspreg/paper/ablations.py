@@ -15,7 +15,7 @@ def components(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 
         dspreg paper components --scale small --root data --set weights=lite0.safetensors --store runs/small
 
-    A fourth arm is ours: c shuffled within each tensor, which has the same penalty but not at the same parameters.
+    A fourth arm is ours: c shuffled within each tensor, the same values at other parameters.
 
     Cost: 4 arms × 4 targets × 3 trials = 48 runs; small: 5 trials, 80 runs; smoke: 8 runs on the digits.
 
@@ -73,13 +73,13 @@ def interval(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 
     Cost: 4 arms × 4 targets × 3 trials = 48 runs; small: 80; smoke: 8.
 
-    Expect: the paper's figure has no numbers but 87.5 at T = 2, which it calls best: T = 1 no better, T ≥ 3 worse.
+    Expect: the paper gives no number; it calls T = 2 the best trade-off with cost, T = 1 without significant gain.
     """
     times = (1, 2, 3, 4)
     return Item(
         name="interval",
         what="Figure 2a: interval between refreshes",
-        claim="T = 2 best (87.5); T = 1 no better, T ≥ 3 worse; no other numbers",
+        claim="T = 2 the best trade-off with cost; T = 1 without significant gain; no numbers",
         kind="ablation",
         arms=tuple(
             Arm(f"T = {t}", dsp_reg(scale, engine, T=t), ("ablation_dynamic", "dynamic c") if t == 2 else None, t)
@@ -102,7 +102,7 @@ def strength(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 
     Cost: 4 arms × 4 targets × 3 trials = 48 runs, with another engine 96; small: 80 or 160; smoke: 8 or 16.
 
-    Expect: the paper's figure has no numbers but 87.5 at λ = 0.001; accuracy rises up to there and falls beyond.
+    Expect: the paper gives no number; accuracy rises up to λ = 0.001, the full method's, and falls beyond.
     """
     engines, weights = dict.fromkeys((engine, ENGINE)), (1e-4, 1e-3, 1e-2, 1e-1)
 
@@ -112,7 +112,7 @@ def strength(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
     return Item(
         name="strength",
         what="Figure 2b: strength of the penalty",
-        claim="rises up to λ = 0.001 (87.5), falls beyond; no other numbers",
+        claim="rises up to λ = 0.001, falls beyond; no numbers",
         kind="ablation",
         arms=tuple(
             Arm(
@@ -140,7 +140,7 @@ def compose(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 
     Cost: 6 arms × 4 targets × 3 trials = 72 runs; small: 120; smoke: 12.
 
-    Expect: the paper claims it in its last section and prints no number for it; beside ours stand its figures of the
+    Expect: the paper claims it in appendix A and prints no number for it; beside ours stand its figures of the
     methods alone.
     """
     ours = dsp_reg(scale, engine)

@@ -25,7 +25,7 @@ def saved(figure: Figure, folder: str | Path, name: str) -> Path:
 
 
 def curve(item: Item, table: Table) -> Figure:
-    """Mean accuracy along T or λ, one line for each engine, and the one point that the paper prints."""
+    """Mean accuracy along T or λ, one line for each engine, and the paper's full method where its settings are."""
     figure = Figure(figsize=(5.6, 4.0), layout="constrained")
     axes = figure.subplots()
     means = {row.label: row.cells[table.columns.index("mean")] for row in table.rows if row.source == "ours"}
@@ -44,7 +44,7 @@ def curve(item: Item, table: Table) -> Figure:
     if item.as_published:
         axes.plot([x], [accuracy], "*", ms=13, mfc="none", mec=PAPERS, label=f"paper: {accuracy}")
     else:  # its accuracy is another scale's, and so would be the axis
-        axes.axvline(x, ls=":", color=PAPERS, label=f"paper's best, {accuracy} with a ResNet-50 on PACS")
+        axes.axvline(x, ls=":", color=PAPERS, label=f"paper's choice; {accuracy} with a ResNet-50 on PACS")
     every = sorted({arm.x for arm in item.arms if arm.x is not None})
     if every[-1] / every[0] >= 100:
         axes.set_xscale("log")

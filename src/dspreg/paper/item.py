@@ -62,7 +62,7 @@ class Item:
         arms: What is trained.
         pairs: Labels of arms whose difference is asked for.
         axis: Of a figure: what x is.
-        best: Of a figure: the x that the paper finds best, and its accuracy there.
+        best: Of a figure: the x that the paper takes, and its full method's accuracy.
         scale: At which.
         engine: Of DSP-Reg.
         trials, draws, settings: Other ones than the scale's.

@@ -54,7 +54,7 @@ def overhead(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
     Cost: 5 arms × 3 blocks of T epochs (100 steps of PACS without sketch; small: 60, smoke: 10).
 
     Expect: 2.9 → 2.8 steps/s (1.036×) and 22.9 → 24.3 GB in the paper. A second derivative can't be had at that price:
-    `exact` takes about three ERM steps, `lookahead` two (docs/engines.md).
+    `exact` takes three to four ERM steps, `lookahead` two (docs/engines.md).
     """
     engines = ("exact", "lookahead", "momentum", "lazy(30)")
     return Item(

@@ -28,8 +28,8 @@ LAYER = 13
 COLUMNS = ("layer: mean c", "null", "c − null", "all: mean c", "all: null", "all: c − null", "reliability",
            "refreshes", "planned", "runs")  # fmt: skip
 WITHOUT = (
-    "means over the parameters that some domain is sensitive to, and over trials; the paper prints a picture without "
-    "numbers, without null and without ERM"
+    "means over the parameters that some domain is sensitive to, and over trials; the paper says nothing in "
+    "numbers, of null or of ERM"
 )
 NONE = "no domain is sensitive to the layer"
 

@@ -7,9 +7,9 @@ from dspreg.paper.scales import PAPER
 from dspreg.report.cells import Cell, Row, Table
 
 SAID = ("model", "image_size", "steps", "weights")  # in columns, or where files lie
-PUBLISHED = {"network": "ResNet-50", "pixels": str(PAPER.image_size), "steps": f"{PAPER.steps:,}"}
+PUBLISHED = {"network": "ResNet-50", "pixels": f"({PAPER.image_size})", "steps": f"({PAPER.steps:,})"}
 SEEDS = {  # what the paper says of them
-    "methods": {"trials": "3", "draws": "DomainBed's"},
+    "methods": {"trials": "3", "draws": "(20)"},
     "ablation": {"trials": "3", "draws": "not said"},
     "map": {"trials": "not said", "draws": "not said", "targets": "not said"},
 }
@@ -27,7 +27,10 @@ def scale_table(item: Item) -> list[Table]:
     title = f"NOT THE PAPER'S SCALE: this is {item.scale.name}"
     if item.scale is PAPER:
         title = "NOT THE PAPER'S SCALE: it was changed"
-    notes = ["what follows says nothing about what the paper's scale would give"]
+    notes = [
+        "what follows says nothing about what the paper's scale would give",
+        "in brackets what the paper does not say and DomainBed, whose protocol it follows, has",
+    ]
     if other:
         notes.append("also set: " + ", ".join(f"{name}={value}" for name, value in other.items()))
     here = {

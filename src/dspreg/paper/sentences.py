@@ -66,7 +66,7 @@ def of_pairs(several: Sequence[Compared]) -> str:
 
 
 def of_order(axis: str, points: Sequence[tuple[str, float, float]], best: float) -> str:
-    """Where means are highest, beside where the paper has them so.
+    """Where means are highest, beside what the paper takes.
 
     Args:
         axis: What x is.
@@ -74,11 +74,11 @@ def of_order(axis: str, points: Sequence[tuple[str, float, float]], best: float)
         best: The paper's x.
     """
     if not points:
-        return f"No mean is there yet along {axis}; the paper's is highest at {best:g}."
+        return f"No mean is there yet along {axis}; the paper takes {best:g}."
     highest = max(mean for *_, mean in points)
     top = [label for label, _, mean in points if mean == highest]
     where = "there too" if any(x == best and mean == highest for _, x, mean in points) else "elsewhere"
     return (
-        f"The highest mean, {highest:.1f} %, is at {' and '.join(top)}; the paper's is at {best:g}, so {where}; "
+        f"The highest mean, {highest:.1f} %, is at {' and '.join(top)}; the paper takes {best:g}, so {where}; "
         f"an order of means is no verdict."
     )
