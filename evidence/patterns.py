@@ -3,9 +3,8 @@
     python evidence/patterns.py build/c --root build/data --out evidence/pacs/patterns.jsonl
 
 At each kept step c is measured as a refresh would, and the penalty part 2λH(c⊙g) computed by double differentiation on
-training batches. Beside it the part with c of other images, with c shuffled within each tensor, and with its mean
-everywhere: cosine and ratio of lengths to the first, for each batch, and for the sum over all batches, which is what
-an optimiser sees.
+training batches. Beside it the part with c of another draw of 512 images, with c shuffled within each tensor, and with
+its mean everywhere: cosine and ratio of lengths to the first, of one batch on average, and of the sum over all eight.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def compared(experiment: Experiment, folder: RunFolder, step: int) -> dict[str, 
     algorithm.stack.steps = step + 1
     c = algorithm.measured_c()
     patterns = {"c": c}
-    algorithm.stack.steps = step + 1 + 10**6  # other images
+    algorithm.stack.steps = step + 1 + 10**6  # another draw of images
     patterns["again"] = algorithm.measured_c()
     for name in ("shuffled", "mean"):
         algorithm.coefficients = name

@@ -30,7 +30,10 @@ def main() -> int:
     parser.add_argument("--algorithm", default="ERM")
     parser.add_argument("--selection", choices=RULES, default="training")
     options = parser.parse_args()
-    found = selected(read(options.store)[0], options.selection)
+    traces, damaged = read(options.store)
+    for each in damaged:
+        print(f"left out: {each}", file=sys.stderr)
+    found = selected(traces, options.selection)
     (arm,) = [each for each in found if each.label == options.algorithm]
     title = f"{arm.label} on {arm.dataset}; {TITLES[arm.rule]}"
     table = Table("target", "mean, %", "sd, points", "trials", title=title)

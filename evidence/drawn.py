@@ -1,0 +1,76 @@
+"""The pictures of docs/evidence.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
+from rows import OTHERS
+
+from dspreg.report.contrasts import FEWEST, Contrast
+
+OURS, BASE, GREY = "#c2410c", "#0369a1", "#94a3b8"
+Steps = Mapping[tuple[str, int], Sequence[Mapping[str, Any]]]  # arm, step → lines of c_along.py
+
+
+def forest(found: Mapping[str, Mapping[str, Contrast]]) -> Figure:
+    """Every contrast with its interval; hollow where there are too few pairs for a verdict."""
+    figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+    places = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
+    for axes, (name, each) in zip(places, found.items(), strict=True):
+        for y, other in enumerate(OTHERS):
+            if other not in each:
+                continue
+            c, colour = each[other], OURS if y == 0 else BASE
+            if c.low is not None and c.high is not None:
+                axes.plot([c.low, c.high], [y, y], color=colour, lw=2)
+            axes.plot([c.difference], [y], "o", ms=7, color=colour, mfc=colour if c.pairs >= FEWEST else "none")
+        axes.axvline(0, color=GREY, lw=1)
+        axes.set_title(name, fontsize=10)
+        axes.set_xlabel("DSP-Reg less …, points")
+        axes.grid(axis="x", alpha=0.25)
+    places[0].set_yticks(range(len(OTHERS)), [f"{o}{' (primary)' if o == OTHERS[0] else ''}" for o in OTHERS])
+    places[0].set_ylim(len(OTHERS) - 0.5, -0.5)
+    return figure
+
+
+def dots(found: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """The pairs of the primary contrast, one dot each, and the mean of each target."""
+    figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+    places = figure.subplots(1, len(found), squeeze=False)[0]
+    for axes, (name, targets) in zip(places, found.items(), strict=True):
+        for x, values in enumerate(targets.values()):
+            beside = [x + 0.06 * (i - (len(values) - 1) / 2) for i in range(len(values))]
+            axes.plot(beside, [100 * v for v in values], "o", ms=4, color=OURS, alpha=0.7)
+            axes.plot([x - 0.35, x + 0.35], [100 * fmean(values)] * 2, color="black", lw=1.5)
+        axes.axhline(0, color=GREY, lw=1)
+        axes.set_xticks(range(len(targets)), list(targets), fontsize=8)
+        axes.set_title(name, fontsize=10)
+        axes.grid(axis="y", alpha=0.25)
+    places[0].set_ylabel("DSP-Reg − shuffled c, points")
+    return figure
+
+
+def along(found: Steps) -> Figure:
+    """Means over runs of c, of its null, and of c without the share of noise."""
+    figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+    places = figure.subplots(1, 2)
+    for arm, colour in (("ERM", BASE), ("DSP-Reg", OURS)):
+        steps = sorted(step for name, step in found if name == arm)
+        for axes, key, style, label in (
+            (places[0], "c", "o-", f"c, {arm}"),
+            (places[0], "null", "--", f"null, {arm}"),
+            (places[1], "c_debiased", "o-", arm),
+        ):
+            values = [fmean(each[key] for each in found[arm, step]) for step in steps]
+            axes.plot(steps, values, style, color=colour, ms=4, label=label)
+    for axes, title in zip(places, ("c and its null", "c without the share of noise"), strict=True):
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("step")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.25)
+        axes.legend(frameon=False, fontsize=8)
+    places[0].set_ylabel("mean over parameters")
+    return figure

@@ -1,0 +1,95 @@
+"""What was run, by short names, and the differences between rows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from dspreg.algorithms.spec import filled
+from dspreg.report.reading import read, run_folders
+from dspreg.report.tables import Selected, selected
+from dspreg.store import RunFolder
+
+HERE = Path(__file__).parent
+Rows = dict[str, Selected]  # by label
+
+
+def dsp_reg(**options: object) -> str:
+    """As reports name it."""
+    every = {"engine": "lookahead", "weight": 0.001, **options}
+    text = ", ".join(f"{name}={value!r}" for name, value in every.items() if value is not None)
+    return filled(f"DSPReg({text})")[0]
+
+
+def arms(interval: int) -> dict[str, str]:
+    """Name → label. The primary contrast is that of the second and the third."""
+    return {
+        "ERM": "ERM",
+        "DSP-Reg": dsp_reg(refresh_steps=interval),
+        "shuffled c": dsp_reg(refresh_steps=interval, coefficients="shuffled"),
+        "c = 1": dsp_reg(coefficients="ones"),
+        "mean c": dsp_reg(refresh_steps=interval, coefficients="mean"),
+        "static c": dsp_reg(coefficients="static"),
+    }
+
+
+OTHERS = ("shuffled c", "ERM", "c = 1", "mean c", "static c")  # that DSP-Reg is compared with
+SETS = {"PACS": (HERE / "pacs/store", arms(60)), "digits": (HERE / "digits/store", arms(40))}
+BATCH = HERE / "digits/batch"  # the store of batch.yaml
+
+FULL = dsp_reg(refresh_steps=60)
+METHODS = ("CORAL", "SAM", "Fishr", "Mixup", "SAGM")
+SINGLE = {  # of PACS, one trial each: name → label, and label of what it is compared with
+    "`exact`, λ = 0.0014": (dsp_reg(refresh_steps=60, engine=None, weight=0.0014), FULL),
+    "`momentum`, λ = 0.0035": (dsp_reg(refresh_steps=60, engine="momentum", weight=0.0035), FULL),
+    "`lazy(30)`, λ = 0.00026": (dsp_reg(refresh_steps=60, engine="lazy(30)", weight=0.00026), FULL),
+    **{f"λ = {w:g}": (dsp_reg(refresh_steps=60, weight=w), FULL) for w in (0.0001, 0.01, 0.1)},
+    **{f"T = {t}": (dsp_reg(refresh_steps=30 * t), FULL) for t in (1, 3, 4)},
+    **{name: (name, "ERM") for name in METHODS},
+    **{f"{name} + DSP-Reg": (f"{name}+{FULL}", name) for name in METHODS},
+}
+CHOICES = {  # of the digits: what the paper leaves open, each alone against DSP-Reg
+    "T = 1": dsp_reg(refresh_steps=20),
+    "T = 3": dsp_reg(refresh_steps=60),
+    "T = 4": dsp_reg(refresh_steps=80),
+    "c of the output": dsp_reg(refresh_steps=40, of="output"),
+    "c by `fisher`": dsp_reg(refresh_steps=40, of="fisher"),
+    "`minibatch`": dsp_reg(refresh_steps=40, estimator="minibatch"),
+    "c on 32 images per domain": dsp_reg(refresh_steps=40, measure_batches=1),
+    "ε = 1e-4": dsp_reg(refresh_steps=40, eps=0.0001),
+    "`exact`": dsp_reg(refresh_steps=40, engine=None),
+    "`momentum`": dsp_reg(refresh_steps=40, engine="momentum"),
+    "`lazy(30)`": dsp_reg(refresh_steps=40, engine="lazy(30)"),
+}
+
+
+def rows(store: Path, rule: str, known: set[str]) -> Rows:
+    """The rows of a store that have a number; says what is damaged, and what no table here has."""
+    traces, damaged = read(store)
+    for each in damaged:
+        print(f"left out: {each}", file=sys.stderr)
+    found = {row.label: row for row in selected(traces, rule) if row.finished}
+    for label in sorted(set(found) - known):
+        print(f"in no table: {label}", file=sys.stderr)
+    return found
+
+
+def finished(store: Path) -> list[RunFolder]:
+    return [folder for folder in run_folders(store) if folder.result(weights=False) is not None]
+
+
+def accuracies(row: Selected, target: str) -> list[float]:
+    """In per cent, one per trial."""
+    return [100 * each for trial in row.trials if (each := row.accuracy(target, trial)) is not None]
+
+
+def differences(found: Rows, one: str, other: str) -> dict[str, list[float]]:
+    """Target → differences by trial, as shares; only targets that have pairs."""
+    if one not in found or other not in found:
+        return {}
+    apart = {}
+    for target in found[one].domains:
+        both = [(found[one].accuracy(target, t), found[other].accuracy(target, t)) for t in found[one].trials]
+        if each := [a - b for a, b in both if a is not None and b is not None]:
+            apart[target] = each
+    return apart
