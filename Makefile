@@ -13,7 +13,7 @@ export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint kills sweeps ray pairs parity pacs maps bench evidence pacs-ruler pacs-arms wheel clean
+.PHONY: help demo test lint kills sweeps ray pairs parity pacs maps bench evidence pacs-ruler pacs-arms pacs-c wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -96,7 +96,14 @@ pacs-arms: $(READY) build/places  ## the frozen protocol's arms on PACS and the 
 	$(BIN)/dspreg sweep evidence/pacs/first.yaml --store evidence/pacs/store
 	$(BIN)/dspreg sweep evidence/pacs/second.yaml --store evidence/pacs/store
 	$(BIN)/dspreg sweep evidence/digits/arms.yaml --store evidence/digits/store
+	$(BIN)/dspreg sweep evidence/digits/notes.yaml --store evidence/digits/store
+	$(BIN)/dspreg sweep evidence/digits/batch.yaml --store evidence/digits/batch
 	$(BIN)/dspreg sweep evidence/pacs/third.yaml --store evidence/pacs/store
+
+pacs-c: $(READY) build/places  ## c along ERM and DSP-Reg, and how alike the penalties are: four hours on one core, resumable
+	$(BIN)/dspreg sweep evidence/pacs/c.yaml --store build/c
+	$(BIN)/python evidence/c_along.py build/c --root build/data --out evidence/pacs/c.jsonl
+	$(BIN)/python evidence/patterns.py build/c --root build/data --out evidence/pacs/patterns.jsonl
 
 wheel: $(READY)  ## build the wheel and try it in a clean environment outside the repository
 	bash tests/try_wheel.sh $(PYTHON)

@@ -1,0 +1,72 @@
+"""The evidence as it lies in the repository: whole, of one protocol, and told as it is."""
+
+import contextlib
+import io
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from dspreg.report.reading import read, run_folders
+
+ROOT = Path(__file__).parents[1]
+EVIDENCE = ROOT / "evidence"
+STORES = sorted(path.parent for path in EVIDENCE.glob("*/*/store.json"))
+
+
+def printed(script, *options):
+    """What a script of evidence/ prints."""
+    before, out = (sys.argv, list(sys.path)), io.StringIO()
+    sys.argv, sys.path[:] = [script, *map(str, options)], [str(EVIDENCE), *sys.path]
+    try:
+        with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(EVIDENCE / script), run_name="__main__")
+        assert ended.value.code == 0
+    finally:
+        sys.argv, sys.path[:] = before
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("store", STORES, ids=lambda path: "/".join(path.parts[-2:]))
+def test_every_run_is_finished_verified_and_planned(store):
+    traces, damaged = read(store)
+    assert damaged == []
+    folders = run_folders(store)
+    assert len(folders) == sum(trace.finished for trace in traces) > 0
+    assert all(folder.result() for folder in folders)
+
+
+@pytest.mark.parametrize("store", STORES, ids=lambda path: "/".join(path.parts[-2:]))
+def test_all_runs_of_a_store_differ_in_nothing_but_method_target_and_trial(store):
+    seen = set()
+    for folder in run_folders(store):
+        described = folder.description()
+        free = {k: v for k, v in described["settings"].items() if k not in ("algorithm", "targets", "trial")}
+        seen.add(json.dumps([free, described["environment"], described["weights"]], sort_keys=True))
+    assert len(seen) == 1
+
+
+def test_the_ruler_is_told_as_it_is():
+    """Means and standard deviations of README.md, against the script that computes them."""
+    text = (EVIDENCE / "pacs/README.md").read_text()
+    selected, late = (
+        {
+            cells[0]: cells[1:3]
+            for line in printed("ruler.py", EVIDENCE / "pacs/store", "--selection", rule).splitlines()
+            if line.startswith("│") and len(cells := [each.strip() for each in line.strip("│").split("│")]) == 4
+        }
+        for rule in ("training", "late")
+    )
+    assert len(selected) == 4
+    for target in selected:
+        assert f"| {target} | {' | '.join(selected[target] + late[target])} |" in text
+
+
+@pytest.mark.skipif(not (ROOT / "docs/evidence.md").exists(), reason="docs/evidence.md is not written yet")
+def test_every_table_of_the_page_is_what_the_records_say(tmp_path):
+    shown = printed("shown.py", "--out", tmp_path).splitlines()
+    told = [line for line in (ROOT / "docs/evidence.md").read_text().splitlines() if line.startswith("|")]
+    assert len(told) > 20
+    assert [line for line in told if line not in shown] == []
