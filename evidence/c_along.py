@@ -10,17 +10,15 @@ measured again. On 512 images of each source domain, those that a refresh at tha
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import track
+from kept import measured
 
 import dspreg
-from dspreg.report.reading import run_folders
 from dspreg.sensitivity import Profile
 from dspreg.training.profiling import Plan, profile_run
 
@@ -33,18 +31,12 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", dspreg.Notice)
-    lines = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
-    there = {(line["run"], line["step"]) for line in lines}
-    finished = [folder for folder in run_folders(options.store) if folder.result() is not None]
-    wanted = [(folder, record["step"]) for folder in finished for record in folder.records]
-    missing = [(folder, step) for folder, step in wanted if (folder.description()["id"], step) not in there]
-    for folder, step in track(missing, "measuring"):
-        described = folder.description()
-        s = described["settings"]
-        profile = profile_run(folder.path, Plan(root=options.root, workers=0), which=str(step))
-        line = {"run": described["id"], "step": step} | {k: s[k] for k in ("algorithm", "targets", "trial")}
-        with options.out.open("a") as out:
-            out.write(json.dumps(line | summary(profile)) + "\n")
+    plan = Plan(root=options.root, workers=0)
+    measured(
+        options.store,
+        options.out,
+        lambda folder, step: summary(profile_run(folder.path, plan, which=str(step))),
+    )
     return 0
 
 

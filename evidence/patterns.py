@@ -10,13 +10,12 @@ its mean everywhere: cosine and ratio of lengths to the first, of one batch on a
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import warnings
 from pathlib import Path
 
 import torch
-from rich.progress import track
+from kept import measured
 from torch import Tensor
 
 import dspreg
@@ -24,7 +23,6 @@ from dspreg.algorithms import DSPReg
 from dspreg.batches import Batch
 from dspreg.penalty import Step, engine_named
 from dspreg.protocol.settings import Execution
-from dspreg.report.reading import run_folders
 from dspreg.store import RunFolder
 from dspreg.training.experiment import Experiment, prepared
 from dspreg.training.model import load_tensors
@@ -46,17 +44,13 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", dspreg.Notice)
-    lines = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
-    there = {(line["run"], line["step"]) for line in lines}
-    finished = [folder for folder in run_folders(options.store) if folder.result() is not None]
-    chosen = [f for f in finished if f.description()["settings"]["trial"] in options.trials]
-    wanted = [(f, step) for f in chosen for step in options.steps if (f.description()["id"], step) not in there]
-    for folder, step in track(wanted, "comparing"):
-        s = folder.description()["settings"]
-        line = {"run": folder.description()["id"], "step": step, **{k: s[k] for k in ("algorithm", "targets", "trial")}}
-        experiment = made(folder, options.root, options.weights)
-        with options.out.open("a") as out:
-            out.write(json.dumps(line | compared(experiment, folder, step)) + "\n")
+    measured(
+        options.store,
+        options.out,
+        lambda folder, step: compared(made(folder, options.root, options.weights), folder, step),
+        steps=options.steps,
+        trials=options.trials,
+    )
     return 0
 
 

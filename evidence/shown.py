@@ -8,7 +8,6 @@ What is not run yet is left out. Pictures: evidence-contrasts.png, evidence-pair
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 import drawn
+from kept import read_lines
 from rows import (
     BATCH,
     CHOICES,
@@ -66,11 +66,11 @@ def main() -> int:
     if pairs:
         drawn.forest(contrasts).savefig(out / "evidence-contrasts.png", dpi=130)
         drawn.dots(pairs).savefig(out / "evidence-pairs.png", dpi=130)
-    if lines := read_lines("pacs/c.jsonl"):
+    if lines := read_lines(HERE / "pacs/c.jsonl"):
         along = by_arm(lines)
         print_c(along)
         drawn.along(along).savefig(out / "evidence-c.png", dpi=130)
-    if lines := read_lines("pacs/patterns.jsonl"):
+    if lines := read_lines(HERE / "pacs/patterns.jsonl"):
         print_patterns(by_arm(lines))
     print(f"\n{hours:.1f} hours on one core in the records of the two stores.")
     return 0
@@ -191,11 +191,6 @@ def print_patterns(found: drawn.Steps) -> None:
             cells.append(f"{one[0]:.2f}, {one[1]:.2f}×; {many[0]:.2f}, {many[1]:.2f}×")
         share, spread = (fmean(each[k] for each in chosen) for k in ("share", "spread_of_c"))
         print(f"| {arm} | {step} | {share:.2f} | {spread:.2f} | {' | '.join(cells)} | {len(chosen)} |")
-
-
-def read_lines(name: str) -> list[dict[str, Any]]:
-    path = HERE / name
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def by_arm(lines: list[dict[str, Any]]) -> dict[tuple[str, int], list[dict[str, Any]]]:
