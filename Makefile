@@ -89,10 +89,10 @@ build/places:  # relative paths, for records say where files lay
 	@ln -sfn $(DSPREG_WEIGHTS) build/lite0.safetensors
 	@touch $@
 
-pacs-ruler: $(READY) build/places  ## ERM on PACS, five seeds: how small a difference can be seen; three hours on one core
+pacs-ruler: $(READY) build/places  ## ERM on PACS, five seeds: how small a difference can be seen; two hours on one core
 	$(BIN)/dspreg sweep evidence/pacs/ruler.yaml --store evidence/pacs/store
 
-pacs-arms: $(READY) build/places  ## the frozen protocol's arms on PACS and the digits: thirty hours on one core, resumable
+pacs-arms: $(READY) build/places  ## the frozen protocol's arms on PACS and the digits: more than a day on one core, resumable
 	$(BIN)/dspreg sweep evidence/pacs/first.yaml --store evidence/pacs/store
 	$(BIN)/dspreg sweep evidence/pacs/second.yaml --store evidence/pacs/store
 	$(BIN)/dspreg sweep evidence/digits/arms.yaml --store evidence/digits/store
@@ -100,7 +100,7 @@ pacs-arms: $(READY) build/places  ## the frozen protocol's arms on PACS and the 
 	$(BIN)/dspreg sweep evidence/digits/batch.yaml --store evidence/digits/batch
 	$(BIN)/dspreg sweep evidence/pacs/third.yaml --store evidence/pacs/store
 
-pacs-c: $(READY) build/places  ## c along ERM and DSP-Reg, and how alike the penalties are: four hours on one core, resumable
+pacs-c: $(READY) build/places  ## c along ERM and DSP-Reg, and how alike the penalties are: some hours on one core, resumable
 	$(BIN)/dspreg sweep evidence/pacs/c.yaml --store build/c
 	$(BIN)/python evidence/c_along.py build/c --root build/data --out evidence/pacs/c.jsonl
 	$(BIN)/python evidence/patterns.py build/c --root build/data --out evidence/pacs/patterns.jsonl
