@@ -1,5 +1,6 @@
 """`dspreg train` as it is typed."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -11,6 +12,8 @@ import tiny
 import yaml
 
 from dspreg.cli import main
+from dspreg.cli.train import usual
+from dspreg.protocol.settings import Settings
 from dspreg.store import RunFolder
 
 
@@ -176,3 +179,14 @@ def test_names_can_not_command_the_terminal(tmp_path, capsys):
     err = capsys.readouterr().err
     assert "gone" in err
     assert "\x1b" not in err
+
+
+def test_help_says_the_defaults_that_all_trainings_share_and_what_others_depend_on():
+    found = {each.name: usual(each.name) for each in dataclasses.fields(Settings) if each.default is dataclasses.MISSING
+             and each.name != "dataset"}  # fmt: skip
+    shared = {"weights": "default", "batch_size": "32", "weight_decay": "0", "dropout": "0", "frozen_bn": "yes",
+              "holdout": "0.2"}  # fmt: skip
+    assert {name: found.pop(name) for name in shared} == shared
+    assert {found.pop(name) for name in ("split", "evaluation_batch")} == {"by protocol"}
+    assert set(found) >= {"model", "lr", "steps"}
+    assert set(found.values()) == {"by data set"}

@@ -1,14 +1,17 @@
 """`dspreg predict`, `evaluate` and `export`: what they print, where, and the exit code they leave."""
 
 import csv
+import itertools
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from small_runs import photos, trained
 
 from dspreg.cli import main
+from dspreg.cli.evaluate import folder_name
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +92,16 @@ def test_evaluate_prints_tables_and_leaves_files(run, capsys):
 def test_an_evaluation_of_some_domains_leaves_the_others_result(run, capsys):
     assert main(["evaluate", str(run), "--domain", "noon", "dawn", "--which", "last"]) == 0
     assert "evaluation-photos-noon-dawn-last/confusion.png" in capsys.readouterr().out
+
+
+def test_every_way_to_evaluate_has_a_folder_of_its_own():
+    """Under `--which 120` the selected model's result was overwritten."""
+    ways = [("selected", 0), ("last", 299), ("120", 120), ("240", 240)]
+    names = [
+        folder_name(SimpleNamespace(dataset="photos", which=which, step=step, adapt=adapt), domains)
+        for (which, step), adapt, domains in itertools.product(ways, ("none", "bn"), ([], ["noon"]))
+    ]
+    assert len(set(names)) == 16
 
 
 def test_evaluate_elsewhere(run, tmp_path, capsys):

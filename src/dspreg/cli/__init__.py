@@ -37,7 +37,7 @@ EXAMPLES = """examples:
   dspreg train --dataset folder:photos --target site-4 --algorithm CORAL+DSPReg --out runs/site-4
   dspreg sweep --dataset digits --algorithms ERM DSPReg --draws 1 --only training --store runs/digits
   dspreg status runs/digits
-  dspreg report runs
+  dspreg report runs/digits
   dspreg paper components --scale smoke --store runs/smoke
   dspreg measure --model runs/site-4 --figures pictures
   dspreg evaluate runs/site-4

@@ -35,7 +35,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("--domain", metavar="D", nargs="+", default=[], help="only these domains (default: all)")
     says = "bn: batch-norm statistics from the images evaluated, without their labels; the model has then seen them"
     parser.add_argument("--adapt", choices=("none", "bn"), default="none", help=says)
-    says = "folder for scores.json, per_class.csv, confusion.csv and confusion.png (default: RUN/evaluation-DATASET)"
+    says = "folder for scores.json, per_class.csv, confusion.csv and confusion.png (default: "
+    says += "RUN/evaluation-DATASET, with domains, model and adaptation in its name where they are given)"
     parser.add_argument("--out", metavar="DIR", help=says)
     parser.add_argument("--json", action="store_true", help="print scores.json instead of tables")
     parser.add_argument("--batch", metavar="N", type=natural, help="images at a time (default: as in training)")
@@ -75,7 +76,8 @@ def run(given: Any) -> int:
 def folder_name(found: Assessment, domains: Sequence[str]) -> str:
     """One for every way to evaluate, so that none overwrites the result of another."""
     parts = ["evaluation", found.dataset, *domains]
-    parts += ["last"] if found.which == "last" else []
+    if found.which != "selected":
+        parts += ["last" if found.which == "last" else f"step-{found.step}"]
     parts += [f"adapt-{found.adapt}"] if found.adapt != "none" else []
     return re.sub(r"[^\w.-]", "_", "-".join(parts))[:120]
 

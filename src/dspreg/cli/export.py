@@ -20,7 +20,8 @@ def add(commands: Commands) -> None:
     parser = described(commands, "export", "write a trained run as a file for other programs", EXAMPLES)
     parser.add_argument("run_folder", metavar="RUN", help="the folder that dspreg train left")
     parser.add_argument("--format", choices=("safetensors", "torch.export", "onnx"), required=True, help="of the file")
-    parser.add_argument("--out", metavar="FILE", help="default: RUN/exported/selected.safetensors, .pt2 or .onnx")
+    says = "default: RUN/exported/WHICH.safetensors, .pt2 or .onnx; WHICH-normalising with --normalise"
+    parser.add_argument("--out", metavar="FILE", help=says)
     says = "normalise inside: images of values 0 … 1 go in (not for safetensors)"
     parser.add_argument("--normalise", action="store_true", help=says)
     which(parser)

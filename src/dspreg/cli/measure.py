@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   dspreg measure --model small-cnn --weights none --dataset digits --figures pictures
-  dspreg measure --model resnet50.tv_in1k --dataset PACS --root data --out before.safetensors --html page.html
+  dspreg measure --model resnet50.tv_in1k --dataset PACS --root data --out profile.safetensors --html page.html
   dspreg measure --model resnet18 --weights mine.safetensors --dataset folder:photos --images 256
   dspreg measure --model my_package.make_model --dataset folder:inbox --of fisher
-  dspreg measure --model runs/site-4 --out after.safetensors
-  dspreg measure --compare before.safetensors after.safetensors --figures pictures
+  dspreg measure --model runs/site-4 --which last
+  dspreg measure --compare runs/site-4/profiles/start.safetensors runs/site-4/profiles/end.safetensors
 
 folders are domain/class/image; with --of output or fisher, which need no labels, domain/image will do.
 of a run its training images are measured, as in a refresh while training; of anything else all images."""

@@ -23,7 +23,7 @@ EXAMPLES = """examples:
   dspreg paper                                                    what there is, and how many runs each takes
   dspreg paper components                                         one of them: cost, and what to expect
   dspreg paper components --scale smoke --store runs/smoke        minutes, on the embedded digits
-  dspreg paper maps --scale smoke --store runs/smoke --figures pictures
+  dspreg paper maps --scale smoke --store runs/maps --figures pictures
   dspreg paper components --scale small --root data --set weights=lite0.safetensors --store runs/small --dry-run
   dspreg paper main --scale paper --root data --device cuda --store runs/paper --format latex > table.tex
 
@@ -46,7 +46,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--trials", metavar="N", help="another number of trials than the scale's")
     parser.add_argument("--draws", metavar="N", help="another number of random configurations than the scale's")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
-                        help="one option of train, for all runs; then it is another scale")  # fmt: skip
+                        help="an option of train that the item leaves open, for all runs")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print runs, hours and gigabytes, and train nothing")
     parser.add_argument("--show", action="store_true", help="print what is there so far, and train nothing")
     formats = ("text", "markdown", "latex", "csv", "json")

@@ -10,12 +10,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from dspreg.cli.parser import Commands, described
 from dspreg.errors import ConfigError, Notice, Preempted
 from dspreg.protocol.reading import assignment, made, read, targets, valued, written
-from dspreg.protocol.settings import PROTOCOLS, Execution, Settings, resolved
+from dspreg.protocol.settings import PROTOCOLS, Execution, Settings, defaults, resolved
 
 EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print
@@ -61,9 +62,24 @@ def says(each: dataclasses.Field[Any]) -> str:
     if each.name == "targets":
         text += "; none: train on all of them"
     if each.default is dataclasses.MISSING:
-        return text if each.name == "dataset" else f"{text} (default: by data set)"
+        return text if each.name == "dataset" else f"{text} (default: {usual(each.name)})"
     shown = isinstance(each.default, str | int) and not isinstance(each.default, bool)
     return f"{text} (default: {each.default})" if shown else text
+
+
+def usual(name: str) -> str:
+    """The default that all trainings share, or what it depends on."""
+    data = (
+        SimpleNamespace(name="", steps=2, evaluate_every=2, image_size=2, small=False),
+        SimpleNamespace(name="", steps=1, evaluate_every=1, image_size=1, small=True),
+    )
+    if len({defaults("domainbed", each)[name] for each in data}) > 1:
+        return "by data set"
+    found = {defaults(protocol, data[0])[name] for protocol in PROTOCOLS}
+    if len(found) > 1:
+        return "by protocol"
+    value = found.pop()
+    return ("yes" if value else "no") if isinstance(value, bool) else f"{value:g}" if value != str(value) else value
 
 
 def run(given: Any) -> int:

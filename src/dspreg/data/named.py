@@ -80,7 +80,7 @@ def listing() -> str:
         rows.append((name, str(len(made.domains)), str(len(made.classes)), images, where))
     rows.append(("your folders", "any", "any", "any", "folder:PATH, with PATH/domain/class/image.jpg"))
     rows.append(("your table", "any", "any", "any", "index:FILE.csv, with columns path,label,domain"))
-    rows.append(("your class", "any", "any", "any", "my_data.Mine, a DomainDataset on PYTHONPATH"))
+    rows.append(("your class", "any", "any", "any", "my_data.Mine, a DomainDataset here or on PYTHONPATH"))
     widths = [max(len(row[i]) for row in rows) for i in range(4)]
     return "\n".join(
         f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}"

@@ -45,8 +45,8 @@ def train(
     """Train one model, or go on where an earlier call was interrupted; returns the contents of result.json.
 
     Args:
-        settings: What is trained: `{"dataset": "digits", "targets": ("print",), …}`, by the names of `Settings`. What
-            is left open has the default of data set and protocol.
+        settings: What is trained: `{"dataset": "digits", "targets": ("print",), …}`, by the names of
+            `dspreg.protocol.settings.Settings`. What is left open has the default of data set and protocol.
         execution: How.
         out: The run's folder. New, or of the same training: then it is resumed, or verified if it was finished.
         display: Told about progress.
