@@ -59,9 +59,7 @@ class Settings:
     lr: float = option("learning rate of Adam", above=0, at_most=1e6)
     weight_decay: float = option("of Adam", at_least=0)
     dropout: float = option("after the pooled features", at_least=0, below=1)
-    frozen_bn: bool = option(
-        "keep batch-norm statistics as they came, not with --weights none; scale and shift train"
-    )
+    frozen_bn: bool = option("keep batch-norm statistics as they came, not with --weights none; scale and shift train")
     augment: bool = option("crop, flip, colour and grey at random while training")
     augment_validation: bool = option("augment the validation images of source domains, as DomainBed does")
     split: str = option("how a domain is cut into training and validation", choices=("domainbed", "stratified"))
