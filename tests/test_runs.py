@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -116,6 +117,22 @@ def test_only_a_store_or_nothing_is_written_to(tmp_path):
     (store.path / "store.json").write_text('{"format": "dspreg.store/2"}')
     with pytest.raises(IntegrityError, match="which version wrote it"):
         store.make()
+
+
+def test_a_store_that_another_makes_at_the_same_moment_is_shared(tmp_path, monkeypatch):
+    """Looked for, not there; then the other sweeper made it, and then this one looks what is in the folder."""
+    store, looks, exists = RunStore(tmp_path / "store"), [], Path.exists
+
+    def looking(path):
+        if path.name == "store.json" and not looks:
+            looks.append(path)
+            RunStore(tmp_path / "store").make()
+            return False
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", looking)
+    store.make()
+    assert looks
 
 
 def test_a_failure_that_is_taken_away_while_it_is_read_is_none(store, monkeypatch):

@@ -57,7 +57,8 @@ class RunStore:
             raise ConfigError(f"{self.path} is a file; give --store a folder")
         about = self.path / "store.json"
         if not about.exists():
-            if self.path.exists() and (there := sorted(p.name for p in self.path.iterdir() if not p.match(".*.part"))):
+            there = sorted(p.name for p in self.path.iterdir() if not p.match(".*.part")) if self.path.exists() else []
+            if there and not about.exists():  # looked at again: another sweeper may have made it meanwhile
                 raise ConfigError(f"{self.path} is not empty and no store of runs ({there[0]}, …); take a new folder")
             make_folder(self.path)
             write_json(about, {"format": FORMAT})

@@ -202,7 +202,7 @@ class RunFolder:
         if self.path.exists() and not (self / "run.json").exists():
             ours = ("lock", f".run.json.*{UNFINISHED}")  # of a start that crashed
             strangers = sorted(p.name for p in self.path.iterdir() if not any(map(p.match, ours)))
-            if strangers:
+            if strangers and not (self / "run.json").exists():  # another start may have made it meanwhile
                 raise ConfigError(f"{self.path} is not empty and holds no run ({strangers[0]}, …); take a new folder")
 
     @contextmanager

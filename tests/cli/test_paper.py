@@ -40,6 +40,7 @@ def test_an_item_without_a_scale_is_explained(capsys):
         (["components", "--scale", "smoke", "--set", "algorithm=ERM", "--dry-run"], "--set algorithm: the item says"),
         (["components", "--scale", "smoke", "--set", "stepz=3", "--dry-run"], "Did you mean 'steps'?"),
         (["components", "--scale", "smoke", "--trials", "0", "--dry-run"], "--trials 0; wanted a whole number"),
+        (["maps", "--scale", "smoke", "--draws", "2", "--dry-run"], "--draws: a map is of one training"),
         (["overhead", "--scale", "smoke", "--engine", "exat"], "'exat'"),
     ],
 )

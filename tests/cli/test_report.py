@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -139,6 +140,10 @@ def test_writing_domainbeds_folders(capsys, runs, tmp_path):
         (["--domainbed", "RUNS", "--selection", "oracle"], "and no more"),
         (["nowhere"], "is no folder"),
         (["RUNS", "--write-domainbed", "DIR", "--out", "FILE"], "writes folders"),
+        (["RUNS", "--write-domainbed", "DIR", "--contrast", "ERM", "IRM"], "--contrast is for a report"),
+        (["RUNS", "--write-domainbed", "DIR", "--selection", "oracle"], "--selection is for a report"),
+        (["RUNS", "--write-domainbed", "DIR", "--format", "json"], "--format is for a report"),
+        (["RUNS", "--data-dir", "photos"], "--data-dir is for --write-domainbed"),
         (["RUNS", "--contrast", "ERM", "IRM"], "no runs of 'IRM'"),
     ],
 )
@@ -147,6 +152,15 @@ def test_wrong_calls(capsys, runs, arguments, message):
     assert (code, out) == (2, "")
     assert message in err
     assert "Traceback" not in err
+
+
+def test_a_terminal_without_the_letters_has_their_numbers(runs):
+    """Latin-1 has no square root; the command ended as a bug."""
+    latin = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    command = [sys.executable, "-m", "dspreg.cli", "report", str(runs)]
+    done = subprocess.run(command, capture_output=True, env=latin)
+    assert done.returncode == 0, done.stderr
+    assert b"\\u221ak" in done.stdout
 
 
 @pytest.mark.parametrize("form", ["csv", "html"])

@@ -1,7 +1,11 @@
 """`dspreg sweep` as it is typed."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 from small_runs import photos
@@ -145,8 +149,32 @@ def test_some_failed_is_exit_code_5(images, tmp_path, capsys, monkeypatch):
     assert "1 of 2 runs finished" in said
     bad = Run(dataset=f"folder:{images}", targets=("dawn",), algorithm=algorithms[0], options=options())
     assert f"  {bad.id}  methods_of_a_test.Broken on photos" in said
+    assert said.endswith("dspreg retry store gives 1 of them their attempts again\n")
     assert main(typed(images, "store", "--targets", "dawn", "--dry-run", algorithms=algorithms)) == 0
     assert row(capsys.readouterr().out, "photos", algorithms[0])[2:5] == ["1", "0", "1"]
+
+
+def test_cancelled_is_not_failed(images, tmp_path, capsys):
+    store = RunStore(tmp_path / "store")
+    assert main(typed(images, store.path, "--targets", "dawn", algorithms=["ERM"])) == 0
+    (run,) = store.planned()
+    shutil.rmtree(store.folder(run).path)
+    store.cancel(run)
+    assert main(typed(images, store.path, "--targets", "dawn", algorithms=["ERM"])) == 0
+    assert "cancelled: " in capsys.readouterr().out
+    assert main(["status", str(store.path), "--once"]) == 0
+
+
+def test_a_sweep_whose_reader_is_gone_goes_on(images, tmp_path):
+    """`dspreg sweep … | head`: the runs are for the store, and the exit code is theirs."""
+    command = [sys.executable, "-m", "dspreg.cli", *typed(images, tmp_path / "store", algorithms=["ERM"])]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+    store = RunStore(tmp_path / "store")
+    assert [store.standing(run).state for run in store.planned()] == ["finished"] * 3
 
 
 def options():

@@ -13,8 +13,9 @@ from pictures import good_files, picture, put, small_tree
 from dspreg import ConfigError, DataError, Notice
 from dspreg.data import Cache, Folder, Images, decoded, open_cache
 from dspreg.data import cache as cache_module
+from dspreg.data.cache import decoder
 
-ENTRY = 18 + 3 * 12 * 9  # header and pixels of `picture()`
+ENTRY = 20 + 3 * 12 * 9  # header and pixels of `picture()`
 
 
 def domain(folder, cache, count=5):
@@ -79,8 +80,8 @@ def test_equal_files_share_an_entry(tmp_path):
         lambda b: b + b"x",
         lambda b: b[:100] + bytes([b[100] ^ 1]) + b[101:],
         lambda b: b"else" + b[4:],
-        lambda b: b[:4] + b"\2\0" + b[6:],
-        lambda b: b[:6] + b[10:14] + b[6:10] + b[14:],  # width and height exchanged: as many pixels
+        lambda b: b[:4] + bytes([b[4] ^ 1]) + b[5:],  # of another decoder
+        lambda b: b[:8] + b[12:16] + b[8:12] + b[16:],  # width and height exchanged: as many pixels
         lambda b: bytes(len(b)),
     ],
 )
@@ -92,6 +93,19 @@ def test_a_damaged_entry_is_decoded_and_written_again(tmp_path, damage):
         path.write_bytes(damage(content))
     assert same(images)
     assert [path.read_bytes() for path in entries(images.cache)] == intact
+
+
+def test_another_pillow_decodes_anew(tmp_path, monkeypatch):
+    images = domain(tmp_path, Cache(tmp_path / "cache", 10**9))
+    pixels(images)
+    shas = [path.stem for path in entries(images.cache)]
+    assert all(images.cache.read(sha) is not None for sha in shas)
+    decoder.cache_clear()
+    monkeypatch.setattr("PIL.__version__", "0.0")
+    try:
+        assert all(images.cache.read(sha) is None for sha in shas)
+    finally:
+        decoder.cache_clear()
 
 
 def test_a_changed_file_never_poisons_the_cache(tmp_path):

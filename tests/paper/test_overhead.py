@@ -1,7 +1,12 @@
 """Time and memory, without a word about how long anything takes."""
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import tiny
+from tiny import make_images
+
+from dspreg.paper import overhead as cost
 from dspreg.paper.items import overhead
 from dspreg.paper.overhead import Cost, Timed, block_of, in_words, peak_of, settings_of, tables, twice
 from dspreg.paper.scales import PAPER, SMALL, SMOKE
@@ -75,6 +80,22 @@ def test_two_steps_with_a_refresh_and_the_penalty_in_the_second(experiment):
         assert arm.refreshed == {1}
     assert twice(SMALL, "lazy(30)") == "DSPReg(engine='lazy(2)', refresh_steps=1)"
     assert twice(SMALL, "ERM") == "ERM"
+
+
+def test_images_of_a_folder_are_read_in_the_process_that_is_timed(tmp_path, monkeypatch):
+    """By default four other processes would read them: not timed, and a process that measures memory may have none."""
+    monkeypatch.setattr(
+        cost, "settings_of", lambda item: tiny.settings(make_images(tmp_path / "woods"), algorithm="ERM")
+    )
+    monkeypatch.setattr(cost, "BLOCKS", 1)
+    seen = []
+    monkeypatch.setattr(cost, "prepared", lambda *given: seen.append(prepared(*given)) or seen[0])
+    item = replace(overhead(SMOKE), arms=overhead(SMOKE).arms[:2])
+    costs, length = cost.measured(item, Execution(threads=1, check_images="never"))
+    assert seen[0].workers == 0
+    assert length == 10
+    assert all(each.peak > 0.1 for each in costs.values())
+    assert costs[item.arms[1].label].refreshes == 1
 
 
 def test_memory_is_that_of_another_process():

@@ -63,6 +63,18 @@ def test_means_refreshes_and_runs(three_trials):
     )
 
 
+def test_pairs_of_all_conditions_count_each_within_its_own(tmp_path):
+    """Trial 0 on one thread, trials 1 and 2 on two: two pairs of one condition, four of the other."""
+    item = replace(dynamic(SMOKE), trials=3)
+    store = RunStore(tmp_path / "store")
+    store.make()
+    for run in item.runs():
+        finish(store, run, item.domains()[run.dataset], accuracy(run), 3, threads=2 if run.trial else 1)
+    found = cells(tables(item, store)[-1], "dynamic c − static c")
+    assert found["difference"].value == pytest.approx(3.0)
+    assert found["pairs"].text == "6"
+
+
 def test_the_first_thing_said_is_that_it_is_another_scale(three_trials):
     item, store = three_trials
     first = tables(item, store)[0]

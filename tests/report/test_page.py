@@ -8,14 +8,19 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from made_items import finish, store_of
 from made_runs import single, write_run
 from pages_of_runs import BAD, page_of, write_bad, write_pacs
 
 from dspreg.cli import main
 from dspreg.names import shown
+from dspreg.paper.items import dynamic
+from dspreg.paper.scales import SMOKE
+from dspreg.runs import RunStore
 
 VOID = {"meta", "img", "br"}
 
@@ -190,6 +195,32 @@ def test_damaged_runs_are_named_from_the_store_on(pacs, tmp_path):
         "runs/ERM-photo-1/records.jsonl is damaged or was ch"
     ]
     assert str(tmp_path) not in text
+
+
+def test_every_run_is_counted_once(tmp_path):
+    """Trial 0 on one thread and trial 1 on two: two rows of each method, in which the other trial is missing."""
+    item, store = replace(dynamic(SMOKE), trials=2), RunStore(tmp_path / "store")
+    store.make()
+    store.plan(list(item.runs()))
+    for run in item.runs():
+        finish(store, run, item.domains()[run.dataset], 0.5, 3, threads=1 + run.trial)
+    text = page_of(store.path, tmp_path / "page.html")
+    assert "8 runs, of which 8 are finished and count; 4 methods" in text
+    assert "8 finished of 8" in text
+    assert "All 8 runs are finished." in text
+
+
+def test_a_damaged_run_of_a_store_is_counted_once(tmp_path):
+    item = dynamic(SMOKE)
+    store = store_of(tmp_path / "store", item, lambda run: 0.5)
+    store.plan(list(item.runs()))
+    bad = next(iter(item.runs()))
+    (store.folder(bad) / "records.jsonl").write_bytes(b"{}\n")
+    text = page_of(store.path, tmp_path / "page.html")
+    assert "4 runs, of which 3 are finished and count" in text
+    section = next(each for each in Tree(text).tagged("section") if each["id"] == "missing")
+    assert "1 damaged." in section["text"]
+    assert "1 damaged, 1 damaged" not in section["text"]
 
 
 def test_hostile_names_are_text(tmp_path):

@@ -115,6 +115,17 @@ def test_plans_that_ask_for_different_things_have_rows_of_their_own(tmp_path):
     assert cells(store, "ERM [steps=101]")["birch"].reason == "not started"
 
 
+@pytest.mark.parametrize("first", ["finished", "stopped"])
+def test_of_two_folders_of_one_run_the_finished_one_counts(tmp_path, first):
+    """A copy that was made half-way, found before or after the run itself."""
+    names = {"finished": "a" if first == "finished" else "b", "stopped": "b" if first == "finished" else "a"}
+    records = [single(0, "ash", 0.5, 0.5), single(100, "ash", 0.6, 0.6)]
+    for state, name in names.items():
+        write_run(tmp_path / name, records, targets=("ash",), finish=state == "finished")
+    (row,) = selected(read(tmp_path)[0])
+    assert (row.finished, row.accuracy("ash", 0)) == (1, 0.6)
+
+
 def test_runs_under_other_conditions_are_missing_in_a_row_and_not_forgotten(store):
     for run in PLAN:
         begin(store, run, threads=1 + run.trial)

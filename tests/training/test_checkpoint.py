@@ -44,13 +44,24 @@ def found(checkpoints):
 
 
 def test_the_newest_comes_first_and_two_are_kept(two):
-    for step in (30, 5_000, 400):
+    for step in (30, 400, 5_000):
         two.save(step, state(step))
     steps = [step for step, _ in found(two)[0]]
     assert steps == [5_000, 400]
     assert all(same(saved, state(step)) for step, saved in found(two)[0])
     for path in two.files():
         assert path.name == f"step-{int(path.name[5:13]):08d}-{digest(path.read_bytes())}.safetensors"
+
+
+def test_after_a_damaged_one_two_good_ones_are_kept_again(two):
+    """The damaged one is of a later step: it kept a place for itself as the newest."""
+    two.save(100, state(100))
+    damaged = two.files()[0]
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    for step in (30, 40):
+        two.save(step, state(step))
+    assert [step for step, _ in found(two)[0]] == [40, 30]
+    assert damaged not in two.files()
 
 
 def test_the_same_step_and_state_is_the_same_file(two):

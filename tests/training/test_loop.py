@@ -13,6 +13,7 @@ from dspreg.errors import Diverged, Preempted
 from dspreg.store import RunFolder
 from dspreg.training import train
 from dspreg.training.checkpoint import Checkpoints
+from dspreg.training.display import Display
 from dspreg.training.loop import as_asked
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
@@ -111,6 +112,26 @@ def test_only_what_selection_needs_is_evaluated(images, tmp_path):
         splits = {domain: set(each) for domain, each in record["accuracy"].items()}
         target = {"in", "out"} if record["step"] == 4 else {"in"}  # the oracle looks at the last step alone
         assert splits == {"ash": {"out"}, "birch": {"out"}, "cedar": {"out"}, "elm": target}
+
+
+@pytest.mark.parametrize("algorithm", ["ERM", "MTL", "GGA(tries=3)"])
+def test_every_pass_of_the_network_is_a_sign_of_life(images, tmp_path, algorithm):
+    """Also those of a step, which call its two halves: who hears nothing for ten minutes ends the run as hung."""
+    heard = []
+
+    class Listening(Display):
+        def alive(self):
+            heard[-1] += 1
+
+        def stepped(self, t, log):
+            heard.append(0)
+
+        def started(self, experiment, t):
+            heard.append(0)
+
+    given = erm(images, algorithm=algorithm, steps=4, evaluate_every=4)
+    train(given, tiny.execution(), tmp_path / "run", display=Listening())
+    assert all(n > 0 for n in heard[:4])
 
 
 @pytest.mark.parametrize(("keep", "models"), [("none", 0), ("best", 2), ("all", 5)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
@@ -52,6 +53,8 @@ exit codes: 0 ok, 1 a bug, 2 usage, 3 data, 4 damaged or untrusted file, 5 a run
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without √ or → is no reason to lose a table
+        sys.stdout.reconfigure(errors="backslashreplace")
     parser = Parser(prog="dspreg", description="Domain generalisation at the level of parameters.", epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"dspreg {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")

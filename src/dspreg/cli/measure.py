@@ -58,7 +58,7 @@ def add(commands: Commands) -> None:
     says = "the layer of map.png (default: the one of the largest median c; when comparing, that changed most)"
     group.add_argument("--layer", metavar="NAME", help=says)
     group.add_argument("--json", action="store_true", help="print the numbers as JSON instead of tables")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usual=parser.get_default)
 
 
 def _images(group: Any) -> None:
@@ -176,8 +176,11 @@ def _compared(given: Any, places: dict[str, Path]) -> int:
     from dspreg.sensitivity.findings import changes
     from dspreg.sensitivity.page import comparison_page
 
-    if "out" in places or given.dataset:
-        raise ConfigError("--compare reads two profiles and measures nothing; leave out --out and --dataset")
+    used = ("run", "command", "usual", "compare", "figures", "html", "layer", "json")
+    others = [name for name, value in vars(given).items() if name not in used and value != given.usual(name)]
+    if others:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        raise ConfigError(f"--compare reads two profiles and measures nothing; leave out {flags}")
     before, after = (Profile.load(path) for path in given.compare)
     comparison = before.compare(after)
     found = changes(comparison)

@@ -107,6 +107,8 @@ def asked(given: Any) -> tuple[Any, Execution]:
     item = ITEMS[given.item](SCALES[given.scale], given.engine)
     numbers: dict[str, Any] = {name: whole(f"--{name}", value, 1) for name in ("trials", "draws")
                if (value := getattr(given, name)) is not None}  # fmt: skip
+    if item.kind == "map" and numbers.get("draws", 1) > 1:
+        raise ConfigError("--draws: a map is of one training before and after; --trials takes several")
     item = dataclasses.replace(item, settings=settings, **numbers)
     usual = {"keep": "none", "profile": "always" if item.kind == "map" else "never"}  # tables need no models
     how = {name: value for name, value in further.items() if name in HOW}

@@ -52,19 +52,22 @@ def add(commands: Commands) -> None:
     )
     says = "with --write-domainbed: the --data_dir of the sweep, a part of its folders' names (default: data)"
     parser.add_argument("--data-dir", metavar="DIR", default="data", help=says)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usual=parser.get_default)
 
 
 def run(given: Any) -> int:
     if (given.path is None) == (given.domainbed is None):
         raise ConfigError("give a folder of runs, as in dspreg report runs, or --domainbed DIR, and not both")
+    if given.data_dir != given.usual("data_dir") and given.write_domainbed is None:
+        raise ConfigError("--data-dir is for --write-domainbed OUT, whose folders are named by it")
     if given.domainbed is not None:
         _put(given, _domainbed(given))
     elif given.write_domainbed is not None:
         from dspreg.report.domainbed_folders import written
 
-        if given.out is not None:
-            raise ConfigError("--write-domainbed OUT writes folders; --out FILE is for a report")
+        for name in ("out", "contrast", "selection", "format"):
+            if getattr(given, name) != given.usual(name):
+                raise ConfigError(f"--write-domainbed OUT writes folders; --{name} is for a report")
 
         count = written(given.path, given.write_domainbed, data_dir=given.data_dir)
         print(f"{count} runs written to {given.write_domainbed}")

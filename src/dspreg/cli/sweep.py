@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +158,7 @@ def swept(
     say: Callable[[str], None] = lambda text: print(text, flush=True),
 ) -> int:
     """Train what is left of the runs, and tell how each ended; returns the exit code."""
+    say = heard_or_not(say)
     from rich.console import Console
 
     from dspreg.launch.board import Bars, Board
@@ -201,8 +205,26 @@ def swept(
     say(f"{len(bad)} did not:")
     for each in bad:
         say(f"  {each.id}  {shown(str(each))}: {outcome(ended[each.id])}")
-    say(f"dspreg retry {store.path} tries them again")
-    return 5
+    standings = [ended[each.id] for each in bad]
+    again = [each for each in standings if each.state == "cancelled" or (each.state == "failed" and each.attempts)]
+    if again:
+        say(f"dspreg retry {store.path} gives {len(again)} of them their attempts again")
+    return 0 if all(each.state == "cancelled" for each in standings) else 5
+
+
+def heard_or_not(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Whoever read the output may be gone; runs are trained for the store, and go on."""
+
+    def told(text: str) -> None:
+        with suppress(BrokenPipeError):
+            say(text)
+            return
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:  # or Python would fail with what is left in it, at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    return told
 
 
 def whole(flag: str, given: str, least: int) -> int:

@@ -16,6 +16,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -29,8 +30,8 @@ GIGABYTE = 10**9
 DISK_LIMIT = 20 * GIGABYTE
 SHARED_MEMORY = Path("/dev/shm")
 
-HEADER = struct.Struct("<4sHIII")  # magic, version, width, height, CRC-32 of the rest
-MAGIC, VERSION = b"dspr", 1
+HEADER = struct.Struct("<4sIIII")  # magic, decoder, width, height, CRC-32 of the rest
+MAGIC = b"dspr"
 
 
 class Cache:
@@ -59,16 +60,16 @@ class Cache:
             ) from None
 
     def read(self, sha: str) -> Image | None:
-        """The image of a file by the SHA-256 of its bytes; None if it isn't there or is damaged."""
+        """The image of a file by the SHA-256 of its bytes; None if it isn't there, is damaged or of another decoder."""
         from PIL import Image
 
         try:
             entry = self._place(sha).read_bytes()
-            magic, version, width, height, crc = HEADER.unpack_from(entry)
+            magic, by, width, height, crc = HEADER.unpack_from(entry)
         except (OSError, struct.error):
             return None
         pixels = memoryview(entry)[HEADER.size :]
-        sound = (magic, version, len(pixels)) == (MAGIC, VERSION, 3 * width * height)
+        sound = (magic, by, len(pixels)) == (MAGIC, decoder(), 3 * width * height)
         if not sound or crc != _checksum(width, height, pixels):
             return None
         return Image.frombytes("RGB", (width, height), pixels)
@@ -79,7 +80,7 @@ class Cache:
             return
         width, height = image.size
         pixels = image.tobytes()
-        entry = HEADER.pack(MAGIC, VERSION, width, height, _checksum(width, height, pixels)) + pixels
+        entry = HEADER.pack(MAGIC, decoder(), width, height, _checksum(width, height, pixels)) + pixels
         try:
             with self._locked():
                 place = self._place(sha)
@@ -150,6 +151,16 @@ class Cache:
 
 def _checksum(width: int, height: int, pixels: bytes | memoryview) -> int:
     return zlib.crc32(pixels, zlib.crc32(struct.pack("<II", width, height)))
+
+
+@lru_cache(maxsize=1)
+def decoder() -> int:
+    """What makes pixels of a file: another Pillow or libjpeg may round otherwise, and a run records its own."""
+    import PIL
+    from PIL import features
+
+    parts = [PIL.__version__, features.version_codec("jpg"), features.version_feature("libjpeg_turbo")]
+    return zlib.crc32(" ".join(map(str, parts)).encode())
 
 
 def open_cache(kind: Kind) -> Cache | None:

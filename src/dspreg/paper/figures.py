@@ -8,7 +8,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dspreg.files import make_folder
+from dspreg.files import make_folder, write
+from dspreg.pages import png
 from dspreg.paper.item import Item
 from dspreg.report.cells import Table
 from dspreg.sensitivity import Profile
@@ -20,7 +21,7 @@ OURS, PAPERS = "#c2410c", "#475569"
 def saved(figure: Figure, folder: str | Path, name: str) -> Path:
     make_folder(Path(folder))
     path = Path(folder) / f"{name}.png"
-    figure.savefig(path, dpi=130)
+    write(path, png(figure))
     return path
 
 

@@ -21,6 +21,7 @@ import torch
 from dspreg.algorithms import DSPReg
 from dspreg.batches import Batch
 from dspreg.errors import Notice, ResourceError
+from dspreg.launch.pool import WARM
 from dspreg.paper.item import Item
 from dspreg.paper.scale_shown import scale_table
 from dspreg.paper.scales import Scale
@@ -72,10 +73,11 @@ class Timed:
         return [Batch(self.shown(x.to(device)), y.to(device), d) for d, (x, y) in read]
 
     def now(self) -> float:
-        """The process's own time; a GPU works beside it, so there the clock on the wall."""
-        if self.device.type == "cpu":
+        """The process's own time; where something works beside it, threads or a GPU, the clock on the wall."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+        elif torch.get_num_threads() == 1:
             return time.process_time()
-        torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
 
@@ -93,6 +95,7 @@ def measured(
 ) -> tuple[dict[str, Cost], int]:
     """Every arm's blocks in turn, then its memory; and how many steps a block has."""
     settings = settings_of(item)
+    execution = replace(execution, workers=0)  # else a refresh reads its images in processes whose time is not ours
     torch.set_num_threads(threads(replace(execution, threads=execution.threads or 1)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)
@@ -139,7 +142,7 @@ def twice(scale: Scale, label: str) -> str:
 def peak_of(settings: Mapping[str, Any], execution: Execution) -> float:
     """Gigabytes at the peak of two steps, in a process of its own."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["dspreg.launch.warm"])
+    context.set_forkserver_preload(WARM)
     mine, theirs = context.Pipe()
     process = context.Process(target=_two_steps, args=(theirs, dict(settings), execution), daemon=True)
     process.start()

@@ -16,7 +16,7 @@ from dspreg.runs import RunStore
 
 LAST = ("mean", "refreshes", "planned", "runs")
 REFRESHES = "refreshes: of every finished run, least to most; planned: as T and the number of steps have it"
-PAIRED = "paired by trial; spread within targets, pooled; paper: the difference of its printed means"
+PAIRED = "paired by trial and conditions; spread within targets, pooled; paper: the difference of its printed means"
 
 
 def tables(item: Item, store: RunStore) -> list[Table]:
@@ -112,12 +112,9 @@ def _compared(item: Item, found: dict[str, list[Found]], first: str, second: str
     apart: list[list[float]] = []
     for arms in found.values():
         rows = [{f.label.removeprefix(label): f.row for f in arms if f.arm.label == label} for label in (first, second)]
-        common = [conditions for conditions in rows[0] if conditions in rows[1]]
-        if not common:
-            continue
-        one, two = (each[common[0]] for each in rows)
-        for target in arms[0].targets:
-            both = [(one.accuracy(target, trial), two.accuracy(target, trial)) for trial in one.trials]
+        common = [(row, rows[1][conditions]) for conditions, row in rows[0].items() if conditions in rows[1]]
+        for target in arms[0].targets if common else ():
+            both = [(one.accuracy(target, t), two.accuracy(target, t)) for one, two in common for t in one.trials]
             apart.append([x - y for x, y in both if x is not None and y is not None])
     where = "all" if item.name == "main" else item.datasets[0]
     theirs = [item.arm(label).figures(where, ["Avg"])[0].value for label in (first, second)]

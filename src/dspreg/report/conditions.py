@@ -29,7 +29,8 @@ def rows(traces: Iterable[Trace]) -> dict[Key, list[Trace]]:
     Raises:
         ConfigError: Two finished runs claim the same place.
     """
-    every = sorted({(t.id or id(t)): t for t in traces}.values(), key=_order)  # a copied folder counts once
+    once = {(t.id or id(t)): t for t in sorted(traces, key=lambda t: (t.finished, t.place))}  # copies; the finished one
+    every = sorted(once.values(), key=_order)
     known, planned = [t for t in every if t.conditions], [t for t in every if not t.conditions]
     searched = {(t.dataset, t.algorithm) for t in every if t.draw}
     facts = [_facts(t, (t.dataset, t.algorithm) in searched) for t in known]

@@ -48,6 +48,8 @@ def report_page(
     names = list(dict.fromkeys(each.dataset for each in found))
     parts = [_part([row for row in found if row.dataset == name], read) for name in names]
     waiting = missing(found, hide)
+    states = {run.state for _, run in runs_of(found)}
+    damaged = [each for each in damaged if f"damaged: {each}" not in states]  # of a store's plan, they are runs already
     text = {name: files("dspreg.report").joinpath(f"page.{name}").read_text("utf-8") for name in ("html", "css", "js")}
     return pages.page(
         f"Report of {path_name(path)}",

@@ -11,7 +11,7 @@ from typing import Any
 from dspreg import __version__
 from dspreg.protocol.selection import Trace
 from dspreg.report.cells import Row, Table
-from dspreg.report.conditions import SHARED
+from dspreg.report.conditions import ELSEWHERE, SHARED
 from dspreg.report.tables import Selected
 
 MANY = 8  # values of one setting that are listed
@@ -52,8 +52,8 @@ class Missing:
 
 
 def runs_of(found: Iterable[Selected]) -> list[tuple[Selected, Trace]]:
-    """Every run once, with a row that has it: a planned one waits in several."""
-    seen = {id(run): (row, run) for row in found for run in row.runs}
+    """Every run once, with a row that has it: a planned one waits in several, one that was run counts where it is."""
+    seen = {id(run): (row, run) for row in found for run in row.runs if run.state != ELSEWHERE}
     return list(seen.values())
 
 

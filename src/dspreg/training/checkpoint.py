@@ -32,14 +32,15 @@ class Checkpoints:
         self.folder, self.run = folder, run
 
     def save(self, step: int, state: Any) -> None:
-        """Write the new one, and only then drop old ones."""
+        """Write the new one, and only then drop old ones; those of later steps too, passed over as damaged."""
         make_folder(self.folder)
         data = pack(state, format=FORMAT, run=self.run, step=str(step))
         new = self.folder / f"step-{step:08d}-{digest(data)}.safetensors"
         write(new, data)
         others = [path for path in self.files() if path != new]
-        same = [path for path in others if path.name.startswith(f"step-{step:08d}-")]  # as before its evaluation
-        for path in [*same, *[path for path in others if path not in same][KEPT - 1 :]]:
+        older = [path for path in others if path.name < f"step-{step:08d}-"]
+        useless = [path for path in others if path not in older]  # the same step before its evaluation among them
+        for path in [*useless, *older[KEPT - 1 :]]:
             remove(path)
 
     def files(self) -> list[Path]:

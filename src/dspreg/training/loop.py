@@ -80,7 +80,7 @@ def train(
         refuse_failed(folder)
 
         # c is measured inside of a step, for minutes: who waits for a sign of life hears every pass of the network
-        algorithm.net.register_forward_pre_hook(lambda *_: display.alive())
+        algorithm.net.featurizer.register_forward_pre_hook(lambda *_: display.alive())
         state = State(algorithm, folder)
         resume(state, checkpoints)
         display.started(experiment, state.t)
