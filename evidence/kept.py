@@ -10,6 +10,7 @@ from typing import Any
 from rich.progress import track
 from rows import finished
 
+from dspreg.files import write
 from dspreg.store import RunFolder
 
 
@@ -26,7 +27,8 @@ def measured(
     trials: Container[int] | None = None,
 ) -> None:
     """Add to `out` what `measure` finds at each evaluated step of each finished run, or at these of these."""
-    there = {(line["run"], line["step"]) for line in read_lines(out)}
+    lines = read_lines(out)
+    there = {(line["run"], line["step"]) for line in lines}
     wanted = []
     for folder in finished(store):
         described = folder.description()
@@ -36,6 +38,5 @@ def measured(
             if chosen and (about["run"], step) not in there:
                 wanted.append((folder, about | {"step": step}))
     for folder, about in track(wanted, "measuring"):
-        line = json.dumps(about | measure(folder, about["step"]))
-        with out.open("a") as file:
-            file.write(line + "\n")
+        lines.append(about | measure(folder, about["step"]))
+        write(out, "".join(json.dumps(line) + "\n" for line in lines).encode())  # whole: a torn line could not be read
