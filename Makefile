@@ -103,6 +103,7 @@ pacs-arms: $(READY) build/places  ## the frozen protocol's arms on PACS and the 
 pacs-c: $(READY) build/places  ## c along ERM and DSP-Reg, and how alike the penalties are: some hours on one core, resumable
 	$(BIN)/dspreg sweep evidence/pacs/c.yaml --store build/c
 	$(BIN)/python evidence/c_along.py build/c --root build/data --out evidence/pacs/c.jsonl
+	$(BIN)/python evidence/choices.py build/c --root build/data --out evidence/pacs/choices.jsonl
 	$(BIN)/python evidence/patterns.py build/c --root build/data --out evidence/pacs/patterns.jsonl
 
 wheel: $(READY)  ## build the wheel and try it in a clean environment outside the repository

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
+from c_tables import Steps
 from matplotlib.figure import Figure
 from rows import OTHERS
 
 from dspreg.report.contrasts import FEWEST, Contrast
 
 OURS, BASE, GREY = "#c2410c", "#0369a1", "#94a3b8"
-Steps = Mapping[tuple[str, int], Sequence[Mapping[str, Any]]]  # arm, step → lines of c_along.py
 
 
 def forest(found: Mapping[str, Mapping[str, Contrast]]) -> Figure:

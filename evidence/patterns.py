@@ -16,21 +16,17 @@ from pathlib import Path
 
 import torch
 from kept import measured
+from restored import UNSEEN, batches, restored
 from torch import Tensor
 
 import dspreg
 from dspreg.algorithms import DSPReg
 from dspreg.batches import Batch
 from dspreg.penalty import Step, engine_named
-from dspreg.protocol.settings import Execution
-from dspreg.store import RunFolder
-from dspreg.training.experiment import Experiment, prepared
-from dspreg.training.model import load_tensors
-from dspreg.training.saved import contents, model_file
+from dspreg.training.experiment import Experiment
 from dspreg.vectors import ParamVector
 
 BATCHES = 8
-SPEC = "DSPReg(weight=0.001, coefficients='{}')"
 
 
 def main() -> int:
@@ -47,42 +43,28 @@ def main() -> int:
     measured(
         options.store,
         options.out,
-        lambda folder, step: compared(made(folder, options.root, options.weights), folder, step),
+        lambda folder, step: compared(*restored(folder, step, options.root, options.weights)),
         steps=options.steps,
         trials=options.trials,
     )
     return 0
 
 
-def made(folder: RunFolder, root: str, weights: str) -> Experiment:
-    s = dict(folder.description()["settings"])
-    given = s | {"targets": tuple(s["targets"]), "weights": weights, "algorithm": SPEC.format("dynamic")}
-    how = Execution(root=root, layout="channels-last", cache="disk", check_images="never", threads=1, workers=0)
-    return prepared(given, how)
-
-
-def compared(experiment: Experiment, folder: RunFolder, step: int) -> dict[str, object]:
-    algorithm = experiment.algorithm()
-    assert isinstance(algorithm, DSPReg)
-    load_tensors(algorithm, contents(model_file(folder.path, str(step)))[1], str(folder.path))
-    algorithm.stack.steps = step + 1
+def compared(experiment: Experiment, algorithm: DSPReg) -> dict[str, object]:
     c = algorithm.measured_c()
     patterns = {"c": c}
-    algorithm.stack.steps = step + 1 + 10**6  # another draw of images
+    algorithm.stack.steps += UNSEEN  # another draw of images
     patterns["again"] = algorithm.measured_c()
     for name in ("shuffled", "mean"):
         algorithm.coefficients = name
         patterns[name] = algorithm.arranged(c)
     algorithm.coefficients = "dynamic"
-    shown = experiment.shown(experiment.settings.augment).normalised
-    steps = experiment.steps()
     single: dict[str, list[list[float]]] = {name: [] for name in patterns if name != "c"}
     sums: dict[str, Tensor] = {}
     shares = []
-    for i in range(10**6, 10**6 + BATCHES):  # steps never trained on
-        batches = [Batch(shown(x), y, d) for d, (x, y) in enumerate(steps[i])]
-        found = {name: part(algorithm, batches, pattern) for name, pattern in patterns.items()}
-        g = algorithm.base.gradient(lambda b: algorithm.loss(algorithm(b)), batches)[1]
+    for step in batches(experiment, BATCHES):
+        found = {name: part(algorithm, step, pattern) for name, pattern in patterns.items()}
+        g = algorithm.base.gradient(lambda b: algorithm.loss(algorithm(b)), step)[1]
         shares.append(float(found["c"].norm() / g.norm()))
         for name, values in single.items():
             values.append(likeness(found[name], found["c"]))
@@ -96,10 +78,10 @@ def compared(experiment: Experiment, folder: RunFolder, step: int) -> dict[str, 
     }
 
 
-def part(algorithm: DSPReg, batches: list[Batch], c: ParamVector) -> Tensor:
-    step = Step(algorithm.base.gradient, lambda b: algorithm.loss(algorithm(b)), batches, algorithm.net, c, 0.001)
-    found = engine_named("exact")(step)
-    plain = found.plain if found.plain is not None else step.gradient()[1]
+def part(algorithm: DSPReg, step: list[Batch], c: ParamVector) -> Tensor:
+    asked = Step(algorithm.base.gradient, lambda b: algorithm.loss(algorithm(b)), step, algorithm.net, c, 0.001)
+    found = engine_named("exact")(asked)
+    plain = found.plain if found.plain is not None else asked.gradient()[1]
     return (found.gradient - plain).flat().double()
 
 

@@ -15,6 +15,7 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 import drawn
+from c_tables import by_arm, print_c, print_measuring, print_patterns
 from kept import read_lines
 from rows import (
     BATCH,
@@ -36,7 +37,6 @@ from dspreg.protocol.estimate import seconds_of
 from dspreg.report.contrasts import contrast, verdict
 
 RULES = {"late": "second half", "training": "selected"}
-LAST = 299
 
 
 def main() -> int:
@@ -70,6 +70,8 @@ def main() -> int:
         along = by_arm(lines)
         print_c(along)
         drawn.along(along).savefig(out / "evidence-c.png", dpi=130)
+    if lines := read_lines(HERE / "pacs/choices.jsonl"):
+        print_measuring(by_arm(lines))
     if lines := read_lines(HERE / "pacs/patterns.jsonl"):
         print_patterns(by_arm(lines))
     print(f"\n{hours:.1f} hours on one core in the records of the two stores.")
@@ -159,45 +161,6 @@ def print_batch() -> None:
     found = rows(BATCH, "late", {"ERM", named["DSP-Reg"]})
     if apart := differences(found, named["DSP-Reg"], "ERM"):
         print(f"\ndigits, 3 × 11 images: DSP-Reg less ERM | {told(found, apart, 'DSP-Reg', 'ERM')}")
-
-
-def print_c(found: drawn.Steps) -> None:
-    print("\nc along training, means over runs and over the parameters that some domain is sensitive to\n")
-    print("| | step | c | null | c without noise | above null | sensitive | runs |\n|---|---|---|---|---|---|---|---|")
-    for (arm, step), chosen in found.items():
-        shown = [fmean(each[k] for each in chosen) for k in ("c", "null", "c_debiased", "above_null", "alive")]
-        print(f"| {arm} | {step} | " + " | ".join(f"{x:.3f}" for x in shown) + f" | {len(chosen)} |")
-    for arm in ("ERM", "DSP-Reg"):
-        runs: dict[str, dict[int, float]] = defaultdict(dict)  # over all parameters, as the protocol has it
-        for (name, step), chosen in found.items():
-            for each in chosen if name == arm else ():
-                runs[each["run"]][step] = each["c_debiased"] * each["alive"]
-        moved = [each[LAST] - each[0] for each in runs.values() if 0 in each and LAST in each]
-        if moved:
-            print(f"\n{arm}: c without noise, over all parameters, from step 0 to {LAST}: {fmean(moved):+.3f}; "
-                  f"lower in {sum(m < 0 for m in moved)} of {len(moved)} runs")  # fmt: skip
-
-
-def print_patterns(found: drawn.Steps) -> None:
-    print(
-        "\nPenalty parts by `exact`, beside that of c: cosine and ratio of lengths; one batch, and the sum over eight\n"
-    )
-    print("| | step | ‖part‖/‖g‖ | sd/mean of c | another draw of images | shuffled c | mean c | runs |")
-    print("|---|---|---|---|---|---|---|---|")
-    for (arm, step), chosen in found.items():
-        cells = []
-        for name in ("again", "shuffled", "mean"):
-            one, many = ([fmean(each[k][name][i] for each in chosen) for i in (0, 1)] for k in ("single", "summed"))
-            cells.append(f"{one[0]:.2f}, {one[1]:.2f}×; {many[0]:.2f}, {many[1]:.2f}×")
-        share, spread = (fmean(each[k] for each in chosen) for k in ("share", "spread_of_c"))
-        print(f"| {arm} | {step} | {share:.2f} | {spread:.2f} | {' | '.join(cells)} | {len(chosen)} |")
-
-
-def by_arm(lines: list[dict[str, Any]]) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    found: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
-    for line in lines:
-        found["ERM" if line["algorithm"] == "ERM" else "DSP-Reg", line["step"]].append(line)
-    return dict(sorted(found.items(), key=lambda each: (each[0][0] != "ERM", each[0][1])))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,78 @@
+"""What c of a trained network depends on that the paper leaves open: which images, how they look, ε.
+
+    python evidence/choices.py build/c --root build/data --out evidence/pacs/choices.jsonl
+
+At the last step of every run of trial 0 that `c.yaml` kept, on 512 images per source domain: c as a refresh measures
+it, on another draw of images, on augmented images, and with an ε. Mean c over the parameters that some domain is
+sensitive to, and Spearman's rank correlation with the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from kept import measured
+from restored import UNSEEN, batches, restored
+
+import dspreg
+from dspreg.algorithms import DSPReg
+from dspreg.sensitivity import Profile
+from dspreg.sensitivity.summary import agreement
+from dspreg.training.experiment import Experiment
+
+EPSILONS = (1e-8, 1e-6, 1e-4)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path)
+    parser.add_argument("--root", required=True)
+    parser.add_argument("--weights", default="build/lite0.safetensors")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", dspreg.Notice)
+    measured(
+        options.store,
+        options.out,
+        lambda folder, step: compared(*restored(folder, step, options.root, options.weights)),
+        steps=[299],
+        trials=[0],
+    )
+    return 0
+
+
+def compared(experiment: Experiment, algorithm: DSPReg) -> dict[str, object]:
+    usual = algorithm.profile()
+    algorithm.stack.steps += UNSEEN
+    found = {"again": algorithm.profile(), "augmented": augmented(experiment, algorithm)}
+    lines = {
+        "usual": of(usual, None),
+        **{name: of(each, usual.compare(each).agreement) for name, each in found.items()},
+    }
+    alive = usual.alive().flat()
+    c, mean, variance = (each.flat()[alive].double() for each in (usual.c, usual.mean, usual.variance))
+    for eps in EPSILONS:
+        other = variance.sqrt() / (mean + eps)
+        lines[f"{eps:g}"] = {"c": float(other.mean()), "agreement": agreement(other, c)}
+    return {"choices": lines, "median_s": float(mean.median())}
+
+
+def augmented(experiment: Experiment, algorithm: DSPReg) -> Profile:
+    seen = batches(experiment, algorithm.measure_batches)
+    domains = {name: [(step[d].x, step[d].y) for step in seen] for d, name in enumerate(algorithm.task.domains)}
+    return dspreg.measure(algorithm.net, domains)
+
+
+def of(profile: Profile, agrees: float | None) -> dict[str, float | None]:
+    assert profile.null is not None
+    c, null = (float(profile.over_alive(each).double().mean()) for each in (profile.c, profile.null))
+    return {"c": c, "null": null, "agreement": agrees}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
