@@ -49,5 +49,6 @@ def metering(algorithm: Algorithm, key: tuple[Key, ...], **options: Any) -> Iter
         y = samples.y if samples.y is not None else torch.zeros(len(samples), dtype=torch.long)
         return stack.top.measured(Batch(samples.inputs, y, domain))
 
-    with evaluating(stack.top):
+    device = next(algorithm.net.parameters()).device.type
+    with evaluating(stack.top), torch.autocast(device, enabled=False):  # c of a step is that of the profiles
         yield Meter(algorithm.net, key=(*key, "measure"), **options), f

@@ -43,7 +43,7 @@ def verify(given: Any) -> int:
     from dspreg.data.verify import verify as verified
 
     text = given.path
-    if ":" not in text and Path(text).exists():
+    if ":" not in text and Path(text).exists() and text not in known_names():
         text = f"index:{text}" if Path(text).is_file() else f"folder:{text}"
     elif ":" not in text and "." not in text and text not in known_names():
         raise ConfigError(f"{text!r} is no folder, file or data set.{did_you_mean(text, known_names())} See data list")

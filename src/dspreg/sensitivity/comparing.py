@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dspreg.errors import ConfigError
-from dspreg.sensitivity.profile import Profile
+from dspreg.sensitivity.profile import VECTORS, Profile
 from dspreg.sensitivity.summary import agreement
 from dspreg.vectors import ParamVector
 
@@ -72,10 +72,22 @@ def compare(before: Profile, after: Profile) -> Comparison:
     difference = _first_difference(before.c, after.c)
     if difference:
         raise ConfigError(f"these are profiles of different networks, or of different parts of one: {difference}")
+    after = _in_the_order_of(before.c, after)
     both = _alive_in_both(before, after).flat()
     first, second = before.c.flat()[both], after.c.flat()[both]
     found = agreement(first, second) if len(first) > 1 else None
     return Comparison(before, after, tuple(_notes(before, after)), found)
+
+
+def _in_the_order_of(names: ParamVector, profile: Profile) -> Profile:
+    """Modules may have been registered in another order; what is compared number by number lies in one."""
+
+    def ordered(vector: ParamVector) -> ParamVector:
+        return ParamVector((name, vector[name]) for name in names)
+
+    found = {name: getattr(profile, name) for name in VECTORS}
+    vectors: dict[str, Any] = {name: ordered(each) for name, each in found.items() if each is not None}
+    return replace(profile, s={domain: ordered(each) for domain, each in profile.s.items()}, **vectors)
 
 
 def _alive_in_both(before: Profile, after: Profile) -> ParamVector:

@@ -93,7 +93,7 @@ def measure(
         key=("measure", key, *own),
     )
     device = next(iter(meter.params.values())).device
-    with evaluating(model), progress_bar(progress) as walk:
+    with evaluating(model), torch.autocast(device.type, enabled=False), progress_bar(progress) as walk:
         loaded = {str(d): batches_of(str(d), loader, max_batches, device) for d, loader in domains.items()}
         return profiled(
             meter,

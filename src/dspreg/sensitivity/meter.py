@@ -14,7 +14,7 @@ from dspreg.randomness import Key, generator
 from dspreg.sensitivity import estimators
 from dspreg.sensitivity.estimators import Loss
 from dspreg.sensitivity.persample import persample
-from dspreg.sensitivity.samples import Function, Samples
+from dspreg.sensitivity.samples import Function, Samples, made_of
 from dspreg.sensitivity.sums import Sums
 from dspreg.vectors import ParamVector, Patterns, selected, trainable
 
@@ -116,7 +116,7 @@ class Meter:
     def _classes(self, f: Function, samples: Samples) -> int:
         """Looked at once for each network and sort of samples: this happens at every batch."""
         known = _outputs.setdefault(self.net, {})
-        sort = samples.sort
+        sort = (made_of(self.net), samples.sort)
         if sort not in known:
             with torch.no_grad():
                 known[sort] = tuple(samples.take(slice(0, 1)).outputs(f).shape[1:])

@@ -19,7 +19,7 @@ from dspreg.sensitivity.samples import Samples
 from dspreg.sensitivity.sums import Sums
 from dspreg.sensitivity.taps import Taps
 from dspreg.sensitivity.vectorised import vectorised
-from dspreg.sensitivity.ways import Ways, agree, compare, known_ways, tell, tolerance
+from dspreg.sensitivity.ways import COMPARED, Ways, agree, compare, known_ways, tell, tolerance
 from dspreg.vectors import leaves
 
 
@@ -40,14 +40,17 @@ def persample(
         outputs: Its outputs as readings, to compare the ways on: a loss that is nearly 0 has gradients that are mostly
             rounding. The readings themselves unless given.
     """
-    example = partial(_combined, outputs or reading)
+    example, few = partial(_combined, outputs or reading), samples.take(slice(0, COMPARED))
+    if outputs is not None:  # they need no labels, so that samples may carry what tells them apart
+        few = few.labelled(torch.arange(len(few), device=next(iter(params.values())).device))
+        example = partial(_apart, outputs)
     ways = known_ways(params, samples, net)
     if new := not ways:
-        ways.update(_compared(example, params, samples, net))
+        ways.update(_compared(example, params, few, net, ways.sizes))
     quick = {name for name in params if ways.get(name) == "rules"}
     unknown = {name for name in params if name not in ways}
     before = {name: sums.totals[name].clone() for name in unknown & sums.totals.keys()}
-    done = by_rules(reading, params, samples, sums, quick | unknown) if quick else set()
+    done = by_rules(reading, params, samples, sums, quick | unknown, ways.sizes) if quick else set()
     moved = {name: params[name] for name in unknown & done if _moved(sums, name, before)}
     if moved:  # gradients that were zero are not any more
         done -= _wrong(reading, moved, samples, sums, before)
@@ -57,11 +60,19 @@ def persample(
         slowly(reading, rest, samples, sums, ways, net=net)
     late = {name: p for name, p in rest.items() if name in unknown}
     if late and not new:
-        ways.update(_compared(example, late, samples, net))
+        ways.update(_compared(example, late, few, net, ways.sizes))
 
 
-def by_rules(reading: Readings, params: Params, samples: Samples, sums: Sums, wanted: Set[str]) -> set[str]:
+def by_rules(
+    reading: Readings, params: Params, samples: Samples, sums: Sums, wanted: Set[str], sizes: dict[str, float]
+) -> set[str]:
     """One forward pass, and one backward pass per reading, for the parameters that `rules` are enough for.
+
+    Args:
+        reading, params, samples, sums: As in `loop`.
+        wanted: Names.
+        sizes: Numbers per sample that each parameter had a part in before, to be added to. With others, as in a network
+            that leaves padding out, samples lie elsewhere than where they were looked for.
 
     Returns:
         The names of those, among the wanted. A parameter that has no part in the readings is one of them.
@@ -72,6 +83,7 @@ def by_rules(reading: Readings, params: Params, samples: Samples, sums: Sums, wa
     # what taps see is detached, so whatever autograd still leads to was used unseen: by a script, or by own functions
     unseen = {id(leaf) for leaf in leaves(values)}
     done = {n for n in wanted if (n in taps.once or n not in taps.seen) and id(params[n]) not in unseen}
+    done -= {name for name, size in taps.sizes.items() if sizes.setdefault(name, size) != size}
     taps.skip = set(params) - done
     for a in range(values.shape[1]):
         if values.requires_grad:
@@ -99,9 +111,11 @@ def slowly(reading: Readings, params: Params, samples: Samples, sums: Sums, ways
         loop(reading, rest, samples, sums)
 
 
-def _compared(reading: Readings, params: Params, samples: Samples, net: nn.Module) -> Ways:
+def _compared(
+    reading: Readings, params: Params, samples: Samples, net: nn.Module, sizes: dict[str, float]
+) -> dict[str, str]:
     def rules(params: Params, few: Samples, sums: Sums) -> set[str]:
-        return by_rules(reading, params, few, sums, set(params))
+        return by_rules(reading, params, few, sums, set(params), sizes)
 
     def vectors(params: Params, few: Samples, sums: Sums) -> set[str]:
         vectorised(reading, params, few, sums, net=net)
@@ -115,6 +129,14 @@ def _combined(reading: Readings, samples: Samples) -> Tensor:
     values = reading(samples)
     weights = torch.arange(1, values.shape[1] + 1, device=values.device).cos().to(values.dtype)
     return (values * weights).sum(1, keepdim=True)
+
+
+def _apart(reading: Readings, samples: Samples) -> Tensor:
+    """Times a number of each sample's own: behind the last non-linearity all have the same gradient otherwise, and who
+    takes one for another could not be told.
+    """
+    assert samples.y is not None
+    return _combined(reading, samples) * (1 + samples.y)[:, None]
 
 
 def _moved(sums: Sums, name: str, before: dict[str, Tensor]) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 from dspreg.errors import DataError
 from dspreg.networks.buffers import scratch_buffers
 from dspreg.randomness import untouched
-from dspreg.sensitivity.samples import Function, Samples
+from dspreg.sensitivity.samples import Function, Samples, made_of
 
 
 @contextmanager
@@ -36,7 +36,7 @@ _separate: WeakKeyDictionary[nn.Module, set[tuple[object, ...]]] = WeakKeyDictio
 
 def require_separate_samples(net: nn.Module, f: Function, samples: Samples) -> None:
     """Refuse a network that mixes samples. Looked at once for each network and sort of samples."""
-    sort = samples.sort
+    sort = (made_of(net), samples.sort)
     seen = _separate.setdefault(net, set())
     if sort not in seen:
         look_at_samples_apart(f, samples)

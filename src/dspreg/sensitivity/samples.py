@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dspreg.errors import DataError
 
@@ -16,6 +16,12 @@ LABELS = ("labels", "label", "y", "target", "targets")
 
 Inputs = Tensor | dict[str, Tensor]
 Function = Callable[..., Any]  # a network, or what a stack predicts with
+
+
+def made_of(net: nn.Module) -> tuple[object, ...]:
+    """What was found out about a network holds as long as no module of it was exchanged."""
+    shapes = tuple(p.shape for p in net.parameters())
+    return (tuple((name, type(module)) for name, module in net.named_modules()), shapes)
 
 
 @dataclass(frozen=True)

@@ -66,13 +66,15 @@ class Summary:
             given["null"] = list(pseudo)
         if all(d.within.count > 1 for d in domains):
             given["errors"] = [d.within.squared_error(name) for d in domains]
+        if all(0 < d.in_odd < d.within.weight for d in domains):
             given["odd"] = [d.odd[name] for d in domains]
+        rounding = torch.finfo(given["s"][0].dtype).eps
         flat = [t.reshape(-1) for tensors in given.values() for t in tensors]
         found: dict[str, list[Tensor]] = {}
         for start in range(0, max(1, len(flat[0])), BLOCK):
             pieces = iter([t[start : start + BLOCK].double() for t in flat])
             block = {what: torch.stack([next(pieces) for _ in tensors]) for what, tensors in given.items()}
-            for what, values in self._block(block, domains, self.scales.get(name, 1.0) ** -2).items():
+            for what, values in self._block(block, domains, self.scales.get(name, 1.0) ** -2, rounding).items():
                 found.setdefault(what, []).append(values.to(dtype))
         alive = torch.cat(found.pop("alive")) > 0
         for what, parts in found.items():
@@ -82,10 +84,12 @@ class Summary:
             else:
                 self.vectors.setdefault(what, {})[name] = whole.view(shape)
 
-    def _block(self, given: dict[str, Tensor], domains: Sequence[Domain], unit: float) -> dict[str, Tensor]:
-        """All statistics of some numbers, from rows (D, n) in float64."""
+    def _block(
+        self, given: dict[str, Tensor], domains: Sequence[Domain], unit: float, rounding: float
+    ) -> dict[str, Tensor]:
+        """All statistics of some numbers, from rows (D, n) in float64, of sums that were rounded by as much."""
         x = given["s"]
-        variance = given["variance"][0] if "variance" in given else torch.tensor(self.variance, device=x.device)
+        variance = given["variance"][0] if "variance" in given else x.new_tensor(self.variance)
         factor, varies = variance * unit, variance > 0
 
         def c(squared: Tensor, mean: Tensor) -> Tensor:
@@ -103,9 +107,15 @@ class Summary:
             share = x / plain.clamp(min=torch.finfo(x.dtype).tiny)  # s/s̄
             noise = given["errors"].mul_(share.square_()).mean(0)
             found["c_debiased"] = c((squared - (1 - 1 / len(domains)) * noise).clamp_(min=0), mean)
+        if "odd" in given:
             samples = x.new_tensor([[d.within.weight] for d in domains])
             in_odd = x.new_tensor([[d.in_odd] for d in domains])
-            even = (x * samples - given["odd"]).clamp_(min=0) / (samples - in_odd)
+            batches = x.new_tensor([[d.within.count] for d in domains])
+            total = x * samples
+            even = total - given["odd"]
+            even = torch.where(even > 2 * rounding * batches * total, even, 0) / (
+                samples - in_odd
+            )  # c of noise is large
             for what, half in zip(HALVES, (given["odd"] / in_odd, even), strict=True):
                 found[what] = c(relative_variance(half), half.mean(0) * factor)
         return found

@@ -39,6 +39,7 @@ class Taps(TorchFunctionMode):
         self.names = {id(p): name for name, p in params.items()}
         self.samples, self.sums = samples, sums
         self.tapped: dict[str, int] = {}  # how often each parameter entered a rule
+        self.sizes: dict[str, float] = {}  # numbers per sample that came out there
         self.other: set[str] = set()  # parameters that were used in another way
         self.skip: set[str] = set()  # parameters whose squares are not wanted
         self.shapes: list[Tensor] = []  # parameters in another shape
@@ -76,6 +77,7 @@ class Taps(TorchFunctionMode):
         names = [name for name in (weight, bias) if name is not None]
         for name in names:
             self.tapped[name] = self.tapped.get(name, 0) + 1
+            self.sizes[name] = out.numel() / self.samples
 
         def tapped(g: Tensor) -> None:
             if not self.skip.issuperset(names):

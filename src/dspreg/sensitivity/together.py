@@ -50,6 +50,11 @@ class Together:
         shares = []  # of this process in every domain; a pseudo-domain is as large as the domain it stands for
         for domain in domains.values():
             own = domain.within.weight
+            if self.rank % 2:  # or everybody's first batch would be in the same half
+                rest = {
+                    name: (domain.within.mean[name] * own - total).clamp_(min=0) for name, total in domain.odd.items()
+                }
+                domain.odd, domain.in_odd = rest, int(own) - domain.in_odd
             self._join_spread(domain.within, factors)
             shares.append(own / domain.within.weight)
             domain.odd = self._sum({name: total * factors[name] for name, total in domain.odd.items()})

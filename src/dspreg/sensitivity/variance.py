@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.errors import ConfigError
-from dspreg.vectors import ParamVector, theta
+from dspreg.vectors import ParamVector
 
 
 class RunningVariance:
@@ -31,7 +31,8 @@ class RunningVariance:
 
     def update(self) -> None:
         """Take in the parameters as they are now."""
-        now = theta(self.model).to(torch.float64)
+        # of frozen ones too: they may be trained later, and have not moved until then
+        now = ParamVector((name, p.detach().to(torch.float64, copy=True)) for name, p in self.model.named_parameters())
         self._count += 1
         change = now - self._mean
         self._mean = self._mean + change / self._count

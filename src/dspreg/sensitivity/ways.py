@@ -16,13 +16,21 @@ from torch import Tensor, nn
 
 from dspreg.errors import DataError, Notice
 from dspreg.sensitivity.estimators import Params, Readings, loop
-from dspreg.sensitivity.samples import Samples
+from dspreg.sensitivity.samples import Samples, made_of
 from dspreg.sensitivity.sums import Sums
 
 COMPARED = 3  # samples: with one, those who mix up samples and positions could not be told
 WEIGHTS = (1.0, 2.0, 4.0)  # theirs: with equal ones, those who exchange samples could not
 
-Ways = dict[str, str]  # a parameter's: "rules", "vectors" or "loop". Without an entry nobody knows yet
+
+class Ways(dict[str, str]):
+    """A parameter's: "rules", "vectors" or "loop". Without an entry nobody knows yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[str, float] = {}  # numbers per sample that it had a part in, of those that rules saw
+
+
 Way = Callable[[Params, Samples, Sums], set[str]]  # adds what it can do, and says for which names
 _known: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Ways]] = WeakKeyDictionary()
 _told: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
@@ -33,12 +41,13 @@ def known_ways(params: Params, samples: Samples, net: nn.Module) -> Ways:
 
     A network is another one when a module was exchanged. And what holds for a batch of one need not hold for more.
     """
-    modules = tuple((name, type(module)) for name, module in net.named_modules())
-    sort = (tuple(params), modules, min(len(samples), COMPARED), samples.sort)
-    return _known.setdefault(net, {}).setdefault(sort, {})
+    sort = (tuple(params), made_of(net), min(len(samples), COMPARED), samples.sort)
+    return _known.setdefault(net, {}).setdefault(sort, Ways())
 
 
-def compare(reading: Readings, params: Params, samples: Samples, *, rules: Way, vectors: Way, net: nn.Module) -> Ways:
+def compare(
+    reading: Readings, params: Params, samples: Samples, *, rules: Way, vectors: Way, net: nn.Module
+) -> dict[str, str]:
     """The ways that give the loop's numbers. A parameter whose gradients are zero proves nothing and has no entry."""
     few = samples.take(slice(0, COMPARED))
     exact = _weighted(params, few)

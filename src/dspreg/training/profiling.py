@@ -124,7 +124,8 @@ def profile_run(run: str | Path, plan: Plan, *, which: str = "selected") -> Prof
     key: tuple[Key, ...] = (s.dataset, s.targets, s.trial, s.draw)  # as in training
     if plan.seed or plan.dataset is not None:
         key = (*key, "measure", data.name, plan.seed)
-    to_model = columns(data, parts, model.classes).to(plan.device) if data.classes else None
+    matched = data.classes and plan.of == "loss"  # others need no labels, and classes may be anybody's
+    to_model = columns(data, parts, model.classes).to(plan.device) if matched else None
     with (
         _guarded(),
         _read(parts, key, step + 1, plan, data.small) as batches,
