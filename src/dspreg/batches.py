@@ -79,5 +79,6 @@ def soft_labels(y: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
 
 def mean_over_pairs(distance: Callable[[Tensor, Tensor], Tensor], parts: Sequence[Tensor]) -> Tensor:
     """The mean of `distance` over all unordered pairs; 0 for a single part, so one domain has nothing to align."""
-    distances = [distance(a, b) for a, b in combinations(parts, 2)]
+    with torch.autocast(parts[0].device.type, enabled=False):
+        distances = [distance(a, b) for a, b in combinations(map(at_least_float32, parts), 2)]
     return torch.stack(distances).mean() if distances else parts[0].new_zeros(())

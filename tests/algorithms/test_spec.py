@@ -31,11 +31,11 @@ def test_what_stands_later_is_around_what_stands_before(spec, outermost_first):
 
 def test_options_reach_their_layer():
     stack = parse(
-        "CORAL(weight=-0.5)+DSPReg(weight=1e-2, refresh_epochs=3, only=['a.*', 'b'], engine='lazy(30, exact)')"
+        "CORAL(weight=0.5)+DSPReg(weight=1e-2, refresh_epochs=3, only=['a.*', 'b'], engine='lazy(30, exact)')"
     )
     assert (stack.weight, stack.refresh_epochs, stack.only) == (0.01, 3, ["a.*", "b"])
     assert stack.engine == "lazy(30, exact)"
-    assert stack.base.weight == -0.5
+    assert stack.base.weight == 0.5
 
 
 @pytest.mark.parametrize(

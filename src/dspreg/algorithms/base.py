@@ -255,7 +255,7 @@ class Algorithm(nn.Module):
     def placed(self, tensors: Mapping[str, Tensor]) -> ParamVector:
         """A loaded vector, where the parameters are."""
         params = trainable(self.net)
-        return ParamVector((name, tensor.to(params[name].device)) for name, tensor in tensors.items())
+        return ParamVector((name, tensor.to(params[name].device, copy=True)) for name, tensor in tensors.items())
 
 
 def options_of(cls: type[Algorithm]) -> dict[str, inspect.Parameter]:
@@ -295,7 +295,7 @@ class ERM(Algorithm):
         return Outputs.of(batches, features, self.net.classifier(features))
 
     def loss(self, out: Outputs) -> Tensor:
-        return out.weights @ out.risks()
+        return out.weights.dot(out.risks())  # @ would be rounded to half precision under autocast
 
     def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
         loss = objective(batches)

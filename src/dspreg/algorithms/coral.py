@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.batches import Outputs, mean_over_pairs
+from dspreg.errors import ConfigError
 from dspreg.priors import LogUniform
 
 
@@ -24,6 +25,8 @@ class CORAL(Algorithm):
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 1.0):
         super().__init__(base)
+        if not 0 <= weight < float("inf"):
+            raise ConfigError(f"CORAL: weight={weight}; wanted a finite number ≥ 0")
         self.weight = weight
 
     def loss(self, out: Outputs) -> Tensor:

@@ -123,6 +123,9 @@ class DSPReg(Algorithm):
         self._start()
         return self.base.build(task)
 
+    def tune(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
+        self.ones()  # a pattern that matches nothing is refused before there is a run
+
     def _start(self) -> None:
         self._memory = Memory()
         self._asked = False  # for a gradient in this step

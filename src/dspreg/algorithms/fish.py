@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dspreg.algorithms.base import Algorithm, Direction, Log
 from dspreg.batches import Batch
+from dspreg.errors import ConfigError
 from dspreg.priors import Choice
 from dspreg.vectors import move_to, theta
 
@@ -18,7 +19,8 @@ class Fish(Algorithm):
     To first order this maximises the inner products between the domains' gradients.
 
     Shi et al., ICLR 2022. The inner optimiser's state is carried from step to step, as in DomainBed. Changes `update`;
-    as many passes as ERM, on smaller batches. The loss in the log is the last domain's.
+    as many passes as ERM, on smaller batches. The loss in the log is the last domain's. All domains of a step see the
+    same dropout mask, where DomainBed draws one for each.
     """
 
     one_by_one = True
@@ -26,6 +28,8 @@ class Fish(Algorithm):
 
     def __init__(self, base: Algorithm | None = None, *, meta_lr: float = 0.5):
         super().__init__(base)
+        if not 0 < meta_lr < float("inf"):
+            raise ConfigError(f"Fish: meta_lr={meta_lr}; wanted a finite number > 0")
         self.meta_lr = meta_lr
 
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:

@@ -56,7 +56,7 @@ class GGA(Algorithm):
         if not 0 < rho < float("inf"):
             raise ConfigError(f"GGA: rho={rho}; wanted a finite number > 0")
         if not 0 <= start <= end:
-            raise ConfigError(f"GGA: start={start}, end={end}; wanted 0 ≤ start ≤ end")
+            raise ConfigError(f"GGA: start={start}, end={end}; wanted 0 ≤ start ≤ end, so give both if you give one")
         if tries < 1:
             raise ConfigError(f"GGA: tries={tries}; wanted at least 1")
         if not slack >= 0:

@@ -106,6 +106,11 @@ class GMDG(WithOracle):
 
 def explained_covariance(f: Tensor, u: Tensor) -> Tensor:
     """A, by S = fᵀPf/N with the projection P on the columns of u, both centred."""
+    with torch.autocast(f.device.type, enabled=False):
+        return _explained(f, u)
+
+
+def _explained(f: Tensor, u: Tensor) -> Tensor:
     f, u = (t / (t.norm() + 1e-12) for t in (f, u))
     f, u = f - f.mean(0), u - u.mean(0)
     left, s, _ = torch.linalg.svd(u, full_matrices=False)

@@ -33,6 +33,8 @@ class GSAM(Algorithm):
         super().__init__(base)
         if not rho > 0:
             raise ConfigError(f"GSAM: rho={rho}; wanted a number > 0")
+        if not 0 <= alpha < float("inf"):
+            raise ConfigError(f"GSAM: alpha={alpha}; wanted a finite number ≥ 0")
         self.rho, self.alpha = rho, alpha
 
     def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:

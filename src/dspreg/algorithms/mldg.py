@@ -26,7 +26,7 @@ class MLDG(Algorithm):
     Li et al., AAAI 2018, first-order as in DomainBed, whose inner Adam has the learning rate and weight decay of the
     run, whatever the optimiser. DomainBed crops each pair to the shorter batch, ours are whole: the same for batches of
     one size. Where DomainBed would be left without a pair, n_meta_test is at most D − 1. A single domain takes the step
-    of the base. Changes `gradient`; two passes over each pair.
+    of the base. All passes of a step see the same dropout mask. Changes `gradient`; two passes over each pair.
     """
 
     one_by_one = compares = True
@@ -36,6 +36,8 @@ class MLDG(Algorithm):
         super().__init__(base)
         if n_meta_test < 1:
             raise ConfigError(f"MLDG: n_meta_test={n_meta_test}; wanted at least 1")
+        if not 0 <= beta < float("inf"):
+            raise ConfigError(f"MLDG: beta={beta}; wanted a finite number ≥ 0")
         self.beta, self.n_meta_test = beta, n_meta_test
 
     def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:

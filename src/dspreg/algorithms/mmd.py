@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.batches import Outputs, mean_over_pairs
+from dspreg.errors import ConfigError
 from dspreg.priors import LogUniform
 
 GAMMAS = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
@@ -27,6 +28,8 @@ class MMD(Algorithm):
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 1.0):
         super().__init__(base)
+        if not 0 <= weight < float("inf"):
+            raise ConfigError(f"MMD: weight={weight}; wanted a finite number ≥ 0")
         self.weight = weight
 
     def loss(self, out: Outputs) -> Tensor:

@@ -31,6 +31,8 @@ class SAGM(Algorithm):
         super().__init__(base)
         if not rho > 0:
             raise ConfigError(f"SAGM: rho={rho}; wanted a number > 0")
+        if not 0 <= alpha < float("inf"):
+            raise ConfigError(f"SAGM: alpha={alpha}; wanted a finite number ≥ 0")
         self.rho, self.alpha = rho, alpha
 
     def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:

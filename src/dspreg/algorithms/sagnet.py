@@ -74,7 +74,7 @@ class SagNet(Algorithm):
         # keyed: torch's own numbers are the same at every evaluation of a step
         j = torch.randperm(len(u), generator=generator(*self.task.key, self.t, "SagNet", purpose)).to(u.device)
         guess = self.style_head(joined(u[j].detach(), mean, var).to(out.features.dtype))
-        return out.weights @ out.replace(logits=guess).risks()
+        return out.weights.dot(out.replace(logits=guess).risks())
 
 
 def parts(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:

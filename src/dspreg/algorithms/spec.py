@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -64,7 +64,7 @@ def filled(text: str, *, seed: int | None = None, steps: int = PUBLISHED) -> tup
             shorter = round(usual * min(1.0, steps / PUBLISHED)) if usual else usual
             if shorter == usual:
                 continue
-            if option in given:
+            if given & set(cls.counted):  # one that is given fixes the others, as GGA's start its end
                 by_hand.add(option)
                 continue
             setattr(layer, option, shorter)
@@ -152,7 +152,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return type(value) in (int, float) and math.isfinite(value)
     if hint in (int, str, bool, NoneType):
         return type(value) is hint
-    if get_origin(hint) is list:
+    if get_origin(hint) in (list, Sequence):
         return isinstance(value, list) and all(_fits(each, get_args(hint)[0]) for each in value)
     return True
 
@@ -161,7 +161,7 @@ def _words(hint: Any) -> str:
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(_words(each) for each in get_args(hint))
     known = {float: "a number", int: "a whole number", str: "a quoted string", bool: "True or False", NoneType: "None"}
-    return known.get(hint, "a list" if get_origin(hint) is list else str(hint))
+    return known.get(hint, "a list" if get_origin(hint) in (list, Sequence) else str(hint))
 
 
 def _text(layer: Algorithm, also: Collection[str] = ()) -> str:

@@ -31,9 +31,17 @@ class WarmUp(Algorithm):
         return self.weight if self.t >= self.warmup else self.before
 
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
-        if self.t == self.warmup and self._forgotten_at != self.t:  # once, also if a layer above updates several times
-            self._forgotten_at = self.t
+        if self.t == self.warmup and not self._forgotten:  # once, also if a layer above updates several times
+            self._forgotten = True
             self.stack.optimizer.state.clear()
         return self.base.update(direction, batches)
 
-    _forgotten_at: int | None = None
+    def commit(self) -> None:
+        super().commit()
+        self._forgotten = False
+
+    def discard(self) -> None:
+        super().discard()
+        self._forgotten = False
+
+    _forgotten = False  # in this step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -87,7 +88,8 @@ class Penalty:
         # what measures by layer has to see the layers
         eager = torch.compiler.set_stance("force_eager") if compiled(self.model) else nullcontext()
         with eager:
-            profile = measure(self.net, domains, only=self._c.names().values(), group=self._processes.group, **options)
+            names = [glob.escape(name) for name in self._c.names().values()]
+            profile = measure(self.net, domains, only=names, group=self._processes.group, **options)
         self.coefficients = self._plainly(profile.c)
         self.profile = profile
         return profile
@@ -113,6 +115,7 @@ class Penalty:
             raise ConfigError("inference mode is on, where nothing has a gradient: leave it before penalty.backward()")
         if not (math.isfinite(self.weight) and self.weight >= 0):
             raise ConfigError(f"weight={self.weight}; wanted a finite number ≥ 0")
+        self.record = None if record else self.record  # in a warm-up there is nothing to record
         passes = Passes(self.net, self._processes, 1.0 if scaler is None else self._scale(scaler))
         if not self.weight or self.steps < self.warmup:
             loss, total = passes.gradient(passes.loss, closures)

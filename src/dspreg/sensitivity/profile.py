@@ -190,7 +190,7 @@ class Profile:
             ) from error
         except OSError as error:
             raise ResourceError(f"{path} can't be read: {error.strerror or error}") from error
-        except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
+        except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise IntegrityError(f"{path} is damaged or not a profile: {error}") from error
 
 

@@ -92,7 +92,7 @@ def maker(algorithm: type[Algorithm] | str, **options: Any) -> Make:
                 return base or stack
             above_erm[-1].base = base
             return stack
-        return algorithm(base, **options) if not issubclass(algorithm, ERM) else base or algorithm()
+        return algorithm(base, **options) if not issubclass(algorithm, ERM) else base or algorithm(**options)
 
     return make
 

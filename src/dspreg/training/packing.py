@@ -33,7 +33,7 @@ def unpack(data: bytes, where: str) -> tuple[Any, dict[str, str]]:
         size = int.from_bytes(data[:8], "little")
         described = json.loads(json.loads(data[8 : 8 + size])["__metadata__"][ENTRY])
         return _restored(described["state"], tensors), described["about"]
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise IntegrityError(f"{where} is damaged or not written by dspreg: {error}") from error
 
 

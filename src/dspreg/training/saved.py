@@ -81,6 +81,8 @@ def contents(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     saved, about = unpack(path.read_bytes(), str(path))
     if about.get("format") != MODEL:
         raise IntegrityError(f"{path} is of the format {about.get('format')!r}; wanted {MODEL!r}")
+    if not isinstance(saved, dict) or not {"built", "tensors"} <= saved.keys():
+        raise IntegrityError(f"{path} is damaged: it says not how the network is made, or has no tensors")
     return saved["built"], saved["tensors"]
 
 

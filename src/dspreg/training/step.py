@@ -31,13 +31,13 @@ def train_step(algorithm: Algorithm, batches: Sequence[Batch], *, record: bool =
         raise TypeError("train_step wants a list of dspreg.Batch(x, y, domain), one per source domain")
     noise = Noise(*algorithm.task.key, algorithm.t, "noise")  # the same random numbers at every evaluation
 
-    seen: set[tuple[int, ...]] = set()
+    seen: set[int] = set()  # domains
 
     def evaluated(loss: Callable[[Outputs], Tensor], batches: Sequence[Batch]) -> Tensor:
         # batch norm takes a batch into its statistics once, however often the batch is looked at
-        domains = tuple(batch.domain for batch in batches)
-        buffers = scratch_buffers(algorithm.net) if domains in seen else nullcontext()
-        seen.add(domains)
+        domains = {batch.domain for batch in batches}
+        buffers = scratch_buffers(algorithm.net) if domains <= seen else nullcontext()
+        seen.update(domains)
         with noise.replayed(), buffers:
             return loss(algorithm(batches))
 
