@@ -215,6 +215,11 @@ class Algorithm(nn.Module):
         """The arrows this class changes."""
         return tuple(arrow for arrow in ARROWS if getattr(cls, arrow) is not getattr(Algorithm, arrow))
 
+    @classmethod
+    def changes(cls) -> set[str]:
+        """What a layer above may undo: the arrows, and how it predicts."""
+        return {*cls.arrows()} | ({"predict"} if cls.predict is not Algorithm.predict else set())
+
     def extra_repr(self) -> str:
         """For print: `weight=0.5, rho=0.1`."""
         return ", ".join(f"{name}={value!r}" for name, value in self.options().items())

@@ -21,18 +21,10 @@ def require_order(stack: Algorithm) -> None:
                 raise ConfigError(f"{reason}. {better}")
 
 
-def overrides(layer: Algorithm, name: str) -> bool:
-    """Whether its class, and not `Algorithm`, says how."""
-    from dspreg.algorithms.base import Algorithm
-
-    return getattr(type(layer), name) is not getattr(Algorithm, name)
-
-
 def clash(above: Algorithm, below: Algorithm) -> str | None:
     """Why one must not stand above the other."""
     upper, lower = type(above).__name__, type(below).__name__
-    changed = {*below.arrows(), *(["predict"] if overrides(below, "predict") else [])}
-    undone = above.replaces & changed
+    undone = above.replaces & below.changes()
     if undone:
         return f"{upper} has its own {' and '.join(sorted(undone))} and would undo that of {lower} below it"
     if above.one_by_one and below.compares and {"gradient", "update"} & set(above.arrows()) & set(below.arrows()):

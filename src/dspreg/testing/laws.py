@@ -246,8 +246,8 @@ class _Nudge(Algorithm):
         self.arrow = arrow
 
     @classmethod
-    def arrows(cls) -> tuple[str, ...]:
-        return ()  # so that it may stand below all that replace an arrow
+    def changes(cls) -> set[str]:
+        return set()  # so that it may stand below all that replace an arrow
 
     def build(self, task: Task) -> Network:
         net = self.base.build(task)
