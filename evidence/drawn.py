@@ -17,7 +17,7 @@ OURS, BASE, GREY = "#c2410c", "#0369a1", "#94a3b8"
 def forest(found: Mapping[str, Mapping[str, Contrast]]) -> Figure:
     """Every contrast with its interval; hollow where there are too few pairs for a verdict."""
     figure = Figure(figsize=(7.2, 2.9), layout="constrained")
-    places = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
+    places = figure.subplots(1, len(found), squeeze=False, sharex=True, sharey=True)[0]
     for axes, (name, each) in zip(places, found.items(), strict=True):
         for y, other in enumerate(OTHERS):
             if other not in each:
@@ -38,7 +38,7 @@ def forest(found: Mapping[str, Mapping[str, Contrast]]) -> Figure:
 def dots(found: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
     """The pairs of the primary contrast, one dot each, and the mean of each target."""
     figure = Figure(figsize=(7.2, 2.9), layout="constrained")
-    places = figure.subplots(1, len(found), squeeze=False)[0]
+    places = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
     for axes, (name, targets) in zip(places, found.items(), strict=True):
         for x, values in enumerate(targets.values()):
             beside = [x + 0.06 * (i - (len(values) - 1) / 2) for i in range(len(values))]
