@@ -9,28 +9,17 @@ measured again. On 512 images of each source domain, those that a refresh at tha
 
 from __future__ import annotations
 
-import argparse
 import sys
-import warnings
-from pathlib import Path
 from typing import Any
 
-import torch
-from kept import measured
+from kept import measured, parser
 
-import dspreg
 from dspreg.sensitivity import Profile
 from dspreg.training.profiling import Plan, profile_run
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("store", type=Path)
-    parser.add_argument("--root", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore", dspreg.Notice)
+    options = parser(__doc__).parse_args()
     plan = Plan(root=options.root, workers=0)
     measured(
         options.store,

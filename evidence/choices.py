@@ -9,13 +9,9 @@ sensitive to, and Spearman's rank correlation with the first.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import warnings
-from pathlib import Path
 
-import torch
-from kept import measured
+from kept import measured, parser
 from restored import UNSEEN, batches, restored
 
 import dspreg
@@ -28,14 +24,7 @@ EPSILONS = (1e-8, 1e-6, 1e-4)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("store", type=Path)
-    parser.add_argument("--root", required=True)
-    parser.add_argument("--weights", default="build/lite0.safetensors")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore", dspreg.Notice)
+    options = parser(__doc__).parse_args()
     measured(
         options.store,
         options.out,

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import warnings
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.progress import track
 from rows import finished
 
+import dspreg
 from dspreg.files import write
 from dspreg.store import RunFolder
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Of a script that measures kept models."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("store", type=Path, help="the --store of the sweep that kept them")
+    made.add_argument("--root", required=True, help="folder that holds the data sets")
+    made.add_argument("--weights", default="build/lite0.safetensors", help="as the runs had them")
+    made.add_argument("--out", type=Path, required=True, help="JSON lines; those that are there stay")
+    return made
 
 
 def measured(
@@ -26,7 +40,9 @@ def measured(
     steps: Container[int] | None = None,
     trials: Container[int] | None = None,
 ) -> None:
-    """Add to `out` what `measure` finds at each evaluated step of each finished run, or at these of these."""
+    """Add to `out`, on one thread, what `measure` finds at each evaluated step of each finished run, or at these of these."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", dspreg.Notice)
     lines = read_lines(out)
     there = {(line["run"], line["step"]) for line in lines}
     wanted = []

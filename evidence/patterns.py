@@ -9,17 +9,12 @@ its mean everywhere: cosine and ratio of lengths to the first, of one batch on a
 
 from __future__ import annotations
 
-import argparse
 import sys
-import warnings
-from pathlib import Path
 
-import torch
-from kept import measured
+from kept import measured, parser
 from restored import UNSEEN, batches, restored
 from torch import Tensor
 
-import dspreg
 from dspreg.algorithms import DSPReg
 from dspreg.batches import Batch
 from dspreg.penalty import Step, engine_named
@@ -30,16 +25,10 @@ BATCHES = 8
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("store", type=Path)
-    parser.add_argument("--root", required=True)
-    parser.add_argument("--weights", default="build/lite0.safetensors")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", nargs="+", type=int, default=[60, 180, 299])
-    parser.add_argument("--trials", nargs="+", type=int, default=[0])
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore", dspreg.Notice)
+    options_of = parser(__doc__)
+    options_of.add_argument("--steps", nargs="+", type=int, default=[60, 180, 299])
+    options_of.add_argument("--trials", nargs="+", type=int, default=[0])
+    options = options_of.parse_args()
     measured(
         options.store,
         options.out,
