@@ -40,7 +40,7 @@ def measured(
     steps: Container[int] | None = None,
     trials: Container[int] | None = None,
 ) -> None:
-    """Add to `out`, on one thread, what `measure` finds at each evaluated step of each finished run, or at these of these."""
+    """Add to `out` what `measure` finds at each evaluated step of each finished run, or at these of these."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", dspreg.Notice)
     lines = read_lines(out)
