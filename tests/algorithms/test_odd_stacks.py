@@ -127,3 +127,20 @@ def test_batch_norm_takes_a_batch_once_however_it_is_asked_for():
         stack.double()
         train_step(stack, toy_batches(0, 3, plain.SIZES))
         assert int(stack.net.featurizer.layers[1].num_batches_tracked) == times, stack
+
+
+@pytest.mark.parametrize("spec", ["SagNet", "GMDG(places='0')", "GGA", "DANN(grad_penalty=1.0)"])
+def test_a_frozen_featurizer_is_refused_by_those_who_move_it(spec):
+    class Frozen(nn.Sequential):
+        width = 5
+        stages = ("0",)
+
+        def __init__(self):
+            super().__init__(nn.Linear(5, 5), nn.Tanh())
+            self.requires_grad_(False)
+
+    task = dspreg.Task(CLASSES, ("a", "b", "c"), steps_per_epoch=4, backbone=Frozen)
+    adam = torch.optim.Adam
+    with pytest.raises(ConfigError, match="trains the featurizer, and all of it is frozen"):
+        dspreg.parse(spec).setup(task, adam)
+    dspreg.parse("DANN+DSPReg(coefficients='ones')").setup(task, adam)

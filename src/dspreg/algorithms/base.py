@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from dspreg.algorithms.measuring import measuring
 from dspreg.algorithms.optimising import Optimizer, give_gradients
-from dspreg.algorithms.order import require_order
+from dspreg.algorithms.order import require_order, require_trained
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective, Outputs
 from dspreg.networks import Network
@@ -65,6 +65,7 @@ class Algorithm(nn.Module):
     space: ClassVar[Mapping[str, Prior]] = {}  # where random search draws each option from
     counted: ClassVar[tuple[str, ...]] = ()  # options that are numbers of steps, and shorter in a short run
     replaces: ClassVar[frozenset[str]] = frozenset()  # arrows that on purpose do not reach the base
+    moves_features: bool = False  # whether it can't do with a featurizer that is frozen as a whole
     one_by_one: ClassVar[bool] = False  # whether it asks the arrow below for one domain at a time
     compares: ClassVar[bool] = False  # whether it is nothing on a single domain
     remembers: ClassVar[tuple[str, ...]] = ()  # attributes besides buffers that are saved
@@ -120,6 +121,7 @@ class Algorithm(nn.Module):
         self.bottom.stack = Stack(task, self)
         with seeded(*task.key, "build"):
             self.bottom.network = self.build(task)
+        require_trained(self)
         self.to(device)
         self.stack.optimizer = optimizer([p for p in self.parameters() if p.requires_grad])
         for layer in self.layers():

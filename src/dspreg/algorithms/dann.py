@@ -96,6 +96,10 @@ class DANN(Algorithm):
             optimizer.param_groups[0]["betas"] = betas
 
     @property
+    def moves_features(self) -> bool:  # type: ignore[override]
+        return self.grad_penalty > 0
+
+    @property
     def discriminating(self) -> bool:
         """Whether this step is the discriminator's. DomainBed counts a step before it looks."""
         return (self.t + 1) % (self.d_steps_per_g_step + 1) < self.d_steps_per_g_step

@@ -38,7 +38,7 @@ class GGA(Algorithm):
     Changes `update`; a step that searches takes `tries` + 1 gradients and as many forward passes more.
     """
 
-    compares = True
+    compares = moves_features = True
     space = {"rho": Choice(1e-6, 1e-5)}
     counted: ClassVar[tuple[str, ...]] = ("start", "end")
 

@@ -38,6 +38,7 @@ class GMDG(WithOracle):
     A. Batches must have one size. Changes `build`, `forward` and `loss`; a forward pass of the oracle and an SVD more.
     """
 
+    moves_features = True
     space = {
         "weight": Choice(0.01, 0.1),
         "shift": Choice(0.001, 0.01, 0.1),

@@ -21,6 +21,18 @@ def require_order(stack: Algorithm) -> None:
                 raise ConfigError(f"{reason}. {better}")
 
 
+def require_trained(stack: Algorithm) -> None:
+    """Refuse a layer that differentiates by the featurizer where all of it is frozen; torch would say less."""
+    if any(p.requires_grad for p in stack.net.featurizer.parameters()):
+        return
+    for layer in stack.layers():
+        if layer.moves_features:
+            name = type(layer).__name__
+            raise ConfigError(
+                f"{name} trains the featurizer, and all of it is frozen; leave {name} out, or thaw a part"
+            )
+
+
 def clash(above: Algorithm, below: Algorithm) -> str | None:
     """Why one must not stand above the other."""
     upper, lower = type(above).__name__, type(below).__name__

@@ -35,6 +35,7 @@ class SagNet(Algorithm):
 
     space = {"weight": LogUniform(-2, 1, key="sag_w_adv")}
     style_head: nn.Module
+    moves_features = True
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 0.1):
         super().__init__(base)
