@@ -113,9 +113,8 @@ class Summary:
             batches = x.new_tensor([[d.within.count] for d in domains])
             total = x * samples
             even = total - given["odd"]
-            even = torch.where(even > 2 * rounding * batches * total, even, 0) / (
-                samples - in_odd
-            )  # c of noise is large
+            even = torch.where(even > 2 * rounding * batches * total, even, 0)  # what rounding left has a large c
+            even = even / (samples - in_odd)
             for what, half in zip(HALVES, (given["odd"] / in_odd, even), strict=True):
                 found[what] = c(relative_variance(half), half.mean(0) * factor)
         return found
