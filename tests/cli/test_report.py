@@ -147,11 +147,13 @@ def test_writing_domainbeds_folders(capsys, runs, tmp_path):
         (["RUNS", "--contrast", "ERM", "IRM"], "no runs of 'IRM'"),
     ],
 )
-def test_wrong_calls(capsys, runs, arguments, message):
+def test_wrong_calls(capsys, monkeypatch, runs, tmp_path, arguments, message):
+    monkeypatch.chdir(tmp_path)
     code, out, err = said(capsys, *(str(runs) if a == "RUNS" else a for a in arguments))
     assert (code, out) == (2, "")
     assert message in err
     assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == [runs]  # a refused call writes nothing
 
 
 def test_a_terminal_without_the_letters_has_their_numbers(runs):
