@@ -61,7 +61,16 @@ DRAWS = {
     "training/confusion.py",
 }  # may import matplotlib at the top
 INDEXES = {"__init__.py", "spec.py", "catalogue.py"}  # may import other algorithms
-FOUNDATIONS = {"base", "order", "task", "measuring", "optimising", "oracle", "warm_up"}  # what algorithms stand on
+FOUNDATIONS = {
+    "base",
+    "layer",
+    "order",
+    "task",
+    "measuring",
+    "optimising",
+    "oracle",
+    "warm_up",
+}  # what algorithms stand on
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}  # run code from files
 
 

@@ -13,15 +13,13 @@ as functions, so that a layer may evaluate them again elsewhere without knowing 
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from dspreg.algorithms.layer import Layer, Stack
 from dspreg.algorithms.measuring import measuring
 from dspreg.algorithms.optimising import Optimizer, give_gradients
 from dspreg.algorithms.order import require_order, require_trained
@@ -39,22 +37,7 @@ Log = dict[str, Tensor]
 ARROWS = ("build", "forward", "loss", "gradient", "update")
 
 
-@dataclass
-class Stack:
-    """What all layers of one stack share."""
-
-    task: Task
-    top: Algorithm  # the outermost layer
-    steps: int = 0  # taken so far
-    notes: Log = field(default_factory=dict)  # of the current step
-    told: list[dict[str, Any]] = field(default_factory=list)  # events of the current step
-    recording: bool = False  # whether the current step's log is kept, so that costly figures are worth taking
-    optimizer: torch.optim.Optimizer = field(init=False)
-    # evaluated(loss, batches): a loss of the whole stack's outputs, with the random numbers of the current step
-    evaluated: Callable[[Callable[[Outputs], Tensor], Sequence[Batch]], Tensor] = field(init=False)
-
-
-class Algorithm(nn.Module):
+class Algorithm(Layer):
     """A layer around `base`. Override the arrow you change and call `self.base` in it.
 
     The constructor records options, under the names of its arguments; `build` constructs. Random numbers come from
@@ -68,13 +51,11 @@ class Algorithm(nn.Module):
     moves_features: bool = False  # whether it can't do with a featurizer that is frozen as a whole
     one_by_one: ClassVar[bool] = False  # whether it asks the arrow below for one domain at a time
     compares: ClassVar[bool] = False  # whether it is nothing on a single domain
-    remembers: ClassVar[tuple[str, ...]] = ()  # attributes besides buffers that are saved
 
     def __init__(self, base: Algorithm | None = None):
         super().__init__()
         require_layer(base, f"{type(self).__name__}(base)")
-        self.base: Algorithm = base if base is not None else ERM()
-        self._staged: dict[tuple[str, int | None], Any] = {}
+        self.base = base if base is not None else ERM()
 
     # The arrows.
 
@@ -138,52 +119,6 @@ class Algorithm(nn.Module):
         """Whether this layer measures c, so that a trainer shows it before and after."""
         return False
 
-    @property
-    def bottom(self) -> ERM:
-        return self.base.bottom
-
-    @property
-    def stack(self) -> Stack:
-        shared = self.bottom.__dict__.get("stack")
-        if shared is None:
-            raise RuntimeError(f"{type(self).__name__} has no network yet: call setup(task, optimizer) first")
-        return cast(Stack, shared)
-
-    @property
-    def net(self) -> Network:
-        """What `build` returned at the top of the stack."""
-        return self.stack.top.bottom.network
-
-    @property
-    def task(self) -> Task:
-        return self.stack.task
-
-    @property
-    def t(self) -> int:
-        """Steps taken so far."""
-        return self.stack.steps
-
-    def stage(self, name: str, value: Any, *, rows: Sequence[int] | None = None) -> None:
-        """Set attribute `name` (or these rows of it, one per domain) when the step is over.
-
-        The first value staged in a step counts: it belongs to θ, later ones to points nearby.
-        """
-        if rows is None:
-            self._staged.setdefault((name, None), value)
-        else:
-            for row, one in zip(rows, value.detach(), strict=True):
-                self._staged.setdefault((name, row), one)
-
-    def note(self, **scalars: Tensor | float) -> None:
-        """Values for the log, as `Class.name`; the first of a step counts. Tensors stay on their device."""
-        for name, value in scalars.items():
-            value = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
-            self.stack.notes.setdefault(f"{type(self).__name__}.{name}", value)
-
-    def tell(self, event: str, **values: Any) -> None:
-        """Something that happened at this step and is no scalar; the trainer keeps it beside the records."""
-        self.stack.told.append({"event": event, "step": self.t, **values})
-
     def descend(self, loss: Callable[[Outputs], Tensor], parts: nn.Module, batches: Sequence[Batch]) -> Tensor:
         """For `update`: one optimiser step of `parts` alone, on another loss of the stack's outputs. Returns the loss.
 
@@ -195,23 +130,6 @@ class Algorithm(nn.Module):
         self.stack.optimizer.zero_grad()
         return value.detach()
 
-    # The life of a step.
-
-    @contextmanager
-    def stepping(self, *, record: bool) -> Iterator[Log]:
-        """One step: what was staged is written if it succeeds and dropped if it does not. Yields the notes."""
-        stack = self.stack
-        stack.notes, stack.told, stack.recording = {}, [], record
-        try:
-            yield stack.notes
-        except BaseException:
-            for layer in self.layers():
-                layer.discard()
-            raise
-        for layer in self.layers():
-            layer.commit()
-        stack.steps += 1
-
     @classmethod
     def arrows(cls) -> tuple[str, ...]:
         """The arrows this class changes."""
@@ -221,53 +139,6 @@ class Algorithm(nn.Module):
     def changes(cls) -> set[str]:
         """What a layer above may undo: the arrows, and how it predicts."""
         return {*cls.arrows()} | ({"predict"} if cls.predict is not Algorithm.predict else set())
-
-    def extra_repr(self) -> str:
-        """For print: `weight=0.5, rho=0.1`."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.options().items())
-
-    def options(self, also: Collection[str] = ()) -> dict[str, Any]:
-        """The options that differ from their defaults, and those asked for."""
-        values = {name: (getattr(self, name), p.default) for name, p in options_of(type(self)).items()}
-        return {name: value for name, (value, default) in values.items() if value != default or name in also}
-
-    def commit(self) -> None:
-        """Write what was staged in this step."""
-        for (name, row), value in self._staged.items():
-            if row is None:
-                setattr(self, name, value)
-            else:
-                getattr(self, name)[row] = value
-        self._staged.clear()
-
-    def discard(self) -> None:
-        """Forget what was staged: the step did not come to its end."""
-        self._staged.clear()
-
-    def layers(self) -> Iterator[Algorithm]:
-        """This layer and all below it."""
-        yield self
-        yield from self.base.layers()
-
-    def get_extra_state(self) -> dict[str, Any]:
-        """What `remembers` names, vectors as plain dictionaries."""
-        values = {name: getattr(self, name) for name in self.remembers}
-        return {n: dict(v) if isinstance(v, ParamVector) else v for n, v in values.items()}
-
-    def set_extra_state(self, state: dict[str, Any]) -> None:
-        for name in self.remembers:
-            value = state[name]
-            setattr(self, name, self.placed(value) if isinstance(getattr(self, name), ParamVector) else value)
-
-    def placed(self, tensors: Mapping[str, Tensor]) -> ParamVector:
-        """A loaded vector, where the parameters are."""
-        params = trainable(self.net)
-        return ParamVector((name, tensor.to(params[name].device, copy=True)) for name, tensor in tensors.items())
-
-
-def options_of(cls: type[Algorithm]) -> dict[str, inspect.Parameter]:
-    """The keyword options of an algorithm's constructor."""
-    return {p.name: p for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 
 def require_layer(base: object, what: str) -> None:
@@ -285,8 +156,7 @@ class ERM(Algorithm):
     network: Network
 
     def __init__(self) -> None:
-        nn.Module.__init__(self)  # no base below
-        self._staged = {}
+        Layer.__init__(self)  # no base below
 
     def build(self, task: Task) -> Network:
         # separate keys: whatever else a stack builds, all arms of a trial start from the same weights

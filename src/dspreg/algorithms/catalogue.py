@@ -7,7 +7,8 @@ import json
 from importlib.resources import files
 from typing import Any, cast
 
-from dspreg.algorithms.base import Algorithm, options_of
+from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.layer import options_of
 from dspreg.algorithms.spec import algorithm_named, algorithms
 
 

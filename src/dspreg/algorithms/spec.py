@@ -12,7 +12,8 @@ from collections.abc import Collection, Sequence
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from dspreg.algorithms.base import ERM, Algorithm, options_of
+from dspreg.algorithms.base import ERM, Algorithm
+from dspreg.algorithms.layer import options_of
 from dspreg.errors import ConfigError
 from dspreg.names import did_you_mean, imported
 

@@ -19,7 +19,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from dspreg.data import DomainDataset, labels_of
-from dspreg.testing.laws import LawBroken
+from dspreg.testing.probes import LawBroken
 
 LOOKED_AT = 8  # images of a domain, spread over it; labels are all read
 
