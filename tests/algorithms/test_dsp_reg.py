@@ -546,6 +546,8 @@ def test_a_failed_step_leaves_the_running_mean_alone():
         ({"of": "loses"}, "of='loses'"),
         ({"refresh_epochs": 0}, "refresh_epochs=0; wanted a whole number, at least 1"),
         ({"refresh_steps": 0}, "refresh_steps=0; wanted a whole number, at least 1"),
+        ({"refresh_steps": 9, "coefficients": "static"}, "refresh_steps=9 does nothing .* once, before step 0"),
+        ({"refresh_steps": 9, "coefficients": "ones"}, "refresh_steps=9 does nothing .* never measures c"),
         ({"refresh_epochs": 1.5}, "refresh_epochs=1.5; wanted a whole number"),
         ({"eps": -1.0}, "eps=-1.0; wanted a finite number"),
         ({"quantile": 7.0}, "quantile=7.0; wanted a number from 0 to 1"),

@@ -30,6 +30,7 @@ from dspreg.sensitivity.samples import Samples
 from dspreg.vectors import ParamVector, trainable
 
 COEFFICIENTS = ("dynamic", "static", "ones", "mean", "shuffled", "hard")
+ON_NO_SCHEDULE = {"static": "measures c once, before step 0", "ones": "never measures c"}
 
 
 class DSPReg(Algorithm):
@@ -97,6 +98,9 @@ class DSPReg(Algorithm):
         for name, value in counts.items():
             if value is not None and not (value >= 1 and value == int(value)):
                 raise ConfigError(f"{name}={value}; wanted a whole number, at least 1")
+        if refresh_steps is not None and coefficients in ON_NO_SCHEDULE:
+            what = f"coefficients={coefficients!r}, which {ON_NO_SCHEDULE[coefficients]}"
+            raise ConfigError(f"refresh_steps={refresh_steps} does nothing with {what}; leave it out")
         if not 0 <= eps < float("inf"):
             raise ConfigError(f"eps={eps}; wanted a finite number ≥ 0")
         if warmup < 0:
