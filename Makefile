@@ -97,6 +97,7 @@ pacs-arms: $(READY) build/places  ## the frozen protocol's arms on PACS and the 
 	$(BIN)/dspreg sweep evidence/pacs/second.yaml --store evidence/pacs/store
 	$(BIN)/dspreg sweep evidence/digits/arms.yaml --store evidence/digits/store
 	$(BIN)/dspreg sweep evidence/digits/notes.yaml --store evidence/digits/store
+	$(BIN)/dspreg sweep evidence/digits/compose.yaml --store evidence/digits/store
 	$(BIN)/dspreg sweep evidence/digits/batch.yaml --store evidence/digits/batch
 	$(BIN)/dspreg sweep evidence/pacs/third.yaml --store evidence/pacs/store
 

@@ -37,8 +37,15 @@ OTHERS = ("shuffled c", "ERM", "c = 1", "mean c", "static c")  # that DSP-Reg is
 SETS = {"PACS": (HERE / "pacs/store", arms(60)), "digits": (HERE / "digits/store", arms(40))}
 BATCH = HERE / "digits/batch"  # the store of batch.yaml
 
-FULL = dsp_reg(refresh_steps=60)
 METHODS = ("CORAL", "SAM", "Fishr", "Mixup", "SAGM")
+
+
+def composed(interval: int) -> dict[str, tuple[str, str]]:
+    """Name → label of a method with DSP-Reg around it, and of the method alone."""
+    return {f"{name} + DSP-Reg": (f"{name}+{dsp_reg(refresh_steps=interval)}", name) for name in METHODS}
+
+
+FULL, FULL_DIGITS = dsp_reg(refresh_steps=60), dsp_reg(refresh_steps=40)
 SINGLE = {  # of PACS, one trial each: name → label, and label of what it is compared with
     "`exact`, λ = 0.0014": (dsp_reg(refresh_steps=60, engine=None, weight=0.0014), FULL),
     "`momentum`, λ = 0.0035": (dsp_reg(refresh_steps=60, engine="momentum", weight=0.0035), FULL),
@@ -46,9 +53,9 @@ SINGLE = {  # of PACS, one trial each: name → label, and label of what it is c
     **{f"λ = {w:g}": (dsp_reg(refresh_steps=60, weight=w), FULL) for w in (0.0001, 0.01, 0.1)},
     **{f"T = {t}": (dsp_reg(refresh_steps=30 * t), FULL) for t in (1, 3, 4)},
     **{name: (name, "ERM") for name in METHODS},
-    **{f"{name} + DSP-Reg": (f"{name}+{FULL}", name) for name in METHODS},
+    **composed(60),
 }
-CHOICES = {  # of the digits: what the paper leaves open, each alone against DSP-Reg
+CHOICES = {  # of the digits: what the paper leaves open, each alone
     "T = 1": dsp_reg(refresh_steps=20),
     "T = 3": dsp_reg(refresh_steps=60),
     "T = 4": dsp_reg(refresh_steps=80),

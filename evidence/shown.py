@@ -21,6 +21,7 @@ from rows import (
     BATCH,
     CHOICES,
     FULL,
+    FULL_DIGITS,
     HERE,
     OTHERS,
     SETS,
@@ -28,6 +29,7 @@ from rows import (
     Rows,
     accuracies,
     arms,
+    composed,
     differences,
     finished,
     rows,
@@ -44,11 +46,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the pictures")
     out = parser.parse_args().out
     hours, pairs, contrasts = 0.0, {}, {}
+    choices = {name: (label, FULL_DIGITS) for name, label in CHOICES.items()}
     for name, (store, named) in SETS.items():
         if not (store / "runs").exists():
             continue
         hours += sum(seconds_of(folder.records) for folder in finished(store)) / 3600
-        others = {label for label, _ in SINGLE.values()} if name == "PACS" else set(CHOICES.values())
+        beside = SINGLE if name == "PACS" else choices | composed(40)
+        others = {label for pair in beside.values() for label in pair}
         found = {rule: rows(store, rule, {*named.values(), *others}) for rule in RULES}
         print_arms(name, named, found)
         print_contrasts(name, named, found)
@@ -56,7 +60,8 @@ def main() -> int:
         if name == "PACS":
             print_single(found["late"])
         else:
-            print_choices(found["late"], named["DSP-Reg"])
+            print_pairs(found["late"], "digits: … less DSP-Reg", choices)
+            print_pairs(found["late"], "digits: … less the method alone", composed(40))
         apart = {o: differences(found["late"], named["DSP-Reg"], named[o]) for o in OTHERS}
         if apart[OTHERS[0]]:
             pairs[name] = apart[OTHERS[0]]
@@ -148,12 +153,14 @@ def print_single(found: Rows) -> None:
             print(f"| {name} | {mean:.1f} | {against} | {apart:+.1f} |")
 
 
-def print_choices(found: Rows, full: str) -> None:
-    print("\ndigits: … less DSP-Reg, points of per cent\n")
-    print("| | difference | 95 % interval | pairs | verdict |\n|---|---|---|---|---|")
-    for name, label in CHOICES.items():
-        if apart := differences(found, label, full):
-            print(f"| {name} | {told(found, apart, name, 'DSP-Reg')} |")
+def print_pairs(found: Rows, title: str, pairs: dict[str, tuple[str, str]]) -> None:
+    print(f"\n{title}, points of per cent\n")
+    print("| | mean | difference | 95 % interval | pairs | verdict |\n|---|---|---|---|---|---|")
+    for name, (label, other) in pairs.items():
+        if apart := differences(found, label, other):
+            mean = fmean(fmean(accuracies(found[label], target)) for target in apart)
+            against = "DSP-Reg" if other == FULL_DIGITS else other
+            print(f"| {name} | {mean:.1f} | {told(found, apart, name, against)} |")
 
 
 def print_batch() -> None:
