@@ -83,6 +83,10 @@ def test_a_missing_domain_leaves_no_mean_and_says_why():
     assert found["mean"].reason
     assert found["worst"].value is None  # the missing one might be worse
     assert cells(averages)["trees"].reason == "no number for cedar"
+    averages = made([run for run in COMPLETE if (run.targets[0], run.trial) in (("ash", 0), ("birch", 1))])[1]
+    assert (
+        cells(averages)["trees"].reason == "no number for birch, cedar in trial 0; no number for ash, cedar in trial 1"
+    )
     text = FORMATS["text"]([table])
     assert "– [1]" in text
     assert "\n[1] not started\n" in text

@@ -26,7 +26,7 @@ class Found:
     targets: list[str]
 
     def cell(self, target: str) -> Cell:
-        return _spread(self.row.cell(target))
+        return self.row.cell(target)
 
     def mean(self) -> Cell:
         """Over targets, as in tables of one data set; with the spread of trials where all have every target."""
@@ -43,7 +43,7 @@ class Found:
             if len(there) == len(found):
                 values.append(sum(there) / len(there))
             reasons += [each for each in found if isinstance(each, str)]
-        return _spread(score(values, len(self.row.trials), reasons))
+        return score(values, len(self.row.trials), reasons)
 
     def runs(self) -> Cell:
         done, wanted = self.row.finished, self.row.wanted
@@ -116,11 +116,6 @@ def _trace(run: Run, store: RunStore, standing: Standing, domains: tuple[str, ..
         dataset=run.data_name, algorithm=run.algorithm, domains=domains, targets=run.targets, trial=run.trial,
         draw=run.draw, protocol=run.protocol, state=state, id=run.id,
     )  # fmt: skip
-
-
-def _spread(cell: Cell) -> Cell:
-    """Of one trial nothing is known about it; DomainBed's formula would say 0."""
-    return replace(cell, error=None) if cell.found == 1 else cell
 
 
 def _between(numbers: list[int]) -> str:

@@ -67,7 +67,8 @@ def score(values: Sequence[float], expected: int, reasons: Iterable[str]) -> Cel
     if not values:
         return Cell(found=0, expected=expected, reason="; ".join(dict.fromkeys(reasons)) or "not started")
     mean, error = mean_and_error(values)
-    return Cell(value=mean, error=error, found=len(values), expected=expected)
+    spread = error if len(values) > 1 else None  # unknown; the formula would say 0
+    return Cell(value=mean, error=spread, found=len(values), expected=expected)
 
 
 def mean(cells: Sequence[Cell]) -> Cell:

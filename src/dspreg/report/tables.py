@@ -66,7 +66,7 @@ class Selected:
 
     def average(self) -> Cell:
         """Over all targets, of the trials that have every one of them."""
-        values, reasons = [], []
+        values, missing = [], defaultdict(list)
         trials = [trial for trial in self.trials if all(trial in each for each in self.wanted_of.values())]
         if not trials:
             return Cell(found=0, expected=0, reason="no trial is planned for all domains")
@@ -76,8 +76,9 @@ class Selected:
             if len(there) == len(found):
                 values.append(float(np.mean(there)))
             else:
-                reasons.append(f"no number for {', '.join(d for d, each in found.items() if each is None)}")
-        return score(values, len(trials), reasons)
+                missing[", ".join(d for d, each in found.items() if each is None)].append(str(trial))
+        where = {each: f" in trial {', '.join(of)}" if len(missing) > 1 else "" for each, of in missing.items()}
+        return score(values, len(trials), [f"no number for {each}{where[each]}" for each in missing])
 
 
 def selected(traces: Iterable[Trace], selection: str = "training", plan: Iterable[Trace] = ()) -> list[Selected]:
