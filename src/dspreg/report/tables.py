@@ -1,7 +1,7 @@
 """From runs to tables: one per data set, then averages; ours, and beside them the paper's figures.
 
-Where a sweep is complete every number is DomainBed's. Where runs are missing, a mean over targets, of a row or of a
-trial, is left out, while DomainBed averages what is there.
+Where a sweep is complete every number is DomainBed's, but for ± 0 of a single trial, which is left out. Where runs are
+missing, a mean over targets, of a row or of a trial, is left out, while DomainBed averages what is there.
 """
 
 from __future__ import annotations
