@@ -67,6 +67,7 @@ CHOICES = {  # of the digits: what the paper leaves open, each alone
     "`exact`": dsp_reg(refresh_steps=40, engine=None),
     "`momentum`": dsp_reg(refresh_steps=40, engine="momentum"),
     "`lazy(30)`": dsp_reg(refresh_steps=40, engine="lazy(30)"),
+    **{f"λ = {w:g}": dsp_reg(refresh_steps=40, weight=w) for w in (0.0001, 0.01, 0.1)},
 }
 
 
