@@ -10,16 +10,17 @@ its mean everywhere: cosine and ratio of lengths to the first, of one batch on a
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
+import torch
 from kept import measured, parser
 from restored import UNSEEN, batches, restored
 from torch import Tensor
 
 from dspreg.algorithms import DSPReg
 from dspreg.batches import Batch
-from dspreg.penalty import Step, engine_named
 from dspreg.training.experiment import Experiment
-from dspreg.vectors import ParamVector
+from dspreg.vectors import ParamVector, gradient, trainable
 
 BATCHES = 8
 
@@ -52,9 +53,8 @@ def compared(experiment: Experiment, algorithm: DSPReg) -> dict[str, object]:
     sums: dict[str, Tensor] = {}
     shares = []
     for step in batches(experiment, BATCHES):
-        found = {name: part(algorithm, step, pattern) for name, pattern in patterns.items()}
-        g = algorithm.base.gradient(lambda b: algorithm.loss(algorithm(b)), step)[1]
-        shares.append(float(found["c"].norm() / g.norm()))
+        found, length = parts(algorithm, step, patterns)
+        shares.append(float(found["c"].norm() / length))
         for name, values in single.items():
             values.append(likeness(found[name], found["c"]))
         sums = {name: sums.get(name, 0) + each for name, each in found.items()}
@@ -67,11 +67,17 @@ def compared(experiment: Experiment, algorithm: DSPReg) -> dict[str, object]:
     }
 
 
-def part(algorithm: DSPReg, step: list[Batch], c: ParamVector) -> Tensor:
-    asked = Step(algorithm.base.gradient, lambda b: algorithm.loss(algorithm(b)), step, algorithm.net, c, 0.001)
-    found = engine_named("exact")(asked)
-    plain = found.plain if found.plain is not None else asked.gradient()[1]
-    return (found.gradient - plain).flat().double()
+def parts(
+    algorithm: DSPReg, step: list[Batch], patterns: Mapping[str, ParamVector]
+) -> tuple[dict[str, Tensor], Tensor]:
+    """2λH(c⊙g) on one batch for every pattern c, all from one graph, and ‖g‖."""
+    params = list(trainable(algorithm.net).values())
+    g = gradient(algorithm.loss(algorithm(step)), algorithm.net, create_graph=True)
+    plain, found = g.map(Tensor.detach), {}
+    for name, c in patterns.items():
+        products = torch.autograd.grad(g.dot(c * plain), params, retain_graph=True)
+        found[name] = 2 * algorithm.weight * torch.cat([each.reshape(-1).double() for each in products])
+    return found, plain.norm()
 
 
 def likeness(a: Tensor, b: Tensor) -> list[float]:

@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from dspreg.algorithms import DSPReg
+from dspreg.penalty import Step, engine_named
 from dspreg.report.reading import read, run_folders
+from dspreg.testing import ready, toy_batches, toy_task
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "evidence"
@@ -69,3 +73,19 @@ def test_every_table_of_the_page_is_what_the_records_say(tmp_path):
     told = [line for line in (ROOT / "docs/evidence.md").read_text().splitlines() if line.startswith("|")]
     assert len(told) > 20
     assert [line for line in told if line not in shown] == []
+
+
+def test_the_parts_of_one_graph_are_those_of_the_engine(monkeypatch):
+    monkeypatch.syspath_prepend(EVIDENCE)
+    from patterns import parts
+
+    algorithm, batches = ready(DSPReg(weight=0.01), toy_task(dropout=0.0)), toy_batches(0)
+    ones = algorithm.ones()
+    patterns = {"c": ones.map(torch.rand_like), "mean": ones * 0.3}
+    found, length = parts(algorithm, batches, patterns)
+    for name, c in patterns.items():
+        step = Step(algorithm.base.gradient, lambda b: algorithm.loss(algorithm(b)), batches, algorithm.net, c, 0.01)
+        g = step.gradient()[1]
+        torch.testing.assert_close(found[name], (engine_named("exact")(step).gradient - g).flat())
+        torch.testing.assert_close(length, g.norm())
+        assert found[name].norm() > 1e-4 * length
