@@ -4,7 +4,9 @@
     python evidence/c_along.py build/c --root build/data --out evidence/pacs/c.jsonl
 
 One line for each run and step, over the parameters that some domain is sensitive to; lines that are there are not
-measured again. On 512 images of each source domain, those that a refresh at that step would take.
+measured again. On 512 images of each source domain, those that a refresh before the next step would take. Of trial 0
+the first and the last step are measured on all training images as well: c without noise is not unbiased, and what is
+left of the noise is larger where the null is.
 """
 
 from __future__ import annotations
@@ -13,31 +15,47 @@ import sys
 from typing import Any
 
 from kept import measured, parser
+from restored import restored
 
+from dspreg.algorithms import DSPReg
 from dspreg.sensitivity import Profile
-from dspreg.training.profiling import Plan, profile_run
+
+ENDS = (0, 299)
+ALL = 10**6  # batches: more than any domain has
 
 
 def main() -> int:
     options = parser(__doc__).parse_args()
-    plan = Plan(root=options.root, workers=0)
     measured(
         options.store,
         options.out,
-        lambda folder, step: summary(profile_run(folder.path, plan, which=str(step))),
+        lambda folder, step: along(
+            restored(folder, step, options.root, options.weights)[1],
+            whole=step in ENDS and folder.description()["settings"]["trial"] == 0,
+        ),
     )
     return 0
+
+
+def along(algorithm: DSPReg, *, whole: bool) -> dict[str, Any]:
+    found = summary(algorithm.profile())
+    if whole:
+        algorithm.measure_batches = ALL
+        found["whole"] = summary(algorithm.profile())
+    return found
 
 
 def summary(profile: Profile) -> dict[str, Any]:
     """Means over parameters, and how many of them are above their own null."""
     assert profile.null is not None
     assert profile.c_debiased is not None
-    c, null, debiased = map(profile.over_alive, (profile.c, profile.null, profile.c_debiased))
+    c, null, debiased = (profile.over_alive(v).double() for v in (profile.c, profile.null, profile.c_debiased))
     return {
         "c": float(c.mean()),
         "null": float(null.mean()),
         "c_debiased": float(debiased.mean()),
+        "c_squared": float(c.square().mean()),
+        "null_squared": float(null.square().mean()),
         "above_null": float((c > null).double().mean()),
         "reliability": profile.reliability,
         "alive": c.numel() / profile.c.numel(),

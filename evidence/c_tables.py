@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -13,14 +14,17 @@ CHOICES = {
     "usual": "as a refresh measures it", "again": "another draw of images", "augmented": "augmented images",
     "1e-08": "ε = 1e-8", "1e-06": "ε = 1e-6", "0.0001": "ε = 1e-4",
 }  # fmt: skip
+PATTERNS = {
+    "again": "another draw of images", "shuffled": "shuffled c", "mean": "mean c", "reversed": "c reversed",
+    "head": "the head's c alone",
+}  # fmt: skip
 
 
 def print_c(found: Steps) -> None:
     print("\nc along training, means over runs and over the parameters that some domain is sensitive to\n")
-    print("| | step | c | null | c without noise | above null | sensitive | runs |\n|---|---|---|---|---|---|---|---|")
+    print(C_HEAD)
     for (arm, step), chosen in found.items():
-        shown = [fmean(each[k] for each in chosen) for k in ("c", "null", "c_debiased", "above_null", "alive")]
-        print(f"| {arm} | {step} | " + " | ".join(f"{x:.3f}" for x in shown) + f" | {len(chosen)} |")
+        print(c_row(arm, f"{step}", chosen))
     for arm in ("ERM", "DSP-Reg"):
         runs: dict[str, dict[int, float]] = defaultdict(dict)  # over all parameters, as the protocol has it
         for (name, step), chosen in found.items():
@@ -30,21 +34,46 @@ def print_c(found: Steps) -> None:
         if moved:
             print(f"\n{arm}: c without noise, over all parameters, from step 0 to {LAST}: {fmean(moved):+.3f}; "
                   f"lower in {sum(m < 0 for m in moved)} of {len(moved)} runs")  # fmt: skip
+    whole = {at: [each["whole"] for each in chosen if "whole" in each] for at, chosen in found.items()}
+    if any(whole.values()):
+        print(f"\nThe same on all training images, trial 0\n\n{C_HEAD}")
+        for (arm, step), chosen in whole.items():
+            if chosen:
+                print(c_row(arm, f"{step}", chosen))
+
+
+C_HEAD = """| | step | c | null | c without noise | √(c² − null²) | above null | reliability | sensitive | runs |
+|---|---|---|---|---|---|---|---|---|---|"""
+
+
+def c_row(arm: str, step: str, chosen: Sequence[Mapping[str, Any]]) -> str:
+    c, null, without, above, sure, alive = (
+        fmean(each[k] for each in chosen) for k in ("c", "null", "c_debiased", "above_null", "reliability", "alive")
+    )
+    apart = fmean(math.sqrt(max(0.0, each["c_squared"] - each["null_squared"])) for each in chosen)
+    numbers = [f"{x:.3f}" for x in (c, null, without, apart)] + [f"{x:.2f}" for x in (above, sure, alive)]
+    return f"| {arm} | {step} | {' | '.join(numbers)} | {len(chosen)} |"
 
 
 def print_patterns(found: Steps) -> None:
-    print(
-        "\nPenalty parts by `exact`, beside that of c: cosine and ratio of lengths; one batch, and the sum over eight\n"
-    )
-    print("| | step | ‖part‖/‖g‖ | sd/mean of c | another draw of images | shuffled c | mean c | runs |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("\nPenalty parts beside that of c: cosine and ratio of lengths; one batch, and the sum over eight\n")
+    print(f"| | step | engine | ‖part‖/‖g‖ | {' | '.join(PATTERNS.values())} | runs |\n{'|---' * (5 + len(PATTERNS))}|")
     for (arm, step), chosen in found.items():
-        cells = []
-        for name in ("again", "shuffled", "mean"):
-            one, many = ([fmean(each[k][name][i] for each in chosen) for i in (0, 1)] for k in ("single", "summed"))
-            cells.append(f"{one[0]:.2f}, {one[1]:.2f}×; {many[0]:.2f}, {many[1]:.2f}×")
-        share, spread = (fmean(each[k] for each in chosen) for k in ("share", "spread_of_c"))
-        print(f"| {arm} | {step} | {share:.2f} | {spread:.2f} | {' | '.join(cells)} | {len(chosen)} |")
+        for engine in ("exact", "lookahead"):
+            cells = []
+            for name in PATTERNS:
+                one, many = (alike([each[engine][k][name] for each in chosen]) for k in ("single", "summed"))
+                cells.append(f"{one}; {many}")
+            share = fmean(each[engine]["share"] for each in chosen)
+            print(f"| {arm} | {step} | `{engine}` | {share:.2f} | {' | '.join(cells)} | {len(chosen)} |")
+    for (arm, step), chosen in found.items():
+        one, many = (alike([each["engines"][k] for each in chosen]) for k in ("single", "summed"))
+        print(f"\n{arm}, step {step}: `lookahead` beside `exact`, both with c: {one}; {many}")
+
+
+def alike(values: Sequence[Sequence[float]]) -> str:
+    cosine, ratio = (fmean(each[i] for each in values) for i in (0, 1))
+    return f"{cosine:.2f}, {ratio:.2f}×"
 
 
 def by_arm(lines: list[dict[str, Any]]) -> dict[tuple[str, int], list[dict[str, Any]]]:

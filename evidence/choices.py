@@ -3,8 +3,9 @@
     python evidence/choices.py build/c --root build/data --out evidence/pacs/choices.jsonl
 
 At the last step of every run of trial 0 that `c.yaml` kept, on 512 images per source domain: c as a refresh measures
-it, on another draw of images, on augmented images, and with an ε. Mean c over the parameters that some domain is
-sensitive to, and Spearman's rank correlation with the first.
+it, on the same images augmented, on another draw (which has up to two fifths of them, the domains being small), and
+with an ε. Mean c over the parameters that some domain is sensitive to, and Spearman's rank correlation with the first.
+Exploratory.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import sys
 
 from kept import measured, parser
-from restored import UNSEEN, batches, restored
+from restored import NEW, restored
 
 import dspreg
 from dspreg.algorithms import DSPReg
+from dspreg.data.sampling import measured as positions
 from dspreg.sensitivity import Profile
 from dspreg.sensitivity.summary import agreement
 from dspreg.training.experiment import Experiment
@@ -36,9 +38,9 @@ def main() -> int:
 
 
 def compared(experiment: Experiment, algorithm: DSPReg) -> dict[str, object]:
-    usual = algorithm.profile()
-    algorithm.stack.steps += UNSEEN
-    found = {"again": algorithm.profile(), "augmented": augmented(experiment, algorithm)}
+    usual, shown_otherwise = algorithm.profile(), augmented(experiment, algorithm)
+    algorithm.stack.steps += NEW
+    found = {"again": algorithm.profile(), "augmented": shown_otherwise}
     lines = {
         "usual": of(usual, None),
         **{name: of(each, usual.compare(each).agreement) for name, each in found.items()},
@@ -52,8 +54,12 @@ def compared(experiment: Experiment, algorithm: DSPReg) -> dict[str, object]:
 
 
 def augmented(experiment: Experiment, algorithm: DSPReg) -> Profile:
-    seen = batches(experiment, algorithm.measure_batches)
-    domains = {name: [(step[d].x, step[d].y) for step in seen] for d, name in enumerate(algorithm.task.domains)}
+    """On the images that a refresh takes, as training shows them."""
+    shown, key, domains = experiment.shown(augment=True), (*experiment.key, algorithm.t), {}
+    for part in (experiment.part(name, "in", shown) for name in experiment.sources):
+        chosen = positions(len(part), algorithm.measure_batches, *key, part.domain)
+        made = [part.batch(each, *key, n, "augmented") for n, each in enumerate(chosen)]
+        domains[part.domain] = [(shown.normalised(x), y) for x, y in made]
     return dspreg.measure(algorithm.net, domains)
 
 

@@ -1,10 +1,17 @@
-"""How alike are the penalties of c, of c shuffled and of one number? On the models that `c.yaml` keeps.
+"""How alike are the penalties of c and of other patterns? On the models that `c.yaml` keeps; exploratory.
 
     python evidence/patterns.py build/c --root build/data --out evidence/pacs/patterns.jsonl
 
-At each kept step c is measured as a refresh would, and the penalty part 2λH(c⊙g) computed by double differentiation on
-training batches. Beside it the part with c of another draw of 512 images, with c shuffled within each tensor, and with
-its mean everywhere: cosine and ratio of lengths to the first, of one batch on average, and of the sum over all eight.
+At each kept step c is measured as a refresh would, and the penalty part computed on new training batches by `exact`,
+2λH(c⊙g), and by `lookahead`, g(θ + 2λ c⊙g) − g, which the arms were trained with. Beside it the parts with
+
+    again       c of another draw of 512 images per domain: the share of noise
+    shuffled    c permuted within each tensor
+    mean        its mean everywhere
+    reversed    within each tensor the largest value where the smallest was
+    head        c on the classifier, 0 elsewhere: what the cosine is of a pattern that has little to do with c
+
+as cosine and ratio of lengths to the first, of one batch on average, and of the sum over all eight.
 """
 
 from __future__ import annotations
@@ -14,20 +21,22 @@ from collections.abc import Mapping
 
 import torch
 from kept import measured, parser
-from restored import UNSEEN, batches, restored
+from restored import NEW, batches, restored
 from torch import Tensor
 
 from dspreg.algorithms import DSPReg
 from dspreg.batches import Batch
+from dspreg.penalty import Step
 from dspreg.training.experiment import Experiment
 from dspreg.vectors import ParamVector, gradient, trainable
 
 BATCHES = 8
+Parts = dict[str, Tensor]  # pattern → penalty part
 
 
 def main() -> int:
     options_of = parser(__doc__)
-    options_of.add_argument("--steps", nargs="+", type=int, default=[60, 180, 299])
+    options_of.add_argument("--steps", nargs="+", type=int, default=[60, 299])
     options_of.add_argument("--trials", nargs="+", type=int, default=[0])
     options = options_of.parse_args()
     measured(
@@ -41,48 +50,88 @@ def main() -> int:
 
 
 def compared(experiment: Experiment, algorithm: DSPReg) -> dict[str, object]:
-    c = algorithm.measured_c()
-    patterns = {"c": c}
-    algorithm.stack.steps += UNSEEN  # another draw of images
-    patterns["again"] = algorithm.measured_c()
-    for name in ("shuffled", "mean"):
-        algorithm.coefficients = name
-        patterns[name] = algorithm.arranged(c)
-    algorithm.coefficients = "dynamic"
-    single: dict[str, list[list[float]]] = {name: [] for name in patterns if name != "c"}
-    sums: dict[str, Tensor] = {}
-    shares = []
+    patterns = patterns_of(algorithm)
+    engines = {"exact": exact_parts, "lookahead": lookahead_parts}
+    by_batch: dict[str, list[Parts]] = {name: [] for name in engines}
+    lengths = []
     for step in batches(experiment, BATCHES):
-        found, length = parts(algorithm, step, patterns)
-        shares.append(float(found["c"].norm() / length))
-        for name, values in single.items():
-            values.append(likeness(found[name], found["c"]))
-        sums = {name: sums.get(name, 0) + each for name, each in found.items()}
-    flat = c.flat().double()
+        lengths.append(float(gradient(algorithm.loss(algorithm(step)), algorithm.net).norm()))
+        for name, parts in engines.items():
+            by_batch[name].append(parts(algorithm, step, patterns))
+    sums = {
+        name: {k: torch.stack([each[k] for each in found]).sum(0) for k in patterns} for name, found in by_batch.items()
+    }
+    pairs = list(zip(by_batch["lookahead"], by_batch["exact"], strict=True))
+    c = patterns["c"].flat().double()
     return {
-        "share": sum(shares) / BATCHES,
-        "spread_of_c": float(flat.std() / flat.mean()),
-        "single": {name: [sum(v) / BATCHES for v in zip(*values, strict=True)] for name, values in single.items()},
-        "summed": {name: likeness(sums[name], sums["c"]) for name in single},
+        "spread_of_c": float(c.std() / c.mean()),
+        "engines": {
+            "single": averaged([likeness(a["c"], b["c"]) for a, b in pairs]),
+            "summed": likeness(sums["lookahead"]["c"], sums["exact"]["c"]),
+        },
+        **{
+            name: {
+                "share": sum(float(p["c"].norm()) / n for p, n in zip(found, lengths, strict=True)) / BATCHES,
+                "single": {k: averaged([likeness(p[k], p["c"]) for p in found]) for k in patterns if k != "c"},
+                "summed": {k: likeness(sums[name][k], sums[name]["c"]) for k in patterns if k != "c"},
+            }
+            for name, found in by_batch.items()
+        },
     }
 
 
-def parts(
-    algorithm: DSPReg, step: list[Batch], patterns: Mapping[str, ParamVector]
-) -> tuple[dict[str, Tensor], Tensor]:
-    """2λH(c⊙g) on one batch for every pattern c, all from one graph, and ‖g‖."""
+def patterns_of(algorithm: DSPReg) -> dict[str, ParamVector]:
+    c = algorithm.measured_c()
+    found = {"c": c}
+    algorithm.stack.steps += NEW  # another draw of images
+    found["again"] = algorithm.measured_c()
+    for name in ("shuffled", "mean"):
+        algorithm.coefficients = name
+        found[name] = algorithm.arranged(c)
+    algorithm.coefficients = "dynamic"
+    found["reversed"] = c.map(backwards)
+    head = set(c.select("classifier.*"))
+    found["head"] = ParamVector((name, t if name in head else torch.zeros_like(t)) for name, t in c.items())
+    return found
+
+
+def backwards(c: Tensor) -> Tensor:
+    """The same values, the largest where the smallest was."""
+    flat = c.reshape(-1)
+    order = flat.argsort()
+    return torch.empty_like(flat).scatter_(0, order, flat[order].flip(0)).view_as(c)
+
+
+def exact_parts(algorithm: DSPReg, step: list[Batch], patterns: Mapping[str, ParamVector]) -> Parts:
+    """2λH(c⊙g) on one batch for every pattern c, all from one graph."""
     params = list(trainable(algorithm.net).values())
     g = gradient(algorithm.loss(algorithm(step)), algorithm.net, create_graph=True)
     plain, found = g.map(Tensor.detach), {}
     for name, c in patterns.items():
         products = torch.autograd.grad(g.dot(c * plain), params, retain_graph=True)
         found[name] = 2 * algorithm.weight * torch.cat([each.reshape(-1).double() for each in products])
-    return found, plain.norm()
+    return found
+
+
+def lookahead_parts(algorithm: DSPReg, step: list[Batch], patterns: Mapping[str, ParamVector]) -> Parts:
+    """g(θ + 2λ c⊙g) − g on one batch for every pattern c."""
+    found, plain = {}, ParamVector()
+    for name, c in patterns.items():
+        asked = Step(
+            algorithm.base.gradient, lambda b: algorithm.loss(algorithm(b)), step, algorithm.net, c, algorithm.weight
+        )
+        plain = plain or asked.gradient()[1]
+        found[name] = (asked.gradient(plain, 2 * algorithm.weight)[1] - plain).flat().double()
+    return found
 
 
 def likeness(a: Tensor, b: Tensor) -> list[float]:
     """Cosine, and ratio of lengths."""
     return [float(a @ b / (a.norm() * b.norm())), float(a.norm() / b.norm())]
+
+
+def averaged(values: list[list[float]]) -> list[float]:
+    return [sum(each) / len(values) for each in zip(*values, strict=True)]
 
 
 if __name__ == "__main__":

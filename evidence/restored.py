@@ -11,7 +11,7 @@ from dspreg.training.model import load_tensors
 from dspreg.training.saved import contents, model_file
 
 SPEC = "DSPReg(weight=0.001)"
-UNSEEN = 10**6  # steps from here on are never trained
+NEW = 10**6  # steps from here on are never trained
 
 
 def restored(folder: RunFolder, step: int, root: str, weights: str) -> tuple[Experiment, DSPReg]:
@@ -28,6 +28,6 @@ def restored(folder: RunFolder, step: int, root: str, weights: str) -> tuple[Exp
 
 
 def batches(experiment: Experiment, number: int) -> list[list[Batch]]:
-    """So many steps' training batches, augmented, that no training has seen: by step and domain."""
+    """So many steps' training batches, by step and domain: new draws and augmentations of the training images."""
     shown, steps = experiment.shown(experiment.settings.augment).normalised, experiment.steps()
-    return [[Batch(shown(x), y, d) for d, (x, y) in enumerate(steps[i])] for i in range(UNSEEN, UNSEEN + number)]
+    return [[Batch(shown(x), y, d) for d, (x, y) in enumerate(steps[i])] for i in range(NEW, NEW + number)]

@@ -75,17 +75,27 @@ def test_every_table_of_the_page_is_what_the_records_say(tmp_path):
     assert [line for line in told if line not in shown] == []
 
 
-def test_the_parts_of_one_graph_are_those_of_the_engine(monkeypatch):
+def test_penalty_parts_are_those_of_the_engines(monkeypatch):
     monkeypatch.syspath_prepend(EVIDENCE)
-    from patterns import parts
+    from patterns import backwards, exact_parts, lookahead_parts
 
     algorithm, batches = ready(DSPReg(weight=0.01), toy_task(dropout=0.0)), toy_batches(0)
-    ones = algorithm.ones()
-    patterns = {"c": ones.map(torch.rand_like), "mean": ones * 0.3}
-    found, length = parts(algorithm, batches, patterns)
-    for name, c in patterns.items():
-        step = Step(algorithm.base.gradient, lambda b: algorithm.loss(algorithm(b)), batches, algorithm.net, c, 0.01)
-        g = step.gradient()[1]
-        torch.testing.assert_close(found[name], (engine_named("exact")(step).gradient - g).flat())
-        torch.testing.assert_close(length, g.norm())
-        assert found[name].norm() > 1e-4 * length
+    c = algorithm.ones().map(torch.rand_like)
+    patterns = {"c": c, "mean": c * 0 + algorithm.ones() * 0.3, "reversed": c.map(backwards)}
+    for engine, parts in {"exact": exact_parts, "lookahead": lookahead_parts}.items():
+        found = parts(algorithm, batches, patterns)
+        for name, pattern in patterns.items():
+            step = Step(
+                algorithm.base.gradient, lambda b: algorithm.loss(algorithm(b)), batches, algorithm.net, pattern, 0.01
+            )
+            g = step.gradient()[1]
+            torch.testing.assert_close(found[name], (engine_named(engine)(step).gradient - g).flat())
+            assert found[name].norm() > 1e-4 * g.norm()
+
+
+def test_reversed_c_has_the_largest_value_where_the_smallest_was(monkeypatch):
+    monkeypatch.syspath_prepend(EVIDENCE)
+    from patterns import backwards
+
+    found = backwards(torch.tensor([[0.5, 0.1], [0.9, 0.2]]))
+    torch.testing.assert_close(found, torch.tensor([[0.2, 0.9], [0.1, 0.5]]))
