@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from dspreg.algorithms.spec import filled
@@ -40,6 +41,11 @@ BATCH = HERE / "digits/batch"  # the store of batch.yaml
 METHODS = ("CORAL", "SAM", "Fishr", "Mixup", "SAGM")
 
 
+def alone() -> dict[str, tuple[str, str]]:
+    """Name → label of a method, and what it is compared with."""
+    return {name: (name, "ERM") for name in METHODS}
+
+
 def composed(interval: int) -> dict[str, tuple[str, str]]:
     """Name → label of a method with DSP-Reg around it, and of the method alone."""
     return {f"{name} + DSP-Reg": (f"{name}+{dsp_reg(refresh_steps=interval)}", name) for name in METHODS}
@@ -51,14 +57,12 @@ SINGLE = {  # of PACS, one trial each: name → label, and label of what it is c
     "`momentum`, λ = 0.0035": (dsp_reg(refresh_steps=60, engine="momentum", weight=0.0035), FULL),
     "`lazy(30)`, λ = 0.00026": (dsp_reg(refresh_steps=60, engine="lazy(30)", weight=0.00026), FULL),
     **{f"λ = {w:g}": (dsp_reg(refresh_steps=60, weight=w), FULL) for w in (0.0001, 0.01, 0.1)},
-    **{f"T = {t}": (dsp_reg(refresh_steps=30 * t), FULL) for t in (1, 3, 4)},
-    **{name: (name, "ERM") for name in METHODS},
+    **{f"c every {n} steps": (dsp_reg(refresh_steps=n), FULL) for n in (30, 90, 120)},
+    **alone(),
     **composed(60),
 }
 CHOICES = {  # of the digits: what the paper leaves open, each alone
-    "T = 1": dsp_reg(refresh_steps=20),
-    "T = 3": dsp_reg(refresh_steps=60),
-    "T = 4": dsp_reg(refresh_steps=80),
+    **{f"c every {n} steps": dsp_reg(refresh_steps=n) for n in (20, 60, 80)},
     "c of the output": dsp_reg(refresh_steps=40, of="output"),
     "c by `fisher`": dsp_reg(refresh_steps=40, of="fisher"),
     "`minibatch`": dsp_reg(refresh_steps=40, estimator="minibatch"),
@@ -86,9 +90,9 @@ def finished(store: Path) -> list[RunFolder]:
     return [folder for folder in run_folders(store) if folder.result(weights=False) is not None]
 
 
-def accuracies(row: Selected, target: str) -> list[float]:
-    """In per cent, one per trial."""
-    return [100 * each for trial in row.trials if (each := row.accuracy(target, trial)) is not None]
+def accuracies(row: Selected, target: str, trials: Sequence[int] = ()) -> list[float]:
+    """In per cent, one per trial; of all trials, or of these."""
+    return [100 * each for trial in trials or row.trials if (each := row.accuracy(target, trial)) is not None]
 
 
 def differences(found: Rows, one: str, other: str) -> dict[str, list[float]]:

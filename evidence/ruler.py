@@ -17,11 +17,12 @@ from statistics import fmean, stdev
 
 from rich.console import Console
 from rich.table import Table
+from rows import accuracies
 
 from dspreg.protocol.selection import RULES, TITLES
 from dspreg.report.reading import read
 from dspreg.report.student import quantile
-from dspreg.report.tables import Selected, selected
+from dspreg.report.tables import selected
 
 
 def main() -> int:
@@ -50,12 +51,6 @@ def main() -> int:
     console.print(table)
     console.print(f"pooled sd {pooled:.2f} points; detectable difference {seen:.2f} points, if pairing helps nothing")
     return 0
-
-
-def accuracies(arm: Selected, target: str) -> list[float]:
-    """In per cent, one per trial."""
-    every = (arm.accuracy(target, trial) for trial in arm.trials)
-    return [100 * each for each in every if each is not None]
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 
 import drawn
 from c_tables import by_arm, print_c, print_measuring, print_patterns
+from contrast_tables import RULES, print_batch, print_contrasts, print_pairs, print_targets
 from kept import read_lines
 from rows import (
     BATCH,
@@ -28,7 +29,7 @@ from rows import (
     SINGLE,
     Rows,
     accuracies,
-    arms,
+    alone,
     composed,
     differences,
     finished,
@@ -36,9 +37,7 @@ from rows import (
 )
 
 from dspreg.protocol.estimate import seconds_of
-from dspreg.report.contrasts import contrast, verdict
-
-RULES = {"late": "second half", "training": "selected"}
+from dspreg.report.contrasts import contrast
 
 
 def main() -> int:
@@ -51,17 +50,18 @@ def main() -> int:
         if not (store / "runs").exists():
             continue
         hours += sum(seconds_of(folder.records) for folder in finished(store)) / 3600
-        beside = SINGLE if name == "PACS" else choices | composed(40)
+        beside = SINGLE if name == "PACS" else choices | alone() | composed(40)
         others = {label for pair in beside.values() for label in pair}
         found = {rule: rows(store, rule, {*named.values(), *others}) for rule in RULES}
         print_arms(name, named, found)
         print_contrasts(name, named, found)
+        print_targets(name, named, found["late"])
         print_strength(name, store, named)
         if name == "PACS":
             print_single(found["late"])
         else:
             print_pairs(found["late"], "digits: … less DSP-Reg", choices)
-            print_pairs(found["late"], "digits: … less the method alone", composed(40))
+            print_pairs(found["late"], "digits: methods, and DSP-Reg around them", alone() | composed(40))
         apart = {o: differences(found["late"], named["DSP-Reg"], named[o]) for o in OTHERS}
         if apart[OTHERS[0]]:
             pairs[name] = apart[OTHERS[0]]
@@ -98,26 +98,6 @@ def print_arms(name: str, named: dict[str, str], found: dict[str, Rows]) -> None
         print(f"| {arm} | {trials} | {' | '.join(cells)} | {' | '.join(means)} |")
 
 
-def print_contrasts(name: str, named: dict[str, str], found: dict[str, Rows]) -> None:
-    print(f"\n{name}: DSP-Reg less …, points of per cent; the second half decides\n")
-    print("| | outcome | difference | 95 % interval | pairs | verdict |\n|---|---|---|---|---|---|")
-    for other in OTHERS:
-        for rule, words in RULES.items():
-            if apart := differences(found[rule], named["DSP-Reg"], named[other]):
-                decides = rule == "late"
-                print(f"| {other} | {words} | {told(found[rule], apart, 'DSP-Reg', other, decides=decides)} |")
-
-
-def told(found: Rows, apart: dict[str, list[float]], one: str, other: str, *, decides: bool = True) -> str:
-    """Difference, interval, pairs and verdict, as cells; of some targets alone there is no verdict."""
-    c, domains = contrast(apart.values()), next(iter(found.values())).domains
-    between = "" if c.low is None or c.high is None else f"{c.low:+.2f} … {c.high:+.2f}"
-    said = verdict(c, one, other) if decides else ""
-    if len(apart) < len(domains):
-        said = f"none: {len(apart)} of {len(domains)} targets"
-    return f"{c.difference:+.2f} | {between} | {c.pairs} | {said}"
-
-
 def print_strength(name: str, store: Path, named: dict[str, str]) -> None:
     """At the first refresh all arms of a trial stand at the same θ and see the same batch: equal λ, unequal penalty."""
     at = 60 if name == "PACS" else 40
@@ -149,25 +129,8 @@ def print_single(found: Rows) -> None:
         both = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
         if len(both) == len(domains):
             mean, apart = (100 * fmean(each) for each in ((a for a, _ in both), (a - b for a, b in both)))
-            against = "DSP-Reg, `lookahead`, λ = 0.001, T = 2" if other == FULL else other
+            against = "DSP-Reg, `lookahead`, λ = 0.001, c every 60 steps" if other == FULL else other
             print(f"| {name} | {mean:.1f} | {against} | {apart:+.1f} |")
-
-
-def print_pairs(found: Rows, title: str, pairs: dict[str, tuple[str, str]]) -> None:
-    print(f"\n{title}, points of per cent\n")
-    print("| | mean | difference | 95 % interval | pairs | verdict |\n|---|---|---|---|---|---|")
-    for name, (label, other) in pairs.items():
-        if apart := differences(found, label, other):
-            mean = fmean(fmean(accuracies(found[label], target)) for target in apart)
-            against = "DSP-Reg" if other == FULL_DIGITS else other
-            print(f"| {name} | {mean:.1f} | {told(found, apart, name, against)} |")
-
-
-def print_batch() -> None:
-    named = arms(40)
-    found = rows(BATCH, "late", {"ERM", named["DSP-Reg"]})
-    if apart := differences(found, named["DSP-Reg"], "ERM"):
-        print(f"\ndigits, 3 × 11 images: DSP-Reg less ERM | {told(found, apart, 'DSP-Reg', 'ERM')}")
 
 
 if __name__ == "__main__":

@@ -68,11 +68,22 @@ def test_the_ruler_is_told_as_it_is():
         assert f"| {target} | {' | '.join(selected[target] + late[target])} |" in text
 
 
+def tables(text):
+    """Blocks of lines that begin with a bar."""
+    blocks = [[]]
+    for line in text.splitlines():
+        if line.startswith("|"):
+            blocks[-1].append(line)
+        elif blocks[-1]:
+            blocks.append([])
+    return [block for block in blocks if block]
+
+
 def test_every_table_of_the_page_is_what_the_records_say(tmp_path):
-    shown = printed("shown.py", "--out", tmp_path).splitlines()
-    told = [line for line in (ROOT / "docs/evidence.md").read_text().splitlines() if line.startswith("|")]
-    assert len(told) > 20
-    assert [line for line in told if line not in shown] == []
+    shown = tables(printed("shown.py", "--out", tmp_path))
+    told = tables((ROOT / "docs/evidence.md").read_text())
+    assert len(told) > 5
+    assert [table for table in told if table not in shown] == []  # whole: no row is left out
 
 
 def test_penalty_parts_are_those_of_the_engines(monkeypatch):
