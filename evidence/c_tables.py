@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from markdown import print_table
+
 Steps = Mapping[tuple[str, int], Sequence[Mapping[str, Any]]]  # arm, step → lines of one of the scripts
 LAST = 299
 CHOICES = {
@@ -21,10 +23,20 @@ PATTERNS = {
 
 
 def print_c(found: Steps) -> None:
-    print("\nc along training, means over runs and over the parameters that some domain is sensitive to\n")
-    print(C_HEAD)
-    for (arm, step), chosen in found.items():
-        print(c_row(arm, f"{step}", chosen))
+    head = [
+        "",
+        "step",
+        "c",
+        "null",
+        "c without noise",
+        "√(c² − null²)",
+        "above null",
+        "reliability",
+        "sensitive",
+        "runs",
+    ]
+    print_table("c along training, means over runs and over the parameters that some domain is sensitive to", head,
+                [c_row(arm, step, chosen) for (arm, step), chosen in found.items()])  # fmt: skip
     for arm in ("ERM", "DSP-Reg"):
         runs: dict[str, dict[int, float]] = defaultdict(dict)  # over all parameters, as the protocol has it
         for (name, step), chosen in found.items():
@@ -35,40 +47,36 @@ def print_c(found: Steps) -> None:
             print(f"\n{arm}: c without noise, over all parameters, from step 0 to {LAST}: {fmean(moved):+.3f}; "
                   f"lower in {sum(m < 0 for m in moved)} of {len(moved)} runs")  # fmt: skip
     whole = {at: [each["whole"] for each in chosen if "whole" in each] for at, chosen in found.items()}
-    if any(whole.values()):
-        print(f"\nThe same on all training images, trial 0\n\n{C_HEAD}")
-        for (arm, step), chosen in whole.items():
-            if chosen:
-                print(c_row(arm, f"{step}", chosen))
+    print_table("The same on all training images, trial 0", head,
+                [c_row(arm, step, chosen) for (arm, step), chosen in whole.items() if chosen])  # fmt: skip
 
 
-C_HEAD = """| | step | c | null | c without noise | √(c² − null²) | above null | reliability | sensitive | runs |
-|---|---|---|---|---|---|---|---|---|---|"""
-
-
-def c_row(arm: str, step: str, chosen: Sequence[Mapping[str, Any]]) -> str:
+def c_row(arm: str, step: int, chosen: Sequence[Mapping[str, Any]]) -> list[str]:
     c, null, without, above, sure, alive = (
         fmean(each[k] for each in chosen) for k in ("c", "null", "c_debiased", "above_null", "reliability", "alive")
     )
     apart = fmean(math.sqrt(max(0.0, each["c_squared"] - each["null_squared"])) for each in chosen)
     numbers = [f"{x:.3f}" for x in (c, null, without, apart)] + [f"{x:.2f}" for x in (above, sure, alive)]
-    return f"| {arm} | {step} | {' | '.join(numbers)} | {len(chosen)} |"
+    return [arm, str(step), *numbers, str(len(chosen))]
 
 
 def print_patterns(found: Steps) -> None:
-    print("\nPenalty parts beside that of c: cosine and ratio of lengths; one batch, and the sum over eight\n")
-    print(f"| | step | engine | ‖part‖/‖g‖ | {' | '.join(PATTERNS.values())} | runs |\n{'|---' * (5 + len(PATTERNS))}|")
+    lines = []
     for (arm, step), chosen in found.items():
         for engine in ("exact", "lookahead"):
-            cells = []
-            for name in PATTERNS:
-                one, many = (alike([each[engine][k][name] for each in chosen]) for k in ("single", "summed"))
-                cells.append(f"{one}; {many}")
+            both = [
+                [alike([each[engine][k][name] for each in chosen]) for k in ("single", "summed")] for name in PATTERNS
+            ]
             share = fmean(each[engine]["share"] for each in chosen)
-            print(f"| {arm} | {step} | `{engine}` | {share:.2f} | {' | '.join(cells)} | {len(chosen)} |")
-    for (arm, step), chosen in found.items():
-        one, many = (alike([each["engines"][k] for each in chosen]) for k in ("single", "summed"))
-        print(f"\n{arm}, step {step}: `lookahead` beside `exact`, both with c: {one}; {many}")
+            lines.append([arm, step, f"`{engine}`", f"{share:.2f}", *map("; ".join, both), len(chosen)])
+    print_table("Penalty parts beside that of c: cosine and ratio of lengths; one batch, and the sum over eight",
+                ["", "step", "engine", "‖part‖/‖g‖", *PATTERNS.values(), "runs"], lines)  # fmt: skip
+    between = [
+        [arm, step, *(alike([each["engines"][k] for each in chosen]) for k in ("single", "summed")), len(chosen)]
+        for (arm, step), chosen in found.items()
+    ]
+    print_table("The penalty part of c by `lookahead`, beside that by `exact`",
+                ["", "step", "one batch", "the sum over eight", "runs"], between)  # fmt: skip
 
 
 def alike(values: Sequence[Sequence[float]]) -> str:
@@ -84,12 +92,12 @@ def by_arm(lines: list[dict[str, Any]]) -> dict[tuple[str, int], list[dict[str, 
 
 
 def print_measuring(found: Steps) -> None:
-    print("\nc after training, by how it is measured: means over runs\n")
-    print("| | | c | null | rank correlation with the first | runs |\n|---|---|---|---|---|---|")
+    rows = []
     for (arm, _), chosen in found.items():
         for name, words in CHOICES.items():
             lines = [each["choices"][name] for each in chosen]
             numbers = [fmean(line[k] for line in lines) if lines[0].get(k) is not None else None
                        for k in ("c", "null", "agreement")]  # fmt: skip
-            cells = ["" if x is None else f"{x:.2f}" for x in numbers]
-            print(f"| {arm} | {words} | {' | '.join(cells)} | {len(lines)} |")
+            rows.append([arm, words, *("" if x is None else f"{x:.2f}" for x in numbers), len(lines)])
+    print_table("c after training, by how it is measured: means over runs",
+                ["", "", "c", "null", "rank correlation with the first", "runs"], rows)  # fmt: skip

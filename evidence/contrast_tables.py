@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+from markdown import print_table
 from rows import BATCH, FULL_DIGITS, OTHERS, Rows, accuracies, arms, differences, rows
 
 from dspreg.report.contrasts import Contrast, contrast, verdict
@@ -14,19 +15,20 @@ Apart = dict[str, list[float]]  # target → differences by trial
 
 
 def print_contrasts(name: str, named: dict[str, str], found: dict[str, Rows]) -> None:
-    print(f"\n{name}: DSP-Reg less …, points of per cent; the second half decides\n")
-    print("| | outcome | difference | 95 % interval | pairs | detectable | verdict |\n|---|---|---|---|---|---|---|")
+    lines = []
     for other in OTHERS:
         for rule, words in RULES.items():
             if apart := differences(found[rule], named["DSP-Reg"], named[other]):
                 c = contrast(apart.values())
                 said = decided(c, apart, found[rule], other) if rule == "late" else ""
-                print(f"| {other} | {words} | {cells(c)} | {detectable(c)} | {said} |")
+                lines.append([other, words, *cells(c), detectable(c), said])
+    head = ["", "outcome", "difference", "95 % interval", "pairs", "detectable", "verdict"]
+    print_table(f"{name}: DSP-Reg less …, points of per cent; the second half decides", head, lines)
 
 
-def cells(c: Contrast) -> str:
+def cells(c: Contrast) -> list[str]:
     """Difference, interval and pairs."""
-    return f"{c.difference:+.2f} | {interval(c)} | {c.pairs}"
+    return [f"{c.difference:+.2f}", interval(c), str(c.pairs)]
 
 
 def interval(c: Contrast) -> str:
@@ -51,33 +53,32 @@ def decided(c: Contrast, apart: Apart, found: Rows, other: str) -> str:
 def print_targets(name: str, named: dict[str, str], found: Rows) -> None:
     """Where a mean over targets comes from, and what is left of it without each of them."""
     domains = next(iter(found.values())).domains
-    print(f"\n{name}: DSP-Reg less …, by target: mean, and how many pairs are above 0\n")
-    print(f"| | {' | '.join(domains)} |\n{'|---' * (len(domains) + 1)}|")
-    for other in OTHERS:
-        apart = differences(found, named["DSP-Reg"], named[other])
-        if len(apart) == len(domains):
-            each = [f"{100 * fmean(d):+.2f} ({sum(x > 0 for x in d)} of {len(d)})" for d in apart.values()]
-            print(f"| {other} | {' | '.join(each)} |")
-    print(f"\n{name}: DSP-Reg less …, without one target\n")
-    print(f"| | {' | '.join(f'without {d}' for d in domains)} |\n{'|---' * (len(domains) + 1)}|")
-    for other in OTHERS[:2]:
-        apart = differences(found, named["DSP-Reg"], named[other])
-        if len(apart) == len(domains):
-            rest = [contrast(d for t, d in apart.items() if t != left) for left in domains]
-            print(f"| {other} | {' | '.join(f'{c.difference:+.2f}, {interval(c)}' for c in rest)} |")
+    every = {other: differences(found, named["DSP-Reg"], named[other]) for other in OTHERS}
+    whole = {other: apart for other, apart in every.items() if len(apart) == len(domains)}
+    above = [
+        [other, *(f"{100 * fmean(d):+.2f} ({sum(x > 0 for x in d)} of {len(d)})" for d in apart.values())]
+        for other, apart in whole.items()
+    ]
+    print_table(f"{name}: DSP-Reg less …, by target: mean, and how many pairs are above 0", ["", *domains], above)
+    without = []
+    for other, apart in whole.items():
+        rest = [contrast(d for t, d in apart.items() if t != left) for left in domains]
+        without.append([other, *(", ".join(filter(None, (f"{c.difference:+.2f}", interval(c)))) for c in rest)])
+    print_table(f"{name}: DSP-Reg less …, without one target", ["", *(f"without {d}" for d in domains)], without)
 
 
 def print_pairs(found: Rows, title: str, pairs: dict[str, tuple[str, str]]) -> None:
     """Exploratory: intervals and no verdicts, for among so many some would be without 0 by chance."""
-    print(f"\n{title}, points of per cent\n")
-    print("| | mean | compared with | its mean | difference | 95 % interval | pairs |\n|---|---|---|---|---|---|---|")
+    lines = []
     for name, (label, other) in pairs.items():
         if apart := differences(found, label, other):
             mean, its = (
                 fmean(fmean(accuracies(found[each], t, found[label].trials)) for t in apart) for each in (label, other)
             )
             against = "DSP-Reg" if other == FULL_DIGITS else other
-            print(f"| {name} | {mean:.1f} | {against} | {its:.1f} | {cells(contrast(apart.values()))} |")
+            lines.append([name, f"{mean:.1f}", against, f"{its:.1f}", *cells(contrast(apart.values()))])
+    head = ["", "mean", "compared with", "its mean", "difference", "95 % interval", "pairs"]
+    print_table(f"{title}, points of per cent", head, lines)
 
 
 def print_batch() -> None:

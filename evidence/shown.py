@@ -1,6 +1,6 @@
-"""The tables and pictures of docs/evidence.md, from the records in evidence/.
+"""All tables and pictures of the evidence, from the records beside this file.
 
-    python evidence/shown.py --out docs/images
+    python evidence/shown.py --out docs/images > evidence/tables.md
 
 What is not run yet is left out. Pictures: evidence-contrasts.png, evidence-pairs.png, evidence-c.png.
 """
@@ -18,6 +18,7 @@ import drawn
 from c_tables import by_arm, print_c, print_measuring, print_patterns
 from contrast_tables import RULES, print_batch, print_contrasts, print_pairs, print_targets
 from kept import read_lines
+from markdown import print_table
 from rows import (
     BATCH,
     CHOICES,
@@ -44,6 +45,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the pictures")
     out = parser.parse_args().out
+    print("# Every table of the evidence\n\nPrinted by `python evidence/shown.py --out docs/images`.")
     hours, pairs, contrasts = 0.0, {}, {}
     choices = {name: (label, FULL_DIGITS) for name, label in CHOICES.items()}
     for name, (store, named) in SETS.items():
@@ -84,9 +86,7 @@ def main() -> int:
 
 
 def print_arms(name: str, named: dict[str, str], found: dict[str, Rows]) -> None:
-    domains = next(iter(found["late"].values())).domains
-    print(f"\n{name}, mean over the second half of the steps (sd over trials); at the right as selected\n")
-    print(f"| arm | trials | {' | '.join(domains)} | mean | selected |\n|---|---|{'---|' * (len(domains) + 2)}")
+    domains, lines = next(iter(found["late"].values())).domains, []
     for arm, label in named.items():
         if label not in found["late"]:
             continue
@@ -95,7 +95,9 @@ def print_arms(name: str, named: dict[str, str], found: dict[str, Rows]) -> None
         cells = [f"{fmean(v):.1f} ({stdev(v):.1f})" if len(v) > 1 else f"{v[0]:.1f}" if v else "" for v in values]
         means = [f"{fmean(map(fmean, each)):.1f}" if all(each) else "" for each in (values, chosen)]
         trials = "–".join(str(n) for n in sorted({min(map(len, values)), max(map(len, values))}))
-        print(f"| {arm} | {trials} | {' | '.join(cells)} | {' | '.join(means)} |")
+        lines.append([arm, trials, *cells, *means])
+    title = f"{name}, mean over the second half of the steps (sd over trials); at the right as selected"
+    print_table(title, ["arm", "trials", *domains, "mean", "selected"], lines)
 
 
 def print_strength(name: str, store: Path, named: dict[str, str]) -> None:
@@ -109,18 +111,17 @@ def print_strength(name: str, store: Path, named: dict[str, str]) -> None:
         logs = {record["step"]: record["log"] for record in folder.records}
         if arm is not None and "DSPReg.ratio" in logs[at]:
             shares[s["targets"][0], s["trial"]][arm] = (logs[at]["DSPReg.ratio"], logs[at]["loss"])
-    print(
-        f"\n{name}, step {at}: ‖penalty part‖/‖g‖\n\n| | median | of DSP-Reg's, same start | runs |\n|---|---|---|---|"
-    )
+    lines = []
     for arm in named:
         mine = [each[arm][0] for each in shares.values() if arm in each]
         same = [each[arm][0] / each["DSP-Reg"][0] for each in shares.values() if arm in each and "DSP-Reg" in each]
         if mine and arm != "static c":  # which has another θ by then
-            print(f"| {arm} | {median(mine):.3f} | {f'{median(same):.2f}×' if same else ''} | {len(mine)} |")
+            lines.append([arm, f"{median(mine):.3f}", f"{median(same):.2f}×" if same else "", len(mine)])
+    print_table(f"{name}, step {at}: ‖penalty part‖/‖g‖", ["", "median", "of DSP-Reg's, same start", "runs"], lines)
 
 
 def print_single(found: Rows) -> None:
-    print("\nPACS, trial 0 alone: no verdicts\n\n| arm | mean | compared with | difference |\n|---|---|---|---|")
+    lines = []
     for name, (label, other) in SINGLE.items():
         if label not in found or other not in found:
             continue
@@ -130,7 +131,8 @@ def print_single(found: Rows) -> None:
         if len(both) == len(domains):
             mean, apart = (100 * fmean(each) for each in ((a for a, _ in both), (a - b for a, b in both)))
             against = "DSP-Reg, `lookahead`, λ = 0.001, c every 60 steps" if other == FULL else other
-            print(f"| {name} | {mean:.1f} | {against} | {apart:+.1f} |")
+            lines.append([name, f"{mean:.1f}", against, f"{apart:+.1f}"])
+    print_table("PACS, trial 0 alone: no verdicts", ["arm", "mean", "compared with", "difference"], lines)
 
 
 if __name__ == "__main__":
