@@ -51,15 +51,21 @@ class RunStore:
     def __init__(self, path: str | Path):
         self.path = Path(path)
 
-    def make(self) -> None:
-        """New, or as it is; a folder that holds something else is left alone."""
+    def require_free(self) -> None:
+        """Whether runs may go there: it is new, empty or a store; a folder that holds something else is left alone."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.path} is a file; give --store a folder")
         about = self.path / "store.json"
-        if not about.exists():
-            there = sorted(p.name for p in self.path.iterdir() if not p.match(".*.part")) if self.path.exists() else []
+        if self.path.exists() and not about.exists():
+            there = sorted(p.name for p in self.path.iterdir() if not p.match(".*.part"))
             if there and not about.exists():  # looked at again: another sweeper may have made it meanwhile
                 raise ConfigError(f"{self.path} is not empty and no store of runs ({there[0]}, …); take a new folder")
+
+    def make(self) -> None:
+        """New, or as it is."""
+        self.require_free()
+        about = self.path / "store.json"
+        if not about.exists():
             make_folder(self.path)
             write_json(about, {"format": FORMAT})
         self.check()

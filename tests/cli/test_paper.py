@@ -1,7 +1,9 @@
 """`dspreg paper` as it is typed; two items really run, at the smoke scale."""
 
 import json
+import os
 import re
+import signal
 
 import pytest
 
@@ -42,6 +44,14 @@ def test_an_item_without_a_scale_is_explained(capsys):
         (["components", "--scale", "smoke", "--trials", "0", "--dry-run"], "--trials 0; wanted a whole number"),
         (["maps", "--scale", "smoke", "--draws", "2", "--dry-run"], "--draws: a map is of one training"),
         (["overhead", "--scale", "smoke", "--engine", "exat"], "'exat'"),
+        (["components", "--scale", "smoke", "--store", "new", "--device", "abacus"], "device='abacus'; wanted cpu"),
+        (["components", "--scale", "smoke", "--show"], "--show: of which runs? Add the --store DIR"),
+        (["components", "--scale", "smoke", "--show", "--store", "new"], "new is no store of runs"),
+        (["components", "--scale", "smoke", "--show", "--dry-run", "--store", "new"], "--show or --dry-run, not both"),
+        (["components", "--store", "new"], "at which scale? Add --scale paper, small or smoke"),
+        (["--scale", "smoke"], "which item? There are: main, "),
+        (["overhead", "--scale", "smoke", "--store", "new"], "--store: overhead measures anew and keeps nothing"),
+        (["overhead", "--scale", "smoke", "--trials", "2"], "--trials: overhead measures anew and keeps nothing"),
     ],
 )
 def test_what_is_refused_before_anything_is_run(words, message, capsys, tmp_path, monkeypatch):
@@ -49,6 +59,44 @@ def test_what_is_refused_before_anything_is_run(words, message, capsys, tmp_path
     assert typed(*words) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("more", [["--dry-run"], ["--show"], []])
+def test_a_folder_of_something_else_is_no_store(more, capsys, tmp_path):
+    (tmp_path / "letters").write_text("dear")
+    assert typed("components", "--scale", "smoke", "--store", tmp_path, *more) == 2
+    assert "no store of runs" in capsys.readouterr().err
+    assert typed("components", "--scale", "smoke", "--store", tmp_path / "letters", *more) == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["letters"]
+
+
+def test_pictures_can_not_go_into_a_file(capsys, tmp_path):
+    (tmp_path / "file").write_text("dear")
+    words = ["components", "--scale", "smoke", "--store", tmp_path / "store", "--figures", tmp_path / "file"]
+    assert typed(*words) == 2
+    assert "--figures" in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
+
+
+def test_no_picture_of_nothing(capsys, tmp_path):
+    RunStore(tmp_path / "store").make()
+    words = ["interval", "--scale", "smoke", "--store", tmp_path / "store", "--show", "--figures", tmp_path / "new"]
+    assert typed(*words) == 0
+    assert "no picture: no mean is there yet" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_overhead_stops_when_it_is_told_to(capsys, monkeypatch):
+    from dspreg.paper import overhead
+
+    def block(self, length, pause):
+        os.kill(os.getpid(), signal.SIGINT)
+        pause()
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(overhead.Timed, "block", block)
+    assert typed("overhead", "--scale", "smoke") == 130
+    assert "stopp" in capsys.readouterr().err
 
 
 def test_data_that_are_missing_are_said_once(capsys, tmp_path):

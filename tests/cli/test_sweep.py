@@ -217,6 +217,7 @@ def test_a_recipe(images, tmp_path, capsys):
         (["--dataset", "PACS", "--algorithms", "ERM", "--only", "oracle"], "--only: only='oracle'"),
         (["--dataset", "PACS", "--algorithms", "ERM", "--set", "trial=1"], "write trials: at the top"),
         (["--dataset", "PACS", "--algorithms", "ERM"], "Add --store DIR"),
+        (["--dataset", "digits", "--algorithms", "ERM", "--store", "new", "--device", "abacus"], "device='abacus'"),
         (["--dataset", "PACS"], "a sweep needs algorithms"),
         ([], "a sweep needs datasets"),
         (["gone.yaml"], "can't be read"),

@@ -6,10 +6,11 @@ import dataclasses
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from dspreg.cli.parser import Commands, described
-from dspreg.cli.sweep import add_where, check_specs, swept, whole
+from dspreg.cli.sweep import add_where, check_specs, store_for, swept, whole
 from dspreg.cli.train import stopping
 from dspreg.errors import ConfigError, Notice
 from dspreg.names import did_you_mean, shown
@@ -61,34 +62,52 @@ def run(given: Any) -> int:
     from dspreg.paper.items import ITEMS
 
     if given.item is None:
+        if _chosen(given):
+            raise ConfigError(f"which item? There are: {', '.join(ITEMS)}")
         print(listing())
         return 0
     if given.item not in ITEMS:
         near = did_you_mean(given.item, ITEMS)
         raise ConfigError(f"the paper has no item {given.item!r}.{near} There are: {', '.join(ITEMS)}")
+    if given.scale is None and _chosen(given):
+        raise ConfigError("at which scale? Add --scale paper, small or smoke")
     if given.scale is None:
         print(f"dspreg paper {given.item}: {inspect.getdoc(ITEMS[given.item])}")
         return 0
+    if given.show and given.dry_run:
+        raise ConfigError("--show or --dry-run, not both: one prints what is there, the other what will be")
+    if given.figures and Path(given.figures).is_file():
+        raise ConfigError(f"--figures {given.figures} is a file; wanted a folder")
     item, execution = asked(given)
-    with stopping() as pause:
-        if item.kind == "overhead":
-            return _timed(item, execution, given)
-        runs = item.runs()
-        check_specs(runs)
-        store = RunStore(given.store) if given.store else None
-        if given.dry_run:
-            from dspreg.cli.plan_text import plan_text
+    if item.kind == "overhead":
+        return _timed(item, execution, given)
+    runs = item.runs()
+    check_specs(runs)
+    store = store_for(given)
+    if given.dry_run:
+        from dspreg.cli.plan_text import plan_text
 
-            print(plan_text(runs, store, execution))
-            return 0
-        if store is None:
-            raise ConfigError("where should the runs go? Add --store DIR, or --dry-run to see what they are")
-        code = 0
-        if not given.show:
-            _look(item, runs, store, execution)
+        print(plan_text(runs, store, execution))
+        return 0
+    if store is None:
+        asked_for = "--show: of which runs? Add the --store DIR that they are in"
+        usual = "where should the runs go? Add --store DIR, or --dry-run to see what they are"
+        raise ConfigError(asked_for if given.show else usual)
+    code = 0
+    if given.show:
+        store.check()
+    else:
+        _look(item, runs, store, execution)
+        with stopping() as pause:
             code = swept(runs, store, given, execution, pause, say=_aside)
     _show(item, store, given)
     return code
+
+
+def _chosen(given: Any) -> list[str]:
+    """What was said that nothing can be done with before an item and a scale are named."""
+    names = ("scale", "store", "set", "trials", "draws", "dry_run", "show", "figures")
+    return [name for name in names if getattr(given, name) and not (name == "scale" and given.item)]
 
 
 def asked(given: Any) -> tuple[Any, Execution]:
@@ -102,8 +121,7 @@ def asked(given: Any) -> tuple[Any, Execution]:
     settings = {name: value for name, value in further.items() if name not in HOW}
     for name in settings:
         if name not in OPEN:
-            raise ConfigError(f"--set {name}: the item says itself what that is; of runs alike in it these are left: "
-                              f"{', '.join(OPEN)}")  # fmt: skip
+            raise ConfigError(f"--set {name}: the item says itself what that is. What can be set: {', '.join(OPEN)}")
     item = ITEMS[given.item](SCALES[given.scale], given.engine)
     numbers: dict[str, Any] = {name: whole(f"--{name}", value, 1) for name in ("trials", "draws")
                if (value := getattr(given, name)) is not None}  # fmt: skip
@@ -156,7 +174,8 @@ def _show(item: Any, store: RunStore, given: Any) -> None:
         from dspreg.paper.figures import drawn, heat_maps, saved, title_of
 
         if item.kind != "map":
-            _aside(f"see {drawn(item, made, given.figures)}")
+            path = drawn(item, made, given.figures)
+            _aside(f"see {path}" if path else "no picture: no mean is there yet")
             return
         profiles, layer = maps.pictured(item, store)
         if not profiles:
@@ -173,11 +192,15 @@ def _timed(item: Any, execution: Execution, given: Any) -> int:
 
     for arm in item.arms:
         parse(arm.spec)
-    if given.dry_run or given.show:
+    for name in ("store", "trials", "draws", "show"):
+        if getattr(given, name):
+            raise ConfigError(f"--{name}: overhead measures anew and keeps nothing; leave it out")
+    if given.dry_run:
         print(f"{len(item.arms)} arms ({', '.join(shown(arm.label) for arm in item.arms)}), {overhead.BLOCKS} blocks "
               "each of as many steps as lie between two refreshes; nothing is kept")  # fmt: skip
         return 0
-    costs, length = overhead.measured(item, execution, _aside)
+    with stopping() as pause:
+        costs, length = overhead.measured(item, execution, _aside, pause)
     made = overhead.tables(item, costs, length)
     sys.stdout.write(FORMATS[given.format](made))
     if given.figures:

@@ -93,15 +93,24 @@ def add_where(group: Any) -> None:
 
 
 def run(given: Any) -> int:
+    runs, execution = planned(given)
+    check_specs(runs)
+    store = store_for(given)
+    if given.dry_run:
+        print(plan_text(runs, store, execution))
+        return 0
+    if store is None:
+        raise ConfigError("where should the runs go? Add --store DIR, or --dry-run to see what they are")
     with stopping() as pause:
-        runs, execution = planned(given)
-        check_specs(runs)
-        if given.dry_run:
-            print(plan_text(runs, RunStore(given.store) if given.store else None, execution))
-            return 0
-        if not given.store:
-            raise ConfigError("where should the runs go? Add --store DIR, or --dry-run to see what they are")
-        return swept(runs, RunStore(given.store), given, execution, pause)
+        return swept(runs, store, given, execution, pause)
+
+
+def store_for(given: Any) -> RunStore | None:
+    """Where `--store` says, if runs may go there."""
+    store = RunStore(given.store) if given.store else None
+    if store is not None:
+        store.require_free()
+    return store
 
 
 def planned(given: Any) -> tuple[list[Run], Execution]:
@@ -167,6 +176,7 @@ def swept(
     from dspreg.launch.serial import serial
     from dspreg.launch.work import Work
     from dspreg.training.display import Bar, Display
+    from dspreg.training.experiment import check_device
 
     far = given.on == "ray"
     if given.ray_address is not None and not far:
@@ -174,6 +184,8 @@ def swept(
     asked = None if given.jobs is None else whole("--jobs", given.jobs, 1 if far else 0)
     alone = asked == 0
     attempts = whole("--attempts", given.attempts, 1)
+    if not far:
+        check_device(execution.device)  # here, once: each run would use up its attempts on it
     store.make()
     store.plan(runs)
     console = Console(stderr=True)

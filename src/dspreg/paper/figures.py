@@ -118,10 +118,13 @@ def title_of(item: Item) -> str:
     return "\n".join(map(plain, lines))
 
 
-def drawn(item: Item, tables: Sequence[Table], folder: str | Path) -> Path:
-    """The item's picture; maps are drawn from their profiles."""
+def drawn(item: Item, tables: Sequence[Table], folder: str | Path) -> Path | None:
+    """The item's picture, if there is anything of ours to draw; maps are drawn from their profiles."""
     table = next(each for each in tables if each.name == item.name)
+    column, label = ("mean", "mean accuracy, %") if item.kind != "overhead" else ("time, ×", "time of a step, in ERM's")
+    at = table.columns.index(column)
+    if all(row.cells[at].value is None for row in table.rows if row.source == "ours"):
+        return None
     if item.best is not None:
         return saved(curve(item, table), folder, item.name)
-    column, label = ("mean", "mean accuracy, %") if item.kind != "overhead" else ("time, ×", "time of a step, in ERM's")
     return saved(dots(item, table, column, label), folder, item.name)

@@ -46,7 +46,7 @@ def maps(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 def overhead(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
     """Table 4: steps a second and peak memory, refreshes included, of ERM and of every engine.
 
-        dspreg paper overhead --scale paper --root data --set device=cuda
+        dspreg paper overhead --scale paper --root data --device cuda
 
     Measured anew each time; no store. Arms take turns, block by block, each block with one refresh; training images are
     read outside of the time, as other processes would do it. Memory is that of a fresh process per arm.

@@ -19,7 +19,7 @@ METHODS = (
 def main(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
     """Table 1: twenty methods on five data sets.
 
-        dspreg paper main --scale paper --root data --set device=cuda --store runs/paper
+        dspreg paper main --scale paper --root data --device cuda --store runs/paper
 
     Cost: 20 methods × 22 targets × 3 trials × 20 draws = 26,400 runs of 5,001 steps of a ResNet-50; small: 1,320 runs;
     smoke: 40 runs on the digits. All five data sets have to be in `--root`.

@@ -56,10 +56,11 @@ class Timed:
     def layer(self) -> DSPReg | None:
         return next((layer for layer in self.algorithm.layers() if isinstance(layer, DSPReg)), None)
 
-    def block(self, length: int) -> float:
+    def block(self, length: int, pause: Callable[[], None] = lambda: None) -> float:
         """Seconds of the next `length` steps."""
         spent = 0.0
         for _ in range(length):
+            pause()
             batches = self.batches()
             started = self.now()
             train_step(self.algorithm, batches)
@@ -91,9 +92,12 @@ class Cost:
 
 
 def measured(
-    item: Item, execution: Execution, told: Callable[[str], None] = lambda _: None
+    item: Item,
+    execution: Execution,
+    told: Callable[[str], None] = lambda _: None,
+    pause: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Cost], int]:
-    """Every arm's blocks in turn, then its memory; and how many steps a block has."""
+    """Every arm's blocks in turn, then its memory; and how many steps a block has. `pause` raises to end it early."""
     settings = settings_of(item)
     execution = replace(execution, workers=0)  # else a refresh reads its images in processes whose time is not ours
     torch.set_num_threads(threads(replace(execution, threads=execution.threads or 1)))
@@ -104,15 +108,16 @@ def measured(
         costs = {label: Cost() for label in arms}
         length = block_of(item.scale, experiment.epoch)
         for arm in arms.values():
-            arm.block(1)  # warms up, and leaves the refresh of every block inside of it
+            arm.block(1, pause)  # warms up, and leaves the refresh of every block inside of it
         for n in range(BLOCKS):
             for label, arm in arms.items():
-                costs[label].seconds.append(arm.block(length))
+                costs[label].seconds.append(arm.block(length, pause))
             told(f"block {n + 1} of {BLOCKS}, {length} steps of each arm")
         for label, arm in arms.items():
             costs[label].refreshes = len(arm.refreshed)
         arms.clear()
     for label, cost in costs.items():
+        pause()
         cost.peak = peak_of(settings | {"algorithm": twice(item.scale, label)}, execution)
         told(f"memory of {label}")
     return costs, length
