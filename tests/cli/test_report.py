@@ -53,6 +53,16 @@ def test_a_contrast_comes_last(capsys, runs):
     assert table[-1].startswith("paired by trial")
 
 
+def test_a_contrast_takes_a_spec_as_sweeps_write_it(capsys, tmp_path):
+    for algorithm, base in {"ERM": 0.5, "DSPReg(refresh_steps=10)": 0.6}.items():
+        for target in DOMAINS:
+            made = [single(0, target, base, 0.5)]
+            write_run(tmp_path / f"{algorithm}-{target}", made, algorithm=algorithm, targets=(target,), trial=0)
+    code, out, _ = said(capsys, tmp_path, "--contrast", "DSPReg(weight=0.001, refresh_steps=10)", "ERM")
+    assert code == 0
+    assert "DSPReg(refresh_steps=10) − ERM, in points of per cent" in out
+
+
 def test_contrasts_stand_in_the_order_they_were_asked_for(capsys, runs):
     _, out, _ = said(capsys, runs, "--contrast", "ERM", "DSPReg", "--contrast", "DSPReg", "ERM", "--format", "json")
     tables = json.loads(out)["tables"]
@@ -85,8 +95,9 @@ def test_a_file_has_what_would_be_printed(capsys, runs, tmp_path, form):
 
 def test_a_file_that_cannot_be_written_is_an_error(capsys, runs, tmp_path):
     code, out, err = said(capsys, runs, "--out", tmp_path / "nowhere/report.txt")
-    assert (code, out) == (6, "")
-    assert "can't be written" in err
+    assert (code, out) == (2, "")
+    assert "there is no folder" in err
+    assert not (tmp_path / "nowhere").exists()
 
 
 def test_the_oracle_only_on_request_and_marked(capsys, runs):
@@ -145,6 +156,8 @@ def test_writing_domainbeds_folders(capsys, runs, tmp_path):
         (["RUNS", "--write-domainbed", "DIR", "--format", "json"], "--format is for a report"),
         (["RUNS", "--data-dir", "photos"], "--data-dir is for --write-domainbed"),
         (["RUNS", "--contrast", "ERM", "IRM"], "no runs of 'IRM'"),
+        (["RUNS", "--out", "new/report.html"], "there is no folder new; make it first"),
+        (["RUNS", "--out", "."], "--out . is a folder"),
     ],
 )
 def test_wrong_calls(capsys, monkeypatch, runs, tmp_path, arguments, message):

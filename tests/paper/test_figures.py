@@ -39,6 +39,24 @@ def test_strength_has_a_line_for_each_engine_and_decades(tmp_path):
     assert axes.get_xscale() == "log"
 
 
+def test_the_papers_point_is_in_the_picture(tmp_path):
+    item = interval(PAPER)
+    (axes,) = curve(item, made(item, tmp_path / "a", lambda run: 0.84 + 0.001 * run.trial)).axes
+    star = next(line for line in axes.lines if line.get_label() == "paper: 87.5")
+    low, high = axes.get_ylim()
+    assert low < 84 < 87.5 < high
+    assert star.get_ydata().tolist() == [87.5]
+
+
+def test_arms_under_other_conditions_are_on_other_lines(tmp_path):
+    item = interval(SMOKE)
+    table = made(item, tmp_path / "a", lambda run: 0.5)
+    moved = [replace(row, label=f"{row.label} [threads=2]") if row.label == "T = 3" else row for row in table.rows]
+    (axes,) = curve(item, replace(table, rows=tuple(moved))).axes
+    drawn_at = {each.get_label(): each.lines[0].get_xdata().tolist() for each in axes.containers}
+    assert drawn_at == {"ours": [1, 2, 4], "ours, [threads=2]": [3]}
+
+
 def test_dots_of_another_scale_stand_apart_from_the_papers(tmp_path):
     item = components(SMOKE)
     table = made(item, tmp_path / "a", lambda run: 0.25)

@@ -1,5 +1,7 @@
 """Sentences from made-up numbers."""
 
+from dataclasses import replace
+
 import pytest
 
 from dspreg.paper.sentences import Compared, of_order, of_pair, of_pairs
@@ -45,17 +47,27 @@ def test_fewer_than_five_pairs_give_no_verdict_however_large(differences):
     assert said.endswith("the paper has +2.0")
 
 
+def test_of_another_scale_the_papers_difference_is_told_and_not_judged():
+    other = replace(compared([[2.0, 2.2, 1.8], [3.0, 3.2, 2.8]], paper=2.0), comparable=False)
+    assert of_pair(other).endswith("full is better (the paper, at its own scale: +2.0)")
+
+
+def test_what_rounds_to_nothing_has_no_sign():
+    assert "is 0.0 points in" in of_pair(compared([[-0.01]]))
+    assert "is -0.1 points in" in of_pair(compared([[-0.06]]))
+
+
 def test_one_pair_is_one_pair():
     assert "in 1 pair, no" in of_pair(compared([[1.0]]))
 
 
 def test_one_trial_of_many_targets_gives_none_either():
     said = of_pair(compared([[9.0]] * 6))
-    assert "in 6 pairs, no verdict (no target has two trials)" in said
+    assert "in 6 pairs, no verdict (no target has two pairs)" in said
 
 
 def test_nothing_to_compare():
-    assert of_pair(compared([])) == "full − λ = 0: no trial has both"
+    assert of_pair(compared([])) == "full − λ = 0: no trial has both under the same conditions"
     assert of_pairs([compared([]), compared([])]).count("; ") == 1
 
 
@@ -72,5 +84,6 @@ def test_where_the_highest_mean_is():
     assert "is at T = 2; the paper takes 3, so elsewhere;" in of_order("T", points, 3)
     tie = [("T = 1", 1, 70.0), ("T = 2", 2, 70.0)]
     assert "at T = 1 and T = 2; the paper takes 2, so there too;" in of_order("T", tie, 2)
+    assert "at T = 1 and T = 2;" in of_order("T", [("T = 1", 1, 70.04), ("T = 2", 2, 70.0)], 2)  # equal as printed
     assert "an order of means is no verdict" in of_order("T", points, 2)
     assert of_order("T", [], 2) == "No mean is there yet along T; the paper takes 2."

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from made_items import finish, store_of
 
-from dspreg.paper.items import components, dynamic, interval, main, pacs
+from dspreg.paper.items import components, dynamic, interval, main, maps, pacs
 from dspreg.paper.scale_shown import scale_table
 from dspreg.paper.scales import PAPER, SMALL, SMOKE
 from dspreg.paper.showing import tables
@@ -58,8 +58,8 @@ def test_means_refreshes_and_runs(three_trials):
     assert (found["pairs"].text, found["verdict"].text) == ("6", "dynamic c is better")
     assert found["paper"].value == pytest.approx(1.8)  # 87.5 − 85.7
     assert differences.notes[-1] == (
-        "dynamic c − static c is +3.0 points (95 % +0.7 to +5.3, 6 pairs): dynamic c is better, "
-        "and the paper's +1.8 lies inside the interval."
+        "dynamic c − static c is +3.0 points (95 % +0.7 to +5.3, 6 pairs): dynamic c is better "
+        "(the paper, at its own scale: +1.8)."
     )
 
 
@@ -117,7 +117,8 @@ def test_one_trial_gives_no_verdict(tmp_path):
     assert found["verdict"].text == "none: fewer than 5 pairs"
     assert found["95 % from"].value is None
     assert cells(made, "dynamic c")["print"].error is None  # of one trial there is no spread
-    assert "+1.0 points in 2 pairs, no verdict (fewer than 5 pairs), the paper has +1.8." in differences.notes[-1]
+    said = "+1.0 points in 2 pairs, no verdict (fewer than 5 pairs) (the paper, at its own scale: +1.8)."
+    assert said in differences.notes[-1]
 
 
 def test_what_is_missing_is_said_and_not_averaged(tmp_path):
@@ -134,7 +135,7 @@ def test_what_is_missing_is_said_and_not_averaged(tmp_path):
     _, made, differences = tables(item, empty)
     assert cells(made, "static c")["print"].reason == "not started"
     assert cells(made, "static c")["refreshes"].text == ""
-    assert differences.notes[-1] == "dynamic c − static c: no trial has both."
+    assert differences.notes[-1] == "dynamic c − static c: no trial has both under the same conditions."
     for write in FORMATS.values():
         assert "static c" in write(tables(item, empty))
 
@@ -183,7 +184,7 @@ def test_pacs_has_the_papers_domains_and_differences(tmp_path):
     ]  # fmt: skip
     assert apart["photo"].value == pytest.approx(50 - 97.5)
     assert cells(made, "dynamic c")["planned"].text == "4"  # before 60, 120, 180, 240
-    assert "not one of methods" in made.notes[2]
+    assert "not one of methods" in made.notes[1]
 
 
 def test_latex_has_no_letter_that_pdflatex_lacks(tmp_path):
@@ -200,10 +201,23 @@ def test_an_arm_whose_c_was_never_measured_is_no_dsp_reg(tmp_path):
     store = store_of(tmp_path / "store", item, lambda run: 0.5, steps=5)
     _, made, _ = tables(item, store)
     assert (cells(made, "full method")["refreshes"].text, cells(made, "full method")["planned"].text) == ("0", "0")
-    assert made.notes[3:] == tuple(
+    assert made.notes[2:] == tuple(
         f"{label}: c was never measured in 2 of 2 runs, which have a plain gradient penalty, c = 1"
         for label in ("full method", "c shuffled")
     )
+
+
+def test_the_scale_says_what_was_set_and_no_more():
+    def noted(item):
+        return " ".join(scale_table(item)[0].notes) if scale_table(item) else ""
+
+    assert "measure_batches=2" in noted(components(SMOKE))
+    assert "measure_batches" not in noted(maps(SMOKE))
+    assert "T counts 5 steps for an epoch" in noted(interval(SMOKE))
+    assert noted(components(PAPER)) == ""
+    assert "weights=none" in noted(replace(components(PAPER), settings={"weights": "none"}))
+    assert noted(replace(components(PAPER), settings={"weights": "here.safetensors"})) == ""
+    assert "precision=bf16" in noted(replace(components(PAPER), precision="bf16"))
 
 
 def test_an_order_is_told_for_a_figure(tmp_path):
@@ -254,4 +268,4 @@ def test_table_1_of_five_data_sets(tmp_path):
     assert cells(made, "DSP-Reg", "paper")["DomainNet"].value == 45.6
     assert cells(made, "ERM", "difference")["PACS"].value == pytest.approx(60 - 85.5)
     assert cells(differences, "DSP-Reg − ERM")["pairs"].text == "21"
-    assert "no verdict (no target has two trials)" in differences.notes[-1]
+    assert "no verdict (no target has two pairs)" in differences.notes[-1]

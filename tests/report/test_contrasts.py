@@ -41,7 +41,7 @@ def test_equal_numbers_of_trials_are_the_plain_formula():
     ("targets", "says"),
     [
         ([[0.01, 0.02], [0.01, 0.02]], "none: fewer than 5 pairs"),
-        ([[0.01]] * 6, "none: no target has two trials"),
+        ([[0.01]] * 6, "none: no target has two pairs"),
         ([[0.010, 0.011, 0.012], [0.010, 0.011, 0.012]], "A is better"),
         ([[-0.010, -0.011, -0.012], [-0.010, -0.011, -0.012]], "B is better"),
         ([[0.01, -0.02, 0.03], [0.02, -0.01, 0.0]], "not distinguishable"),

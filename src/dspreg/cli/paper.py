@@ -129,8 +129,8 @@ def asked(given: Any) -> tuple[Any, Execution]:
         raise ConfigError("--draws: a map is of one training before and after; --trials takes several")
     item = dataclasses.replace(item, settings=settings, **numbers)
     usual = {"keep": "none", "profile": "always" if item.kind == "map" else "never"}  # tables need no models
-    how = {name: value for name, value in further.items() if name in HOW}
-    return item, Execution(**(usual | how))
+    execution = Execution(**(usual | {name: value for name, value in further.items() if name in HOW}))
+    return dataclasses.replace(item, precision=execution.precision), execution
 
 
 def listing() -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.cli.parser import Commands, described
-from dspreg.errors import ConfigError, Notice
+from dspreg.errors import ConfigError, DspregError, Notice
 from dspreg.names import path_name
 
 SELECTIONS = ("training", "leave-one-out", "oracle", "late")  # spelt out: --help need not load them
@@ -60,6 +60,7 @@ def run(given: Any) -> int:
         raise ConfigError("give a folder of runs, as in dspreg report runs, or --domainbed DIR, and not both")
     if given.data_dir != given.usual("data_dir") and given.write_domainbed is None:
         raise ConfigError("--data-dir is for --write-domainbed OUT, whose folders are named by it")
+    _look(given)
     if given.domainbed is not None:
         _put(given, _domainbed(given))
     elif given.write_domainbed is not None:
@@ -90,6 +91,17 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def _look(given: Any) -> None:
+    """Whether `--out` can be a file, before anything is read."""
+    if given.out is None:
+        return
+    path = Path(given.out)
+    if path.is_dir():
+        raise ConfigError(f"--out {path} is a folder; wanted a file, as in --out {path / 'report.html'}")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--out {path}: there is no folder {path.parent}; make it first")
+
+
 def _put(given: Any, text: str) -> None:
     if given.out is None:
         sys.stdout.write(text)
@@ -113,12 +125,26 @@ def _ours(given: Any) -> str:
         raise ConfigError(f"all {len(damaged)} runs in {given.path} are damaged; nothing is left to report")
     found = selected(traces, given.selection)
     made = tables(found, damaged)
-    made += [contrasts.table(found, *pair) for pair in given.contrast]
+    labels = {each.label for each in found} | {each.algorithm for each in found}
+    made += [contrasts.table(found, *(_as_reported(name, labels) for name in pair)) for pair in given.contrast]
     if given.format == "html":
         from dspreg.report.page import report_page
 
         return report_page(found, made, damaged, given.path, _command(given))
     return FORMATS[given.format](made)
+
+
+def _as_reported(name: str, labels: set[str]) -> str:
+    """A spec as status and sweeps write it, by the name its row has; torch is asked only about names that are none."""
+    if name in labels or "(" not in name:
+        return name
+    from dspreg.algorithms.spec import filled
+
+    try:
+        canonical = filled(name)[0]
+    except DspregError:
+        return name
+    return canonical if canonical in labels else name
 
 
 def _command(given: Any) -> str:

@@ -29,23 +29,18 @@ def curve(item: Item, table: Table) -> Figure:
     """Mean accuracy along T or λ, one line for each engine, and the paper's full method where its settings are."""
     figure = Figure(figsize=(5.6, 4.0), layout="constrained")
     axes = figure.subplots()
-    means = {row.label: row.cells[table.columns.index("mean")] for row in table.rows if row.source == "ours"}
-    for line in dict.fromkeys(arm.line for arm in item.arms):
-        arms = [(arm.x, means[arm.label]) for arm in item.arms if arm.line == line and arm.label in means]
-        points = [(x, cell.value, cell.error or 0.0) for x, cell in arms if cell.value is not None]
-        if points:
-            x_values, y_values, errors = zip(*points, strict=True)
-            label = f"ours{', ' if line else ''}{line}"
-            axes.errorbar(x_values, y_values, yerr=errors, fmt="o-", capsize=3, label=label)
-    low, high = axes.get_ylim()
-    middle = (low + high) / 2
-    axes.set_ylim(min(low, middle - 1), max(high, middle + 1))  # a tenth of a point is not to fill the picture
+    for line, points in _lines(item, table).items():
+        x_values, y_values, errors = zip(*points, strict=True)
+        axes.errorbar(x_values, y_values, yerr=errors, fmt="o-", capsize=3, label=line)
     assert item.best is not None
     x, accuracy = item.best
     if item.as_published:
         axes.plot([x], [accuracy], "*", ms=13, mfc="none", mec=PAPERS, label=f"paper: {accuracy}")
     else:  # its accuracy is another scale's, and so would be the axis
         axes.axvline(x, ls=":", color=PAPERS, label=f"paper's choice; {accuracy} with a ResNet-50 on PACS")
+    low, high = axes.get_ylim()
+    middle = (low + high) / 2
+    axes.set_ylim(min(low, middle - 1), max(high, middle + 1))  # a tenth of a point is not to fill the picture
     every = sorted({arm.x for arm in item.arms if arm.x is not None})
     if every[-1] / every[0] >= 100:
         axes.set_xscale("log")
@@ -57,6 +52,21 @@ def curve(item: Item, table: Table) -> Figure:
     axes.grid(alpha=0.25)
     axes.legend(frameon=False, fontsize=8)
     return figure
+
+
+def _lines(item: Item, table: Table) -> dict[str, list[tuple[float, float, float]]]:
+    """x, mean and error of every arm that has one; arms run under several conditions are on a line for each."""
+    at = table.columns.index("mean")
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for arm in item.arms:
+        for row in table.rows:
+            conditions = row.label.removeprefix(arm.label)
+            mine = row.source == "ours" and row.label.startswith(arm.label) and conditions[:2] in ("", " [")
+            cell = row.cells[at]
+            if mine and cell.value is not None and arm.x is not None:
+                line = ", ".join(filter(None, ("ours", arm.line, conditions.strip())))
+                found.setdefault(line, []).append((arm.x, cell.value, cell.error or 0.0))
+    return found
 
 
 def dots(item: Item, table: Table, column: str, label: str) -> Figure:

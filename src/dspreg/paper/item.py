@@ -66,6 +66,7 @@ class Item:
         scale: At which.
         engine: Of DSP-Reg.
         trials, draws, settings: Other ones than the scale's.
+        precision: Its runs'.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Item:
     trials: int | None = None
     draws: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    precision: str = "float32"
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self.runs())
@@ -144,8 +146,9 @@ class Item:
 
     @property
     def as_published(self) -> bool:
-        """Whether nothing but the place of files is other than in the paper."""
+        """Whether nothing but the place of files, and what rounding depends on, is other than in the paper."""
         numbers = (self.trials, self.scale.trials.get(self.kind)), (self.draws, self.scale.draws.get(self.kind))
-        changed: list[Any] = [name for name in self.settings if name != "weights"]
+        changed: list[Any] = [name for name, value in self.settings.items() if name != "weights" or value == "none"]
         changed += [given for given, usual in numbers if given not in (None, usual)]
+        changed += [self.precision] if self.precision != "float32" else []
         return self.scale is PAPER and self.engine == ENGINE and not changed

@@ -197,7 +197,7 @@ def tables(item: Item, costs: Mapping[str, Cost], length: int) -> list[Table]:
         counted = (Cell(text=str(each.refreshes)), Cell(text=str(wanted)), Cell(text=str(number)))
         rows.append(Row(arm.label, "ours", (*ours, *counted)))
         if arm.label in ("ERM", "exact"):
-            rows += _papers(arm.label, ours, 0 if arm.label == "ERM" else 1)
+            rows += _papers(arm.label, ours, 0 if arm.label == "ERM" else 1, apart=item.scale.data is None)
     title = f"{item.what}: {BLOCKS} blocks of {length} steps of each arm, in turn"
     made = Table(item.name, title, "training", COLUMNS, tuple(rows), (*NOTES, in_words(costs)))
     return [*scale_table(item), made]
@@ -207,24 +207,24 @@ def in_words(costs: Mapping[str, Cost]) -> str:
     """One sentence."""
     base = costs["ERM"]
     parts = [
-        f"{label} {sum(each.seconds) / sum(base.seconds):.2f}× the time and {each.peak / base.peak:.2f}× the memory"
+        f"{label} {sum(each.seconds) / sum(base.seconds):.2f}× and {each.peak / base.peak:.2f}×"
         for label, each in costs.items()
         if label != "ERM"
     ]
     theirs = f"{SPEED[0] / SPEED[1]:.2f}× and {MEMORY[1] / MEMORY[0]:.2f}×"
-    return f"Of a training by ERM, refreshes included, here take {', '.join(parts)}; the paper has {theirs}."
+    return f"Time and memory in ERM's, refreshes included: {', '.join(parts)}; the paper has {theirs}."
 
 
-def _papers(label: str, ours: list[Cell], which: int) -> list[Row]:
+def _papers(label: str, ours: list[Cell], which: int, *, apart: bool) -> list[Row]:
     time_ratio, memory_ratio = SPEED[0] / SPEED[which], MEMORY[which] / MEMORY[0]
     theirs = [
-        Cell(value=SPEED[which], decimals=2), Cell(value=time_ratio, decimals=3), Cell(),
-        Cell(value=MEMORY[which], decimals=3), Cell(value=memory_ratio, decimals=3), Cell(), Cell(), Cell(),
+        Cell(value=SPEED[which], decimals=1), Cell(value=time_ratio, decimals=3), Cell(),
+        Cell(value=MEMORY[which], decimals=1), Cell(value=memory_ratio, decimals=3), Cell(), Cell(), Cell(),
     ]  # fmt: skip
     rows = [Row(label, "paper", tuple(theirs))]
-    if which:  # of ratios alone: another machine has another clock
-        apart = [Cell()] * len(COLUMNS)
+    if which and apart:  # of ratios alone: another machine has another clock
+        differences = [Cell()] * len(COLUMNS)
         for at in (COLUMNS.index("time, ×"), COLUMNS.index("memory, ×")):
-            apart[at] = Cell(value=(ours[at].value or 0.0) - (theirs[at].value or 0.0), decimals=3, signed=True)
-        rows.append(Row(label, "difference", tuple(apart)))
+            differences[at] = Cell(value=(ours[at].value or 0.0) - (theirs[at].value or 0.0), decimals=3, signed=True)
+        rows.append(Row(label, "difference", tuple(differences)))
     return rows

@@ -23,7 +23,8 @@ def scale_table(item: Item) -> list[Table]:
     published |= SEEDS.get(item.kind, {})
     every = {**item.scale.settings, **item.settings, **item.scale.penalty}
     every |= {} if item.engine == ENGINE else {"engine": item.engine}
-    other = {n: v for n, v in every.items() if n not in SAID and PAPER.settings.get(n) != v}
+    every |= {} if item.precision == "float32" else {"precision": item.precision}
+    other = {n: v for n, v in every.items() if PAPER.settings.get(n) != v and (n not in SAID or v == "none")}
     title = f"NOT THE PAPER'S SCALE: this is {item.scale.name}"
     if item.scale is PAPER:
         title = "NOT THE PAPER'S SCALE: it was changed"
@@ -33,6 +34,8 @@ def scale_table(item: Item) -> list[Table]:
     ]
     if other:
         notes.append("also set: " + ", ".join(f"{name}={value}" for name, value in other.items()))
+    if item.scale.epoch is not None and any("refresh_steps" in arm.spec for arm in item.arms):
+        notes.append(f"T counts {item.scale.epoch} steps for an epoch, whatever the number of images")
     here = {
         "data": ", ".join(item.domains()),
         "network": str(item.setting("model")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dspreg.report.cells import with_sign
 from dspreg.report.contrasts import FEWEST, Contrast, verdict
 
 
@@ -19,6 +20,7 @@ class Compared:
         unit: What the difference is in.
         decimals: Shown.
         larger: What the one with the larger number is called.
+        comparable: Whether ours was run at the paper's scale.
     """
 
     first: str
@@ -28,6 +30,7 @@ class Compared:
     unit: str = " points"
     decimals: int = 1
     larger: str = "better"
+    comparable: bool = True
 
     @property
     def verdict(self) -> str:
@@ -36,18 +39,18 @@ class Compared:
         return verdict(self.found, self.first, self.second).replace("is better", f"is {self.larger}")
 
     def number(self, value: float) -> str:
-        return f"{value:+.{self.decimals}f}"
+        return with_sign(value, self.decimals)
 
 
 def of_pair(each: Compared) -> str:
     """One difference, with its interval and verdict, and the paper's beside it."""
     what, found = f"{each.first} − {each.second}", each.found
     if found is None:
-        return f"{what}: no trial has both"
+        return f"{what}: no trial has both under the same conditions"
     pairs = f"{found.pairs} pair{'s' * (found.pairs != 1)}"
     size = f"{each.number(found.difference)}{each.unit}"
     if found.low is None or found.high is None or found.pairs < FEWEST:
-        why = f"fewer than {FEWEST} pairs" if found.pairs < FEWEST else "no target has two trials"
+        why = f"fewer than {FEWEST} pairs" if found.pairs < FEWEST else "no target has two pairs"
         said = f"{what} is {size} in {pairs}, no verdict ({why})"
     else:
         between = f"95 % {each.number(found.low)} to {each.number(found.high)}, {pairs}"
@@ -55,6 +58,8 @@ def of_pair(each: Compared) -> str:
     if each.paper is None:
         return said
     theirs = each.number(each.paper)
+    if not each.comparable:
+        return f"{said} (the paper, at its own scale: {theirs})"
     if found.low is None or found.high is None or found.pairs < FEWEST:
         return f"{said}, the paper has {theirs}"
     side = "inside" if found.low <= each.paper <= found.high else "outside"
@@ -75,10 +80,10 @@ def of_order(axis: str, points: Sequence[tuple[str, float, float]], best: float)
     """
     if not points:
         return f"No mean is there yet along {axis}; the paper takes {best:g}."
-    highest = max(mean for *_, mean in points)
-    top = [label for label, _, mean in points if mean == highest]
-    where = "there too" if any(x == best and mean == highest for _, x, mean in points) else "elsewhere"
+    highest = f"{max(mean for *_, mean in points):.1f}"
+    top = {label: x for label, x, mean in points if f"{mean:.1f}" == highest}  # as printed
+    where = "there too" if best in top.values() else "elsewhere"
     return (
-        f"The highest mean, {highest:.1f} %, is at {' and '.join(top)}; the paper takes {best:g}, so {where}; "
+        f"The highest mean, {highest} %, is at {' and '.join(top)}; the paper takes {best:g}, so {where}; "
         f"an order of means is no verdict."
     )

@@ -11,12 +11,14 @@ from dspreg.paper.sentences import Compared, of_order, of_pairs
 from dspreg.report.cells import Cell, Row, Table, difference, mean
 from dspreg.report.contrasts import COLUMNS, contrast
 from dspreg.report.paper import FIVE
-from dspreg.report.tables import ERROR
+from dspreg.report.tables import explained
 from dspreg.runs import RunStore
 
 LAST = ("mean", "refreshes", "planned", "runs")
 REFRESHES = "refreshes: of every finished run, least to most; planned: as T and the number of steps have it"
-PAIRED = "paired by trial and conditions; spread within targets, pooled; paper: the difference of its printed means"
+PAIRED = "paired by trial and conditions; ± and interval by the spread within targets, pooled"
+PRINTED = "paper: the difference of its printed means"
+FROM = "paper: Table 3's full method, which has these settings; Figure 2 is printed without numbers"
 
 
 def tables(item: Item, store: RunStore) -> list[Table]:
@@ -37,7 +39,7 @@ def differences(item: Item, compared: Sequence[Compared], words: Iterable[str]) 
         found, why = each.found, "no pairs" if each.found is None else ""
         numbers = (None, None, None) if found is None else (found.difference, found.low, found.high)
         errors = (None if found is None else found.error, None, None)
-        reason = why or "no target has two trials"
+        reason = why or "no target has two pairs"
         cells = [
             Cell(value=v, error=e, signed=True, decimals=each.decimals, reason=reason if v is None else "")
             for v, e in zip(numbers, errors, strict=True)
@@ -46,8 +48,8 @@ def differences(item: Item, compared: Sequence[Compared], words: Iterable[str]) 
         cells.append(Cell(value=each.paper, signed=True, decimals=each.decimals))
         rows.append(Row(f"{each.first} − {each.second}", "ours", tuple(cells)))
     unit = compared[0].unit.strip() if compared else ""
-    title = f"{item.what}: differences{f', in {unit} of per cent' if unit == 'points' else ''}"
-    notes = (PAIRED, *words)
+    title = f"{item.what}: differences{', in points of per cent' if unit == 'points' else f' {unit} of the layer'}"
+    notes = (PAIRED, *([PRINTED] if any(each.paper is not None for each in compared) else []), *words)
     return Table(f"{item.name}: differences", title, "training", (*COLUMNS, "paper"), tuple(rows), notes)
 
 
@@ -62,7 +64,8 @@ def _one(item: Item, found: dict[str, list[Found]], refreshes: dict[str, Refresh
         rows += _beside(each.label, cells, theirs if same else [Cell() for _ in targets] + theirs[-1:], same)
     title = f"{item.what}. {dataset}: accuracy on each domain held out, in %; selected by source validation"
     columns = (*targets, *LAST)
-    notes = (ERROR, REFRESHES, *_notes(item, dataset), *told(item, refreshes))
+    from_table = [FROM] if item.best is not None else []
+    notes = (*explained(rows), REFRESHES, *_notes(item, dataset), *from_table, *told(item, refreshes))
     return Table(item.name, title, "training", columns, tuple(rows), notes)
 
 
@@ -82,7 +85,7 @@ def _several(item: Item, found: dict[str, list[Found]], refreshes: dict[str, Ref
         theirs = [cell for name in datasets for cell in (arm.figures(name, ["Avg"]) if same else [Cell()])] + whole
         rows += _beside(label, cells, theirs, same)
     title = f"{item.what}, in %; selected by source validation"
-    notes = (ERROR, REFRESHES, *_notes(item, datasets[0]), *told(item, refreshes))
+    notes = (*explained(rows), REFRESHES, *_notes(item, datasets[0]), *told(item, refreshes))
     return Table(item.name, title, "training", (*datasets, *LAST), tuple(rows), notes)
 
 
@@ -119,7 +122,8 @@ def _compared(item: Item, found: dict[str, list[Found]], first: str, second: str
     where = "all" if item.name == "main" else item.datasets[0]
     theirs = [item.arm(label).figures(where, ["Avg"])[0].value for label in (first, second)]
     paper = None if theirs[0] is None or theirs[1] is None else round(theirs[0] - theirs[1], 1)
-    return Compared(first, second, contrast(apart) if any(apart) else None, paper)
+    ours = contrast(apart) if any(apart) else None
+    return Compared(first, second, ours, paper, comparable=item.as_published)
 
 
 def _orders(item: Item, found: dict[str, list[Found]]) -> list[str]:

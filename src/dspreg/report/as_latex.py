@@ -12,7 +12,7 @@ from dspreg.report.cells import Cell, Table
 SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%", "_": r"\_",
     "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "|": r"\textbar{}", "–": "--", "±": r"$\pm$", "−": "$-$", "√": r"$\sqrt{}$", "≥": r"$\geq$", "≤": r"$\leq$",
+    "|": r"\textbar{}", "–": "--", "±": r"$\pm$", "−": "$-$", "√": r"$\surd$", "≥": r"$\geq$", "≤": r"$\leq$",
     "→": r"$\to$", "←": r"$\leftarrow$", "×": r"$\times$", "·": r"$\cdot$", "≈": r"$\approx$", "∞": r"$\infty$",
     "²": r"$^2$", "³": r"$^3$", "µ": r"$\mu$",
 }  # fmt: skip

@@ -26,12 +26,18 @@ class Cell:
         """For people, to few decimals. Without a number it is empty; the format marks its reason."""
         if self.value is None:
             return self.text
-        number = f"{self.value:{'+' if self.signed else ''}.{self.decimals}f}"
+        number = with_sign(self.value, self.decimals) if self.signed else f"{self.value:.{self.decimals}f}"
         error = "" if self.error is None else f"{between}{self.error:.{self.decimals}f}"
         partly = self.found is not None and self.expected is not None and self.found < self.expected
         trials = f" ({self.found}/{self.expected})" if partly else ""
         text = f" {self.text}" if self.text else ""
         return f"{number}{error}{trials}{text}"
+
+
+def with_sign(value: float, decimals: int) -> str:
+    """+0.5 or -0.5, and 0.0 for what rounds to it."""
+    text = f"{value:+.{decimals}f}"
+    return text if math.isnan(value) or float(text) else text[1:]
 
 
 @dataclass(frozen=True)

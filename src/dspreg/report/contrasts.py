@@ -55,7 +55,7 @@ def contrast(differences: Iterable[Sequence[float]]) -> Contrast:
 
 def verdict(found: Contrast, first: str, second: str) -> str:
     if found.pairs < FEWEST or found.low is None or found.high is None:
-        return f"none: fewer than {FEWEST} pairs" if found.pairs < FEWEST else "none: no target has two trials"
+        return f"none: fewer than {FEWEST} pairs" if found.pairs < FEWEST else "none: no target has two pairs"
     if math.isnan(found.difference):
         return "none: a number is NaN"
     if found.low <= 0 <= found.high:
@@ -67,7 +67,7 @@ def table(found: Sequence[Selected], first: str, second: str) -> Table:
     """One row for each data set that has both, and one for all targets together."""
     one, two = _named(found, first), _named(found, second)
     differences: dict[str, list[list[float]]] = defaultdict(list)
-    notes = ["paired by trial; spread within targets, pooled; the last row weighs every target of every data set alike"]
+    notes = ["paired by trial; ± and interval by the spread within targets, pooled"]
     for dataset in [name for name in one if name in two]:
         a, b = one[dataset], two[dataset]
         for target in a.domains:
@@ -84,6 +84,7 @@ def table(found: Sequence[Selected], first: str, second: str) -> Table:
     rows = [Row(name, "ours", _cells(contrast(d), first, second)) for name, d in differences.items() if d]
     if len(rows) > 1:
         rows.append(Row("all targets", "ours", _cells(contrast(everything), first, second)))
+        notes.append("the last row weighs every target of every data set alike")
     title = f"{first} − {second}, in points of per cent"
     return Table("Contrasts", title, found[0].rule, COLUMNS, tuple(rows), tuple(notes))
 
@@ -109,7 +110,7 @@ def _named(found: Sequence[Selected], name: str) -> dict[str, Selected]:
 
 
 def _cells(found: Contrast, first: str, second: str) -> tuple[Cell, ...]:
-    why = "" if found.low is not None else "no target has two trials"
+    why = "" if found.low is not None else "no target has two pairs"
     return (
         Cell(value=found.difference, error=found.error, signed=True),
         Cell(value=found.low, signed=True, reason=why),

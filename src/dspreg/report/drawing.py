@@ -97,11 +97,16 @@ class Picture:
 
     def upright(self, scale: Scale, top: float, bottom: float, *, rules: bool = True) -> None:
         """Vertical rules at the ticks of a level axis, with their values below."""
-        for value in scale.ticks():
+        ticks = scale.ticks()
+        widest = LETTER * max((len(number(value)) for value in ticks), default=1)
+        room = abs(scale.end - scale.start) / max(1, len(ticks))
+        every = max(1, math.ceil(widest / room))  # labels must not run into each other
+        for n, value in enumerate(ticks):
             x = scale(value)
             if rules:
                 self.line([(x, top), (x, bottom)], "rule")
-            self.text(x, bottom + 13, number(value), "middle")
+            if n % every == 0:
+                self.text(x, bottom + 13, number(value), "middle")
 
     def svg(self) -> str:
         size = f'width="{self.width:g}" height="{self.height:g}" viewBox="0 0 {self.width:g} {self.height:g}"'

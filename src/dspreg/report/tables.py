@@ -18,7 +18,8 @@ from dspreg.report import paper
 from dspreg.report.cells import Cell, Row, Table, difference, mean, score
 from dspreg.report.conditions import rows
 
-ERROR = "±: standard error over trials as in DomainBed, population standard deviation / √k; (2/3): some are missing"
+ERROR = "±: standard error over trials as in DomainBed, population standard deviation / √k"
+PARTLY = "(2/3): some are missing"
 RUNS = "runs: finished of those that are there or planned"
 PLANNED = "runs: finished of those planned"
 
@@ -112,7 +113,7 @@ def _order(item: tuple[tuple[str, str], list[Trace]]) -> tuple[int, str, bool, s
 
 def _dataset(found: list[Selected]) -> Table:
     name, domains, rule = found[0].dataset, found[0].domains, found[0].rule
-    made, notes = [], [ERROR, PLANNED if any(each.planned for each in found) else RUNS]
+    made, notes = [], [PLANNED if any(each.planned for each in found) else RUNS]
     for each in found:
         if each.domains != domains:
             raise ConfigError(
@@ -132,12 +133,13 @@ def _dataset(found: list[Selected]) -> Table:
             made += _beside(each.label, [*cells, whole], theirs, 2)
             notes += [paper.NOTE, *_unlike(each)]
     title = f"{name}: accuracy on each domain held out, in %; {TITLES[rule]}"
-    return Table(name, title, rule, (*domains, "mean", "worst", "runs"), tuple(made), tuple(dict.fromkeys(notes)))
+    every = (*explained(made), *dict.fromkeys(notes))
+    return Table(name, title, rule, (*domains, "mean", "worst", "runs"), tuple(made), every)
 
 
 def _averages(found: Sequence[Selected], datasets: list[str], notes: tuple[str, ...]) -> Table:
     rule = found[0].rule
-    made, said = [], [ERROR]
+    made, said = [], []
     for label in dict.fromkeys(each.label for each in sorted(found, key=lambda s: (s.algorithm != "ERM", s.label))):
         there = {each.dataset: each for each in found if each.label == label}
         cells = [there[name].average() if name in there else Cell(reason="no runs") for name in datasets]
@@ -149,7 +151,15 @@ def _averages(found: Sequence[Selected], datasets: list[str], notes: tuple[str, 
             made += _beside(label, [*cells, whole], theirs, 0)
             said.append(paper.NOTE)
     title = f"Averages over the domains of each data set, in %; {TITLES[rule]}"
-    return Table("Averages", title, rule, (*datasets, "mean"), tuple(made), (*dict.fromkeys(said), *notes))
+    every = (*explained(made), *dict.fromkeys(said), *notes)
+    return Table("Averages", title, rule, (*datasets, "mean"), tuple(made), every)
+
+
+def explained(made: Sequence[Row]) -> list[str]:
+    """What ± and (2/3) mean, where they stand."""
+    shown = [cell.shown() for row in made if row.source == "ours" for cell in row.cells if cell.value is not None]
+    there = {ERROR: any("±" in text for text in shown), PARTLY: any("/" in text for text in shown)}
+    return ["; ".join(text for text, seen in there.items() if seen)] if any(there.values()) else []
 
 
 def _beside(label: str, ours: list[Cell], theirs: list[Cell], more: int) -> list[Row]:
