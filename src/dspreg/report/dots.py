@@ -3,31 +3,49 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 from dspreg.report.curves import ROWS
-from dspreg.report.drawing import LETTER, Picture, Scale, colour, spanning
+from dspreg.report.drawing import Picture, Scale, colour, spanning
 from dspreg.report.tables import Selected
 
 DOTS = 50  # of a row; more trials than that are drawn as their range
-LEFT, RIGHT, WIDTH, ROW, TOP = (50, 140), 270, 284, 20, 6  # as much to the left as names need, within bounds
+LEFT, RIGHT, WIDTH, ROW, TOP = 10, 270, 284, 30, 6  # a name above its dots: beside them half of it would be cut
 
 
 def pictures(rows: Sequence[Selected]) -> list[tuple[str, str]]:
     """Of one data set: every domain and its picture, all on the same scale."""
     drawn, made = rows[:ROWS], []
+    names = told_apart([row.label for row in drawn])
     values = {(row.label, target): _accuracies(row, target) for row in drawn for target in row.domains}
-    left = min(max(LETTER * max(len(row.label) for row in drawn), LEFT[0]), LEFT[1])
-    scale = spanning([v for each in values.values() for _, v in each], left + 10, RIGHT)
+    scale = spanning([v for each in values.values() for _, v in each], LEFT, RIGHT)
     for target in drawn[0].domains:
+        if not any(values[row.label, target] for row in drawn):
+            continue  # not planned, or not finished
         picture = Picture(WIDTH, TOP + ROW * len(drawn) + 18, f"accuracy on {target} by method and trial, in per cent")
         picture.upright(scale, TOP, TOP + ROW * len(drawn))
-        for n, row in enumerate(drawn):
-            y, kind = TOP + ROW * (n + 0.5), colour(n, len(drawn))
-            picture.text(left, y + 3.5, row.label, "end", room=left)
+        for n, (row, name) in enumerate(zip(drawn, names, strict=True)):
+            y, kind = TOP + ROW * (n + 0.7), colour(n, len(drawn))
+            picture.text(0, y - 10, name, room=WIDTH)
             _trials(picture, y, kind, row.label, values[row.label, target], scale)
         made.append((target, picture.svg()))
     return made
+
+
+def told_apart(labels: Sequence[str]) -> list[str]:
+    """Without options that have one value in all rows of a method that name them, as far as names stay different."""
+    parts = [label.partition("(") for label in labels]
+    options = [rest.rpartition(")")[0].split(", ") for _, _, rest in parts]
+    values: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for (name, _, _), mine in zip(parts, options, strict=True):
+        for option in mine:
+            values[name, option.partition("=")[0]].add(option)
+    short = []
+    for (name, _, rest), mine in zip(parts, options, strict=True):
+        left = ", ".join(option for option in mine if len(values[name, option.partition("=")[0]]) > 1)
+        short.append(name + (f"({left})" if left else "") + rest.rpartition(")")[2])
+    return short if len(set(short)) == len(set(labels)) else list(labels)
 
 
 def _accuracies(row: Selected, target: str) -> list[tuple[int, float]]:
