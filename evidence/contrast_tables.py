@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 from markdown import print_table
-from rows import BATCH, FULL_DIGITS, OTHERS, Rows, accuracies, arms, differences, rows
+from rows import BATCH, FULL_DIGITS, OTHERS, Rows, arms, differences, paired, rows
 
 from dspreg.report.contrasts import Contrast, contrast, verdict
 from dspreg.report.student import quantile
@@ -50,33 +50,34 @@ def decided(c: Contrast, apart: Apart, found: Rows, other: str) -> str:
     return verdict(c, "DSP-Reg", other)
 
 
-def print_targets(name: str, named: dict[str, str], found: Rows) -> None:
+def print_targets(name: str, named: dict[str, str], found: dict[str, Rows]) -> None:
     """Where a mean over targets comes from, and what is left of it without each of them."""
-    domains = next(iter(found.values())).domains
-    every = {other: differences(found, named["DSP-Reg"], named[other]) for other in OTHERS}
-    whole = {other: apart for other, apart in every.items() if len(apart) == len(domains)}
-    above = [
-        [other, *(f"{100 * fmean(d):+.2f} ({sum(x > 0 for x in d)} of {len(d)})" for d in apart.values())]
-        for other, apart in whole.items()
-    ]
-    print_table(f"{name}: DSP-Reg less …, by target: mean, and how many pairs are above 0", ["", *domains], above)
-    without = []
-    for other, apart in whole.items():
-        rest = [contrast(d for t, d in apart.items() if t != left) for left in domains]
-        without.append([other, *(", ".join(filter(None, (f"{c.difference:+.2f}", interval(c)))) for c in rest)])
-    print_table(f"{name}: DSP-Reg less …, without one target", ["", *(f"without {d}" for d in domains)], without)
+    domains = next(iter(found["late"].values())).domains
+    above, without = [], []
+    for other in OTHERS:
+        for rule, words in RULES.items():
+            apart = differences(found[rule], named["DSP-Reg"], named[other])
+            if len(apart) < len(domains):
+                continue
+            means = [f"{100 * fmean(d):+.2f} ({sum(x > 0 for x in d)} of {len(d)})" for d in apart.values()]
+            above.append([other, words, *means])
+            rest = [contrast(d for t, d in apart.items() if t != left) for left in domains]
+            texts = [", ".join(filter(None, (f"{c.difference:+.2f}", interval(c)))) for c in rest]
+            without.append([other, words, *texts])
+    head = ["", "outcome"]
+    print_table(f"{name}: DSP-Reg less …, by target: mean, and how many pairs are above 0", [*head, *domains], above)
+    print_table(f"{name}: DSP-Reg less …, without one target", [*head, *(f"without {d}" for d in domains)], without)
 
 
 def print_pairs(found: Rows, title: str, pairs: dict[str, tuple[str, str]]) -> None:
     """Exploratory: intervals and no verdicts, for among so many some would be without 0 by chance."""
     lines = []
     for name, (label, other) in pairs.items():
-        if apart := differences(found, label, other):
-            mean, its = (
-                fmean(fmean(accuracies(found[each], t, found[label].trials)) for t in apart) for each in (label, other)
-            )
+        if pairs_of := paired(found, label, other):
+            mean, its = (100 * fmean(fmean(pair[i] for pair in each) for each in pairs_of.values()) for i in (0, 1))
+            apart = [[a - b for a, b in each] for each in pairs_of.values()]
             against = "DSP-Reg" if other == FULL_DIGITS else other
-            lines.append([name, f"{mean:.1f}", against, f"{its:.1f}", *cells(contrast(apart.values()))])
+            lines.append([name, f"{mean:.1f}", against, f"{its:.1f}", *cells(contrast(apart))])
     head = ["", "mean", "compared with", "its mean", "difference", "95 % interval", "pairs"]
     print_table(f"{title}, points of per cent", head, lines)
 

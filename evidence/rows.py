@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from dspreg.algorithms.spec import filled
@@ -90,18 +89,23 @@ def finished(store: Path) -> list[RunFolder]:
     return [folder for folder in run_folders(store) if folder.result(weights=False) is not None]
 
 
-def accuracies(row: Selected, target: str, trials: Sequence[int] = ()) -> list[float]:
-    """In per cent, one per trial; of all trials, or of these."""
-    return [100 * each for trial in trials or row.trials if (each := row.accuracy(target, trial)) is not None]
+def accuracies(row: Selected, target: str) -> list[float]:
+    """In per cent, one per trial."""
+    return [100 * each for trial in row.trials if (each := row.accuracy(target, trial)) is not None]
+
+
+def paired(found: Rows, one: str, other: str) -> dict[str, list[tuple[float, float]]]:
+    """Target → both accuracies, as shares, of every trial that has both; only targets that have pairs."""
+    if one not in found or other not in found:
+        return {}
+    pairs = {}
+    for target in found[one].domains:
+        both = [(found[one].accuracy(target, t), found[other].accuracy(target, t)) for t in found[one].trials]
+        if there := [(a, b) for a, b in both if a is not None and b is not None]:
+            pairs[target] = there
+    return pairs
 
 
 def differences(found: Rows, one: str, other: str) -> dict[str, list[float]]:
-    """Target → differences by trial, as shares; only targets that have pairs."""
-    if one not in found or other not in found:
-        return {}
-    apart = {}
-    for target in found[one].domains:
-        both = [(found[one].accuracy(target, t), found[other].accuracy(target, t)) for t in found[one].trials]
-        if each := [a - b for a, b in both if a is not None and b is not None]:
-            apart[target] = each
-    return apart
+    """Target → differences by trial, as shares."""
+    return {target: [a - b for a, b in pairs] for target, pairs in paired(found, one, other).items()}

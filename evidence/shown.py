@@ -57,7 +57,7 @@ def main() -> int:
         found = {rule: rows(store, rule, {*named.values(), *others}) for rule in RULES}
         print_arms(name, named, found)
         print_contrasts(name, named, found)
-        print_targets(name, named, found["late"])
+        print_targets(name, named, found)
         print_strength(name, store, named)
         if name == "PACS":
             print_single(found["late"])
