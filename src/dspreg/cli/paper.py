@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.cli.parser import Commands, described
-from dspreg.cli.sweep import add_where, check_specs, store_for, swept, whole
+from dspreg.cli.sweep import add_where, store_for, swept, whole
 from dspreg.cli.train import stopping
 from dspreg.errors import ConfigError, Notice
 from dspreg.names import did_you_mean, shown
@@ -81,19 +81,12 @@ def run(given: Any) -> int:
     item, execution = asked(given)
     if item.kind == "overhead":
         return _timed(item, execution, given)
-    runs = item.runs()
-    check_specs(runs)
-    store = store_for(given)
-    if given.dry_run:
-        from dspreg.cli.plan_text import plan_text
-
-        print(plan_text(runs, store, execution))
-        return 0
+    if given.show and not given.store:
+        raise ConfigError("--show: of which runs? Add the --store DIR that they are in")
+    runs, code = item.runs(), 0
+    store = store_for(runs, given, execution)
     if store is None:
-        asked_for = "--show: of which runs? Add the --store DIR that they are in"
-        usual = "where should the runs go? Add --store DIR, or --dry-run to see what they are"
-        raise ConfigError(asked_for if given.show else usual)
-    code = 0
+        return 0
     if given.show:
         store.check()
     else:

@@ -94,22 +94,24 @@ def add_where(group: Any) -> None:
 
 def run(given: Any) -> int:
     runs, execution = planned(given)
-    check_specs(runs)
-    store = store_for(given)
-    if given.dry_run:
-        print(plan_text(runs, store, execution))
-        return 0
+    store = store_for(runs, given, execution)
     if store is None:
-        raise ConfigError("where should the runs go? Add --store DIR, or --dry-run to see what they are")
+        return 0
     with stopping() as pause:
         return swept(runs, store, given, execution, pause)
 
 
-def store_for(given: Any) -> RunStore | None:
-    """Where `--store` says, if runs may go there."""
+def store_for(runs: Sequence[Run], given: Any, execution: Execution) -> RunStore | None:
+    """Where `--store` says, if runs may go there; None once `--dry-run` has printed what they are."""
+    check_specs(runs)
     store = RunStore(given.store) if given.store else None
     if store is not None:
         store.require_free()
+    if given.dry_run:
+        print(plan_text(runs, store, execution))
+        return None
+    if store is None:
+        raise ConfigError("where should the runs go? Add --store DIR, or --dry-run to see what they are")
     return store
 
 
