@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -76,15 +77,25 @@ def started(images, out, *more):
     return process
 
 
+def ended(process):
+    """What it said on stderr; stdout stays empty. One that hangs fails this test and no other."""
+    try:
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert out == ""
+    return err
+
+
 @pytest.mark.parametrize(("number", "code", "workers"), [(signal.SIGTERM, 75, 0), (signal.SIGINT, 130, 1)])
 def test_a_signal_leaves_a_checkpoint_and_its_code(images, tmp_path, number, code, workers):
     process = started(images, tmp_path / "run", "--workers", workers)
     process.send_signal(number)
-    out, err = process.communicate(timeout=120)
+    err = ended(process)
     assert process.returncode == code, err
     assert "run the same command again to go on" in err
     assert "Traceback" not in err
-    assert out == ""
     assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
     assert not list((tmp_path / "run").rglob(".*part"))
 
@@ -95,10 +106,32 @@ def test_a_second_ctrl_c_ends_it_at_once_and_a_second_sigterm_does_not(images, t
         process.send_signal(number)
         time.sleep(0.05)
         process.send_signal(number)
-        _, err = process.communicate(timeout=120)
+        err = ended(process)
         assert process.returncode == code
         if number == signal.SIGTERM:  # the scheduler waits for the checkpoint
             assert "run the same command again to go on" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_does_not_spoil_the_end(number):
+    code = """
+        import atexit, os, sys
+        from dspreg.cli.train import stopping
+
+        @atexit.register
+        def again():
+            os.kill(os.getpid(), number)
+            print("at the end", file=sys.stderr)
+
+        with stopping():
+            os.kill(os.getpid(), number)
+        sys.exit(130)
+    """
+    code = f"number = {int(number)}\n" + textwrap.dedent(code)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130
+    assert "stopping after this step" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_two_at_once_are_refused(images, tmp_path, capsys):

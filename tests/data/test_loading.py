@@ -2,8 +2,10 @@
 
 import multiprocessing.reduction
 import random
+import signal
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -189,6 +191,26 @@ def test_workers_survive_a_signal_to_the_group_and_still_let_the_trainer_exit():
     """With batches left over: Python waits at exit for every worker, without end for one that ignores SIGTERM."""
     said = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=60)
     assert (said.returncode, said.stdout) == (0, "done\n"), said.stderr
+
+
+def test_a_ctrl_c_while_workers_are_ended_leaves_none_of_them(monkeypatch):
+    killed = []
+
+    def kill(name):
+        signal.raise_signal(signal.SIGINT)
+        killed.append(name)
+
+    workers = [SimpleNamespace(is_alive=lambda: True, kill=partial(kill, name)) for name in "ab"]
+    monkeypatch.setattr(loading, "WORKERS", workers)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGCHLD)]
+    try:
+        loading._end_workers()
+    except KeyboardInterrupt:
+        pytest.fail("interrupted")
+    finally:
+        signal.signal(signal.SIGCHLD, before[1])
+    assert killed == ["a", "b"]
+    assert signal.getsignal(signal.SIGINT) is before[0]
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "reset by peer"), EOFError()])

@@ -186,6 +186,5 @@ def stopping() -> Iterator[Any]:
         yield pause
     finally:
         for number, handler in before.items():
-            if number == signal.SIGTERM and signal.SIGTERM in received:
-                continue  # the second one may come while the process ends, and would spoil its exit code
-            signal.signal(number, handler)
+            if number not in received:  # a second one may come while the process ends: it must not be spoiled by that
+                signal.signal(number, handler)

@@ -177,8 +177,12 @@ def _leave_signals_to_the_trainer(worker: int) -> None:  # noqa: ARG001
 @atexit.register
 def _end_workers() -> None:
     # those whose batches were not used up: Python sends them SIGTERM at exit, and would wait for them without end
-    if WORKERS and hasattr(signal, "SIGCHLD"):
+    if not WORKERS:
+        return
+    if hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would raise for each that ends
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in between would leave some of them
     for worker in WORKERS:
         if worker.is_alive():
             worker.kill()
+    signal.signal(signal.SIGINT, before)
