@@ -37,18 +37,29 @@ def print_c(found: Steps) -> None:
     ]
     print_table("c along training, means over runs and over the parameters that some domain is sensitive to", head,
                 [c_row(arm, step, chosen) for (arm, step), chosen in found.items()])  # fmt: skip
-    for arm in ("ERM", "DSP-Reg"):
-        runs: dict[str, dict[int, float]] = defaultdict(dict)  # over all parameters, as the protocol has it
-        for (name, step), chosen in found.items():
-            for each in chosen if name == arm else ():
-                runs[each["run"]][step] = each["c_debiased"] * each["alive"]
-        moved = [each[LAST] - each[0] for each in runs.values() if 0 in each and LAST in each]
-        if moved:
-            print(f"\n{arm}: c without noise, over all parameters, from step 0 to {LAST}: {fmean(moved):+.3f}; "
-                  f"lower in {sum(m < 0 for m in moved)} of {len(moved)} runs")  # fmt: skip
+    ends = {arm: without_noise(found, arm) for arm in ("ERM", "DSP-Reg")}
+    for arm, runs in ends.items():
+        print_moved(f"{arm}, from step 0 to {LAST}", [last - first for first, last in runs.values()])
+    both = ends["ERM"].keys() & ends["DSP-Reg"].keys()
+    print_moved(f"DSP-Reg less ERM at step {LAST}", [ends["DSP-Reg"][at][1] - ends["ERM"][at][1] for at in both])
     whole = {at: [each["whole"] for each in chosen if "whole" in each] for at, chosen in found.items()}
     print_table("The same on all training images, trial 0", head,
                 [c_row(arm, step, chosen) for (arm, step), chosen in whole.items() if chosen])  # fmt: skip
+
+
+def without_noise(found: Steps, arm: str) -> dict[tuple[str, int], tuple[float, float]]:
+    """Target and trial → c without the share of noise over all parameters, as the protocol has it, first and last."""
+    first, last = (
+        {(each["targets"][0], each["trial"]): each["c_debiased"] * each["alive"] for each in found.get((arm, step), ())}
+        for step in (0, LAST)
+    )
+    return {at: (first[at], last[at]) for at in first if at in last}
+
+
+def print_moved(what: str, moved: Sequence[float]) -> None:
+    if moved:
+        print(f"\nc without noise over all parameters, {what}: {fmean(moved):+.3f}; "
+              f"below 0 in {sum(m < 0 for m in moved)} of {len(moved)}")  # fmt: skip
 
 
 def c_row(arm: str, step: int, chosen: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -53,23 +53,24 @@ def dots(found: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
 
 
 def along(found: Steps) -> Figure:
-    """Means over runs of c, of its null, and of c without the share of noise."""
-    figure = Figure(figsize=(7.2, 2.9), layout="constrained")
-    places = figure.subplots(1, 2)
-    for arm, colour in (("ERM", BASE), ("DSP-Reg", OURS)):
-        steps = sorted(step for name, step in found if name == arm)
-        for axes, key, style, label in (
-            (places[0], "c", "o-", f"c, {arm}"),
-            (places[0], "null", "--", f"null, {arm}"),
-            (places[1], "c_debiased", "o-", arm),
-        ):
-            values = [fmean(each[key] for each in found[arm, step]) for step in steps]
-            axes.plot(steps, values, style, color=colour, ms=4, label=label)
-    for axes, title in zip(places, ("c and its null", "c without the share of noise"), strict=True):
+    """Left c and its null, means over runs; right c without the share of noise, of each target."""
+    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    targets = sorted({each["targets"][0] for chosen in found.values() for each in chosen})
+    for arm, colour, style in (("ERM", BASE, "--"), ("DSP-Reg", OURS, "-")):
+        at = {step: chosen for (name, step), chosen in sorted(found.items()) if name == arm}
+        for key, mark in (("c", "o"), ("null", "")):
+            values = [fmean(each[key] for each in chosen) for chosen in at.values()]
+            left.plot([*at], values, f"{mark}{style}", color=colour, ms=4, label=f"{key}, {arm}")
+        for n, target in enumerate(targets):
+            chosen = {step: [e["c_debiased"] for e in c if target in e["targets"]] for step, c in at.items()}
+            lines = {step: fmean(values) for step, values in chosen.items() if values}
+            right.plot([*lines], [*lines.values()], style, color=f"C{n}", label=f"{target}, {arm}")
+    for axes, title in ((left, "c and its null"), (right, "c without the share of noise, by target")):
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("step")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.25)
-        axes.legend(frameon=False, fontsize=8)
-    places[0].set_ylabel("mean over parameters")
+        axes.legend(frameon=False, fontsize=7, ncols=2, loc="lower right")
+    left.set_ylabel("mean over parameters")
     return figure
