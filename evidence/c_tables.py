@@ -45,6 +45,12 @@ def print_c(found: Steps) -> None:
     whole = {at: [each["whole"] for each in chosen if "whole" in each] for at, chosen in found.items()}
     print_table("The same on all training images, trial 0", head,
                 [c_row(arm, step, chosen) for (arm, step), chosen in whole.items() if chosen])  # fmt: skip
+    some = {at: [each for each in chosen if "whole" in each] for at, chosen in found.items()}
+    every = {at: [each | each["whole"] for each in chosen] for at, chosen in some.items()}
+    for images, runs_of in (("512", some), ("all", every)):  # the same runs: what more images do to the fall
+        for arm in ends:
+            moved = [last - first for first, last in without_noise(runs_of, arm).values()]
+            print_moved(f"{arm}, trial 0, {images} images, from step 0 to {LAST}", moved)
 
 
 def without_noise(found: Steps, arm: str) -> dict[tuple[str, int], tuple[float, float]]:
