@@ -36,16 +36,16 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/mypy
 
 kills: $(READY)  ## thirty trainings killed at random moments, and compared with one left alone
-	$(BIN)/python tests/kills/kill.py --runs 30
+	$(BIN)/python tests/slow/kill.py --runs 30
 
 sweeps: $(READY)  ## a sweep of 72 runs killed ten times, and compared with one left alone: a quarter of an hour
-	$(BIN)/python tests/kills/sweeps.py
+	$(BIN)/python tests/slow/sweeps.py
 
 ray: $(READY)  ## 72 runs on a Ray cluster while nodes, processes and sweepers are killed: ten minutes
-	$(BIN)/python tests/kills/ray_nodes.py
+	$(BIN)/python tests/slow/ray_nodes.py
 
 pairs: $(READY)  ## every method around every other: the laws, or the message
-	$(BIN)/python tests/pairs/pairs.py
+	$(BIN)/python tests/slow/pairs.py
 
 parity: $(READY)  ## how near every method is to its plain re-derivation
 	$(BIN)/python -m pytest -q tests/algorithms --parity -k steps_are_those

@@ -32,7 +32,7 @@ from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.spec import PUBLISHED, algorithms
 from dspreg.batches import Batch
 from dspreg.errors import Notice
-from dspreg.files import write_json
+from dspreg.io.atomic_files import write_json
 from dspreg.protocol.settings import Execution
 from dspreg.training import train, train_step
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from dspreg.claims import Claims
+from dspreg.runs.leases import Claims
 
 SIZES = (100, 1_000, 10_000, 100_000)
 CLAIMS, ROUNDS = 2_000, 5

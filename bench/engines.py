@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from penalised import Problem, mutant, quadratic, relative, settle
 
-from dspreg.penalty import engine_named
+from dspreg.penalty import parse_engine
 
 WEIGHTS = (1e-1, 1e-2, 1e-3, 1e-4)
 
@@ -34,7 +34,7 @@ def main() -> None:
     table = Table("engine", *(f"λ = {w:g}" for w in WEIGHTS), "slope in λ", "on a quadratic")
     names = ("exact", "lookahead", "lookahead(radius=0.2*weight)", "central", "momentum, settled", "the plain gradient")
     for name in names:
-        engine = mutant if name == "the plain gradient" else engine_named(name.split(",")[0])
+        engine = mutant if name == "the plain gradient" else parse_engine(name.split(",")[0])
         settled = "settled" in name
         errors = []
         for weight in WEIGHTS:
@@ -49,13 +49,13 @@ def main() -> None:
     q = quadratic(0.02)
     g = q.flat.gradient(q.flat.theta)
     closed = torch.linalg.solve(torch.eye(len(g), dtype=g.dtype) - 2 * q.weight * q.a * q.c, g)
-    error = relative(settle(q, engine_named("momentum")) - closed, closed)
+    error = relative(settle(q, parse_engine("momentum")) - closed, closed)
     print(f"momentum on a quadratic against its closed form (I − 2λHC)⁻¹g: {error:.1e}")
     for every, inner in ((5, "lookahead"), (3, "exact")):
         p = Problem()
-        expected, total = p.part(engine_named(inner)) * every, 0
+        expected, total = p.part(parse_engine(inner)) * every, 0
         for _ in range(every):
-            total = total + p.part(engine_named(f"lazy({every}, {inner})"))
+            total = total + p.part(parse_engine(f"lazy({every}, {inner})"))
             p.memory.commit()
         error = relative(total - expected, expected)
         print(f"lazy({every}, {inner}): {every} frozen steps against {every} × {inner}: {error:.1e}")

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dspreg.files import canonical, digest
+from dspreg.io.atomic_files import canonical_json, sha256
 from dspreg.protocol.enumerate import leave_one_out
-from dspreg.protocol.run import Run
-from dspreg.runs import RunStore
-from dspreg.store import FORMAT, identity
+from dspreg.runs.folder import FORMAT, identity
+from dspreg.runs.run import Run
+from dspreg.runs.store import RunStore
 
 DATA = {"PACS": ("art_painting", "cartoon", "photo", "sketch"), "VLCS": ("Caltech101", "LabelMe", "SUN09", "VOC2007")}
 ALGORITHMS = ("ERM", "DSPReg", "CORAL", "CORAL+DSPReg(weight=0.01)", "SAM")
@@ -50,14 +50,14 @@ def _folder(path: Path, run: Run, finished: bool) -> None:
     path.mkdir()
     files = {"run.json": _text(_description(run, r)), **FILES}
     records = [_record(step, domains, run.targets, r) for step in range(0, RECORDS * EVERY, EVERY)]
-    files["records.jsonl"] = "".join(canonical(each) + "\n" for each in records).encode()
+    files["records.jsonl"] = "".join(canonical_json(each) + "\n" for each in records).encode()
     for name, data in files.items():
         (path / name).write_bytes(data)
     if finished:
         outcome = {name: records[-1][name] for name in ("step", "accuracy", "validation")}
         result = {"environments": [], "last": outcome, "selected": outcome, "targets": list(run.targets)}
-        result["files"] = {name: digest(data) for name, data in sorted(files.items())}
-        _write(path / "result.json", {**result, "sha256": digest(canonical(result).encode())})
+        result["files"] = {name: sha256(data) for name, data in sorted(files.items())}
+        _write(path / "result.json", {**result, "sha256": sha256(canonical_json(result).encode())})
 
 
 def _description(run: Run, r: random.Random) -> dict[str, Any]:

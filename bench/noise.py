@@ -36,11 +36,11 @@ from torch import Tensor, nn
 import dspreg
 from dspreg.algorithms import Algorithm
 from dspreg.batches import Batch
-from dspreg.files import write
+from dspreg.inference.adapt_bn import batch_norms
+from dspreg.io.atomic_files import write
 from dspreg.randomness import generator
 from dspreg.sensitivity import Profile
 from dspreg.sensitivity.statistics import rank_correlation
-from dspreg.training.adapting import batch_norms
 
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "persample": {"estimator": "persample"},

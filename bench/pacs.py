@@ -20,7 +20,7 @@ from rich.table import Table
 
 import dspreg
 from dspreg.protocol.settings import Execution
-from dspreg.store import RunFolder
+from dspreg.runs.folder import RunFolder
 from dspreg.training.display import Bar, Display
 
 ALGORITHMS = ("ERM", "DSPReg")

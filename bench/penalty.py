@@ -31,7 +31,7 @@ from rich.table import Table
 from dspreg.algorithms import Task, parse
 from dspreg.algorithms.base import Algorithm
 from dspreg.batches import Batch
-from dspreg.networks.pretrained import backbone_named
+from dspreg.networks.pretrained import make_backbone
 from dspreg.paper.overhead import Timed
 from dspreg.training.step import train_step
 
@@ -67,7 +67,7 @@ def stack(spec: str, network: str, pixels: int, n: int) -> tuple[Algorithm, list
     batches = [
         Batch(torch.randn(n, 3, pixels, pixels, generator=g), torch.randint(7, (n,), generator=g), d) for d in range(3)
     ]
-    backbone = backbone_named(network, weights="none", image_size=pixels, dropout=0.0, frozen_bn=True)
+    backbone = make_backbone(network, weights="none", image_size=pixels, dropout=0.0, frozen_bn=True)
     samples = {name: [batch] for name, batch in zip("abc", batches, strict=True)}
     task = Task(7, ("a", "b", "c"), 50, backbone.make, ("bench",), lambda *_: samples)
     return parse(spec).setup(task, lambda params: torch.optim.Adam(params, lr=1e-5)), batches

@@ -29,9 +29,9 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import dspreg
+from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.sensitivity.meter import Meter
-from dspreg.sensitivity.purity import evaluating
-from dspreg.sensitivity.refresh import refreshed
+from dspreg.sensitivity.refresh import measure_c
 from dspreg.sensitivity.samples import Samples
 
 CLASSES = 7
@@ -85,8 +85,8 @@ def ours(net: nn.Module, x: Tensor, y: Tensor, domains: int = 3, **options: str)
     }
 
     def run() -> None:
-        with evaluating(net):
-            refreshed(Meter(net, **options), lambda *_: net, batches)
+        with evaluation_mode(net):
+            measure_c(Meter(net, **options), lambda *_: net, batches)
 
     return run
 

@@ -33,7 +33,7 @@ from dspreg import vectors
 from dspreg.algorithms import DSPReg
 from dspreg.batches import Batch, Objective
 from dspreg.data.loading import loaded
-from dspreg.penalty import Step, engine_named
+from dspreg.penalty import Step, parse_engine
 from dspreg.training.experiment import Experiment
 from dspreg.training.step import train_step
 from dspreg.vectors import ParamVector
@@ -64,7 +64,7 @@ class Watched(DSPReg):
     def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
         step = Once(self.base.gradient, objective, batches, self.net, self.now, self.weight, self._memory)
         loss, g = step.gradient()
-        found = {name: engine_named(name)(step).gradient - g for name in ENGINES}
+        found = {name: parse_engine(name)(step).gradient - g for name in ENGINES}
         self.parts = {name: part.flat() for name, part in found.items()}
         self.share = float(self.parts["exact"].norm() / g.norm())
         return loss, g

@@ -14,8 +14,8 @@ from rich.progress import track
 from rows import finished
 
 import dspreg
-from dspreg.files import write
-from dspreg.store import RunFolder
+from dspreg.io.atomic_files import write
+from dspreg.runs.folder import RunFolder
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dspreg.algorithms import DSPReg
 from dspreg.batches import Batch
+from dspreg.inference.load import model_file, read_model_file
 from dspreg.protocol.settings import Execution
-from dspreg.store import RunFolder
+from dspreg.runs.folder import RunFolder
 from dspreg.training.experiment import Experiment, prepared
 from dspreg.training.model import load_tensors
-from dspreg.training.saved import contents, model_file
 
 SPEC = "DSPReg(weight=0.001)"
 NEW = 10**6  # steps from here on are never trained
@@ -22,7 +22,7 @@ def restored(folder: RunFolder, step: int, root: str, weights: str) -> tuple[Exp
     experiment = prepared(given, how)
     algorithm = experiment.algorithm()
     assert isinstance(algorithm, DSPReg)
-    load_tensors(algorithm, contents(model_file(folder.path, str(step)))[1], str(folder.path))
+    load_tensors(algorithm, read_model_file(model_file(folder.path, str(step)))[1], str(folder.path))
     algorithm.stack.steps = step + 1
     return experiment, algorithm
 

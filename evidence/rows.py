@@ -8,7 +8,7 @@ from pathlib import Path
 from dspreg.algorithms.spec import filled
 from dspreg.report.reading import read, run_folders
 from dspreg.report.tables import Selected, selected
-from dspreg.store import RunFolder
+from dspreg.runs.folder import RunFolder
 
 HERE = Path(__file__).parent
 Rows = dict[str, Selected]  # by label

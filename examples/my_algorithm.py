@@ -6,7 +6,7 @@ PYTHONPATH=examples dspreg train --dataset digits --target print --steps 60 --ou
 """
 
 import dspreg
-from dspreg.priors import LogUniform
+from dspreg.distributions import LogUniform
 
 
 class LogitNorm(dspreg.Algorithm):

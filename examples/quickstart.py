@@ -21,7 +21,7 @@ import dspreg
 from dspreg.data import Digits
 from dspreg.pages import inline, page, png
 from dspreg.protocol.settings import Execution
-from dspreg.store import RunFolder
+from dspreg.runs.folder import RunFolder
 from dspreg.training.display import Bar, Display
 
 ALGORITHMS = {"ERM": "ERM", "DSP-Reg": "DSPReg(weight=0.01)"}

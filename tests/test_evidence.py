@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dspreg.algorithms import DSPReg
-from dspreg.penalty import Step, engine_named
+from dspreg.penalty import Step, parse_engine
 from dspreg.report.reading import read, run_folders
 from dspreg.testing import ready, toy_batches, toy_task
 
@@ -103,7 +103,7 @@ def test_penalty_parts_are_those_of_the_engines(monkeypatch):
                 algorithm.base.gradient, lambda b: algorithm.loss(algorithm(b)), batches, algorithm.net, pattern, 0.01
             )
             g = step.gradient()[1]
-            torch.testing.assert_close(found[name], (engine_named(engine)(step).gradient - g).flat())
+            torch.testing.assert_close(found[name], (parse_engine(engine)(step).gradient - g).flat())
             assert found[name].norm() > 1e-4 * g.norm()
 
 

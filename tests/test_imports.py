@@ -27,15 +27,12 @@ SLOW = frozenset({"pandas", "matplotlib", "rich"})
 TABLE = {
     "errors": Place(1, NUMPY),
     "columns": Place(1, frozenset(), frozenset({"rich"})),
-    "files": Place(1),
+    "io": Place(1),
     "names": Place(1),
     "pages": Place(1, frozenset(), frozenset({"jinja2", "matplotlib"})),
-    "priors": Place(1, NUMPY),
+    "distributions": Place(1, NUMPY),
     "protocol": Place(1, NUMPY | {"yaml"}),
-    "store": Place(1, NUMPY),
-    "claims": Place(1),
-    "processes": Place(1),
-    "runs": Place(1),
+    "runs": Place(1, NUMPY),
     "overview": Place(1),
     "report": Place(1, NUMPY, SLOW | {"safetensors"}),
     "vectors": Place(2, TORCH),
@@ -46,7 +43,8 @@ TABLE = {
     "networks": Place(3, VISION, frozenset({"timm", "huggingface_hub"})),
     "data": Place(3, VISION | {"PIL", "sklearn"}, SLOW),
     "algorithms": Place(4, TORCH),
-    "training": Place(5, TORCH, SLOW | {"onnxruntime"}),
+    "training": Place(5, TORCH, SLOW),
+    "inference": Place(5, TORCH, SLOW | {"onnxruntime"}),
     "testing": Place(5, TORCH | {"PIL"}),  # an image of a data set is PIL's
     "launch": Place(6, TORCH, SLOW | {"ray"}),
     "paper": Place(6, TORCH, SLOW),
@@ -54,11 +52,10 @@ TABLE = {
     "__init__": Place(8),
 }
 DRAWS = {
-    "sensitivity/figures.py",
-    "sensitivity/figures_of_two.py",
-    "report/figures.py",
+    "sensitivity/plots.py",
+    "sensitivity/comparison_plots.py",
     "paper/figures.py",
-    "training/confusion.py",
+    "inference/confusion.py",
 }  # may import matplotlib at the top
 INDEXES = {"__init__.py", "spec.py", "catalogue.py"}  # may import other algorithms
 FOUNDATIONS = {
@@ -154,8 +151,8 @@ def test_there_is_something_to_check():
 @pytest.mark.parametrize(
     ("file", "code", "fault"),
     [
-        ("priors.py", "import torch", "imports torch at the top"),
-        ("priors.py", "def f():\n    import torch", "imports torch"),
+        ("distributions.py", "import torch", "imports torch at the top"),
+        ("distributions.py", "def f():\n    import torch", "imports torch"),
         ("vectors.py", "from dspreg.networks import Network", "dspreg.networks from a row below"),
         ("vectors.py", "def f():\n    from dspreg import penalty", "dspreg.penalty from a row below"),
         ("data/pacs.py", "import dspreg.algorithms as a", "dspreg.algorithms from a row below"),
@@ -171,7 +168,7 @@ def test_there_is_something_to_check():
             "if TYPE_CHECKING:\n    x = 1\nelse:\n    import pandas",
             "imports pandas at the top",
         ),
-        ("sensitivity/figures.py", "import pandas", "imports pandas at the top"),
+        ("sensitivity/plots.py", "import pandas", "imports pandas at the top"),
         ("data/base.py", "def f():\n    import timm", "imports timm"),
         ("networks/timm.py", "import timm", "imports timm at the top"),
         ("algorithms/sam.py", "from dspreg.algorithms.coral import covariance", "share goes one row up"),
@@ -205,7 +202,7 @@ def test_the_check_finds_what_it_should(tmp_path, file, code, fault):
         ("errors.py", "import json\nfrom collections.abc import Mapping"),
         ("sensitivity/measure.py", "if TYPE_CHECKING:\n    import pandas as pd"),
         ("sensitivity/measure.py", "class A:\n    def f(self):\n        from matplotlib.figure import Figure"),
-        ("sensitivity/figures.py", "from matplotlib.figure import Figure"),
+        ("sensitivity/plots.py", "from matplotlib.figure import Figure"),
         ("networks/timm.py", "def f():\n    import timm, huggingface_hub"),
         ("algorithms/sam.py", "from dspreg.algorithms.base import Algorithm\nfrom dspreg.vectors import displaced"),
         ("algorithms/spec.py", "import dspreg.algorithms as index"),
@@ -220,7 +217,7 @@ def test_the_check_lets_pass_what_it_should(tmp_path, file, code):
     assert faults(path, tmp_path) == []
 
 
-@pytest.mark.parametrize("module", ["dspreg", "dspreg.errors, dspreg.priors"])
+@pytest.mark.parametrize("module", ["dspreg", "dspreg.errors, dspreg.distributions"])
 def test_importing_starts_without_torch(module):
     program = f"import sys, {module}; print([m for m in ('torch', 'pandas', 'matplotlib') if m in sys.modules])"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -5,7 +5,17 @@ import torch
 from torch import nn
 
 from dspreg.errors import ConfigError
-from dspreg.vectors import ParamVector, average, displaced, gradient, move_to, moved, selected, theta, trainable
+from dspreg.vectors import (
+    ParamVector,
+    average,
+    displaced,
+    gradient,
+    matching_names,
+    move_to,
+    theta,
+    theta_plus,
+    trainable,
+)
 
 SHAPES = {"a": (2, 3), "b": (4,), "c": (), "d": (1, 2, 2)}
 
@@ -107,7 +117,7 @@ NAMES = ["features.0.weight", "features.0.bias", "features.1.weight", "head.weig
     ],
 )
 def test_selection_by_patterns(only, exclude, expected):
-    assert selected(NAMES, only, exclude) == expected
+    assert matching_names(NAMES, only, exclude) == expected
     chosen = ParamVector((n, torch.ones(2)) for n in NAMES).select(only, exclude)
     assert list(chosen) == expected
 
@@ -124,7 +134,7 @@ def test_selection_by_patterns(only, exclude, expected):
 )
 def test_a_selection_of_nothing_is_refused(only, exclude, message):
     with pytest.raises(ConfigError, match=message):
-        selected(NAMES, only, exclude)
+        matching_names(NAMES, only, exclude)
 
 
 class Net(nn.Module):
@@ -239,9 +249,9 @@ def test_moved_is_the_point_h_along_c_times_v():
     v, c = theta(net) + theta(net), theta(net).map(torch.ones_like) * 0.5
     for h in (0.3, -2.0):
         expected = theta(net) + v * c * h
-        assert all(torch.allclose(moved(net, v, c, h)[n], expected[n]) for n in expected)
+        assert all(torch.allclose(theta_plus(net, v, c, h)[n], expected[n]) for n in expected)
     some = ParamVector({next(iter(c)): next(iter(c.values()))})
-    assert list(moved(net, v, some, 1.0)) == list(some)  # what c leaves out stays
+    assert list(theta_plus(net, v, some, 1.0)) == list(some)  # what c leaves out stays
 
 
 def test_half_precision_moves_and_stays_half_precision():
@@ -249,7 +259,7 @@ def test_half_precision_moves_and_stays_half_precision():
     c = theta(net).map(lambda t: torch.ones_like(t, dtype=torch.float32))
     with displaced(net, theta(net)):
         assert net.weight.dtype == torch.bfloat16
-    assert {t.dtype for t in moved(net, theta(net), c, 0.5).values()} == {torch.bfloat16}
+    assert {t.dtype for t in theta_plus(net, theta(net), c, 0.5).values()} == {torch.bfloat16}
 
 
 def test_move_to_is_exact_and_leaves_the_rest():

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from dspreg.errors import ResourceError as ResourceError
     from dspreg.penalty import Penalty as Penalty
     from dspreg.protocol.enumerate import leave_one_out as leave_one_out
-    from dspreg.protocol.run import Run as Run
     from dspreg.protocol.settings import Execution as Execution
+    from dspreg.runs.run import Run as Run
     from dspreg.sensitivity import Profile as Profile
     from dspreg.sensitivity import RunningVariance as RunningVariance
     from dspreg.sensitivity import coefficient_of_variation as coefficient_of_variation

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dspreg.claims import Held, held
 from dspreg.errors import DspregError, IntegrityError, ResourceError
-from dspreg.files import read_json
-from dspreg.protocol.run import Run, data_name
-from dspreg.runs import RunStore, Standing, read_plan
+from dspreg.io.atomic_files import read_json
+from dspreg.runs.leases import Held, held
+from dspreg.runs.run import Run, data_name
+from dspreg.runs.store import RunStore, Standing, read_plan
 
 STATES = ("finished", "running", "waiting", "failed", "cancelled")
 

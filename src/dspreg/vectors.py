@@ -105,14 +105,14 @@ class ParamVector(Mapping[str, Tensor]):
 
     def select(self, only: Patterns = None, exclude: Patterns = None) -> ParamVector:
         """The part whose names match a pattern of `only` and none of `exclude`."""
-        chosen = selected(self, only, exclude)
+        chosen = matching_names(self, only, exclude)
         return ParamVector((n, self[n]) for n in chosen)
 
 
 Patterns = str | Iterable[str] | None
 
 
-def selected(names: Iterable[str], only: Patterns = None, exclude: Patterns = None) -> list[str]:
+def matching_names(names: Iterable[str], only: Patterns = None, exclude: Patterns = None) -> list[str]:
     """The names that match a pattern of `only` (all without one) and none of `exclude`; `*`, `?`, `[…]` as in a shell.
 
     A pattern that matches nothing is refused: it is a misspelling more often than a wish.
@@ -178,11 +178,11 @@ def move_to(net: nn.Module, point: ParamVector) -> None:
 
 def displaced(net: nn.Module, delta: ParamVector) -> AbstractContextManager[None]:
     """Evaluate at θ + delta."""
-    return standing_at(net, moved(net, delta))
+    return standing_at(net, theta_plus(net, delta))
 
 
 @torch.no_grad()
-def moved(net: nn.Module, v: ParamVector, c: ParamVector | None = None, h: float = 1.0) -> ParamVector:
+def theta_plus(net: nn.Module, v: ParamVector, c: ParamVector | None = None, h: float = 1.0) -> ParamVector:
     """θ + h·v, or θ + h·c⊙v in one pass over memory; only the parameters that all of these name."""
     params = trainable(net)
     names = [name for name in v if c is None or name in c]

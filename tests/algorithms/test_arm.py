@@ -9,9 +9,9 @@ from reference.sensitivity import largest_difference
 from dspreg import ConfigError
 from dspreg.algorithms import ARM, ERM, DSPReg, Task, parse
 from dspreg.batches import Batch
-from dspreg.networks import TinyCNN, backbone_named
+from dspreg.networks import TinyCNN, make_backbone
 from dspreg.randomness import generator
-from dspreg.sensitivity.purity import evaluating
+from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train_step
 from dspreg.vectors import trainable
@@ -131,7 +131,7 @@ def test_the_context_network_is_domain_beds():
 
 @pytest.mark.parametrize("name", ["resnet18", "tf_efficientnet_lite0", "vit_tiny_patch16_224", "small-cnn"])
 def test_networks_get_one_more_channel_with_the_first_ones_weights(name):
-    made = backbone_named(name, weights="none", image_size=32).make
+    made = make_backbone(name, weights="none", image_size=32).make
     stacks = [a.setup(Task(2, ("a", "b"), 1, made), torch.optim.Adam) for a in (ERM(), ARM(width=2))]
     plain_net, wide = (stack.net.state_dict() for stack in stacks)
     changed = [n for n in plain_net if plain_net[n].shape != wide[n].shape]
@@ -171,7 +171,7 @@ def test_it_adapts_to_an_unseen_domain_and_erm_is_near_chance():
         stack = algorithm.setup(task, lambda p: torch.optim.Adam(p, lr=0.02))
         for _ in range(120):
             train_step(stack, [shaded(m, random, d) for d, m in enumerate(means)])
-        with evaluating(stack):
+        with evaluation_mode(stack):
             tests = [shaded(m, random, n=64) for m in unseen for _ in range(5)]
             hits = [(stack.predict(b.x).argmax(1) == b.y).double().mean().item() for b in tests]
         accuracy[type(algorithm)] = sum(hits) / len(hits)

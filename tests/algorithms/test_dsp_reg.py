@@ -16,7 +16,7 @@ from dspreg.data import Digits
 from dspreg.data.splits import split, steps_per_epoch
 from dspreg.networks import TinyMLP
 from dspreg.sensitivity import Meter
-from dspreg.sensitivity.purity import evaluating
+from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.sensitivity.samples import Samples
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train_step
@@ -138,7 +138,7 @@ def test_every_option_of_measuring_is_used(options):
     got = stack.measured_c().flat()
     samples = ragged(2, options.get("measure_batches", BATCHES))
     others = {k: v for k, v in options.items() if k not in ("measure_batches", "eps")}
-    with evaluating(stack.net):
+    with evaluation_mode(stack.net):
         meter = Meter(stack.net, **others, key=("toy", 2, "measure"))
         each = []
         for d, batches in enumerate(samples.values()):

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from helpers.distributed import ACTING
 from reference import broken
-from together import ACTING
 
 import dspreg.algorithms as index
 from dspreg.algorithms import Algorithm

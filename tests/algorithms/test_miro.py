@@ -10,7 +10,7 @@ from torch import nn
 from dspreg.algorithms import ERM, MIRO, Algorithm, parse
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs
-from dspreg.networks import TinyMLP, backbone_named
+from dspreg.networks import TinyMLP, make_backbone
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train_step
 
@@ -183,7 +183,7 @@ def test_a_network_that_is_called_domain_by_domain_is_heard_whole():
     ],
 )
 def test_one_variance_per_channel_of_real_networks(name, size, shapes):
-    backbone = backbone_named(name, weights="none", image_size=size)
+    backbone = make_backbone(name, weights="none", image_size=size)
     stack = MIRO().setup(Task(3, ("a", "b"), 2, backbone.make), lambda p: torch.optim.SGD(p, lr=1e-3))
     assert [tuple(p.shape) for p in stack.parts.parameters()] == shapes
     random = torch.Generator().manual_seed(0)

@@ -12,9 +12,9 @@ from torch import nn
 from dspreg import ConfigError
 from dspreg.algorithms import ERM, MixStyle, Task, describe, parse
 from dspreg.batches import Batch
-from dspreg.networks import Featurizer, TinyCNN, backbone_named
+from dspreg.networks import Featurizer, TinyCNN, make_backbone
 from dspreg.randomness import generator, seed_for, seeded
-from dspreg.sensitivity.purity import evaluating
+from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.testing import ready, toy_batches
 from dspreg.training import train_step
 
@@ -76,7 +76,7 @@ def test_prediction_and_measuring_see_plain_features():
     plainly, stack = pictures.ready(ERM(), 3), pictures.ready(MixStyle(p=1.0), 3)
     batch = toy_batches(0, inputs=pictures.IMAGE)[0]
     assert not torch.allclose(stack.train().predict(batch.x), plainly.predict(batch.x))
-    with evaluating(stack):
+    with evaluation_mode(stack):
         assert torch.equal(stack.predict(batch.x), plainly.predict(batch.x))
         assert torch.equal(stack.measured(batch)(batch.x), plainly.predict(batch.x))
     assert stack.net.mixing[0].training
@@ -127,7 +127,7 @@ EARLY = {
 
 @pytest.mark.parametrize("name", EARLY)
 def test_the_first_two_stages_are_found(name):
-    stack = stack_on(backbone_named(name, weights="none", image_size=64).make)
+    stack = stack_on(make_backbone(name, weights="none", image_size=64).make)
     assert [mixing.place for mixing in stack.net.mixing] == EARLY[name]
     hooked = [n for n, m in stack.net.featurizer.named_modules() if m._forward_hooks]
     assert hooked == EARLY[name]  # and nowhere else
@@ -156,7 +156,7 @@ def test_torchvisions_resnets():
 
 
 def test_places_by_name():
-    make = backbone_named("resnet18", weights="none", image_size=64).make
+    make = make_backbone("resnet18", weights="none", image_size=64).make
     places = ["model.layer1", "model.layer2", "model.layer3"]  # the authors' for PACS
     stack = stack_on(make, places=places)
     assert [mixing.place for mixing in stack.net.mixing] == places
@@ -168,14 +168,14 @@ def test_places_by_name():
 
 def test_a_frozen_batch_norm_is_a_place_too():
     """It is in evaluation mode while the network trains, and what is mixed behind it is not."""
-    stack = stack_on(backbone_named("resnet18", weights="none", image_size=64).make, places=["model.bn1"]).train()
+    stack = stack_on(make_backbone("resnet18", weights="none", image_size=64).make, places=["model.bn1"]).train()
     assert not stack.net.featurizer.model.bn1.training
     assert not torch.equal(stack.net(images()[0].x), stack.net(images()[0].x))
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "levit_128s"])
 def test_transformers_have_no_feature_maps(name):
-    make = backbone_named(name, weights="none", image_size=224).make
+    make = make_backbone(name, weights="none", image_size=224).make
     with pytest.raises(ConfigError, match=r"MixStyle wants feature maps \(B, C, H, W\) of early stages, and TimmFeat"):
         stack_on(make)
     place = "model.blocks.0" if name.startswith("vit") else "model.stages.0"
@@ -233,7 +233,7 @@ def test_it_sees_through_a_style_that_agrees_with_the_label_and_erm_does_not():
         for _ in range(300):
             train_step(stack, [styled(0.95, random), styled(0.85, random, 1)])
         test = styled(0.1, random, n=4000)
-        with evaluating(stack):
+        with evaluation_mode(stack):
             accuracy[type(algorithm)] = (stack.predict(test.x).argmax(1) == test.y).double().mean().item()
     assert accuracy[ERM] < 0.62
     assert accuracy[MixStyle] > 0.7

@@ -9,7 +9,7 @@ from dspreg import ConfigError
 from dspreg.algorithms import ERM, MTL, DSPReg, parse
 from dspreg.batches import Batch
 from dspreg.randomness import generator
-from dspreg.sensitivity.purity import evaluating
+from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train_step
 from dspreg.vectors import trainable
@@ -126,7 +126,7 @@ def test_it_adapts_to_an_unseen_domain_and_erm_is_near_chance():
         stack = algorithm.setup(toy_task(10, classes=2, dropout=0.0), lambda p: torch.optim.Adam(p, lr=0.03)).double()
         for _ in range(150):
             train_step(stack, [relative(m, random, d) for d, m in enumerate(means)])
-        with evaluating(stack):
+        with evaluation_mode(stack):
             tests = [relative(m, random, n=500) for m in unseen]
             hits = [(stack.predict(b.x).argmax(1) == b.y).double().mean().item() for b in tests]
         accuracy[type(algorithm)] = sum(hits) / len(hits)

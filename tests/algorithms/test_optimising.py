@@ -1,8 +1,8 @@
 """One optimiser for parts with options and losses of their own: what moves, what does not, and what is saved."""
 
 import pytest
-import tiny
 import torch
+from helpers import tiny
 
 from dspreg import load
 from dspreg.algorithms import Algorithm
@@ -11,7 +11,7 @@ from dspreg.algorithms.spec import algorithm_named
 from dspreg.errors import Preempted
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train, train_step
-from dspreg.training.packing import unpack
+from dspreg.training.serialization import unpack
 from dspreg.training.state import State
 
 # Gradients for some.

@@ -7,8 +7,8 @@ from reference import plain
 
 from dspreg.algorithms import ERM, SagNet, Task, parse
 from dspreg.batches import Batch
+from dspreg.distributions import seed_hash
 from dspreg.networks import Featurizer
-from dspreg.priors import seed_hash
 from dspreg.randomness import generator, seeded
 from dspreg.testing import toy_batches
 from dspreg.training import train_step

@@ -5,8 +5,8 @@ import pytest
 
 from dspreg.algorithms import CORAL, ERM, SAM, Algorithm, DSPReg, Fish, GroupDRO, Mixup, describe, parse
 from dspreg.algorithms.spec import PUBLISHED, filled
+from dspreg.distributions import seed_hash
 from dspreg.errors import ConfigError, DspregError
-from dspreg.priors import seed_hash
 
 
 def names(stack):

@@ -8,14 +8,14 @@ import sys
 import time
 
 import pytest
-from made_stores import files, finish, planned, put, start
-from small_runs import photos
+from helpers.small_runs import photos
+from helpers.stores import files, finish, planned, put, start
 
-from dspreg.claims import LostClaim
 from dspreg.cli import main
 from dspreg.errors import DataError
-from dspreg.files import fenced
-from dspreg.runs import RunStore
+from dspreg.io.atomic_files import fenced
+from dspreg.runs.leases import LostClaim
+from dspreg.runs.store import RunStore
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 import torch
-from pictures import tree
-from small_runs import photos, trained
+from helpers.images import tree
+from helpers.small_runs import photos, trained
 
 import dspreg
 from dspreg.cli import main
@@ -196,7 +196,7 @@ def test_usage(capsys, wrong):
 
 
 def test_an_unwritable_place_is_said_before_anything_is_measured(here, files, monkeypatch, capsys):
-    monkeypatch.setattr("dspreg.training.profiling.profile_named", pytest.fail)
+    monkeypatch.setattr("dspreg.inference.profile_run.profile_network", pytest.fail)
     measure(*SMALL, "--dataset", "digits", "--figures", "one.safetensors", code=6)
     assert "can't be written" in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from dspreg.cli import main
-from dspreg.runs import RunStore
+from dspreg.runs.store import RunStore
 
 
 def typed(*words):

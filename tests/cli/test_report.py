@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from made_runs import DOMAINS, single, trace, write_jobs, write_run
+from helpers.runs import DOMAINS, single, trace, write_jobs, write_run
 
 from dspreg.cli import main
 from dspreg.report.domainbed import collected

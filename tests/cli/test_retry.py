@@ -1,7 +1,7 @@
 """`dspreg retry`: what failed or was cancelled gets its attempts again, and nothing else is touched."""
 
 import pytest
-from made_stores import diverge, fail, files, finish, planned, put, start
+from helpers.stores import diverge, fail, files, finish, planned, put, start
 
 from dspreg.cli import main
 

@@ -16,14 +16,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from made_stores import PACS, STEPS, diverge, fail, files, finish, planned, put, start
+from helpers.stores import PACS, STEPS, diverge, fail, files, finish, planned, put, start
 
-from dspreg.claims import Claims
 from dspreg.cli import main
 from dspreg.cli.status_text import status_json, status_text
 from dspreg.overview import Looker
-from dspreg.processes import this_process, told
-from dspreg.runs import RunStore
+from dspreg.runs.leases import Claims
+from dspreg.runs.process_id import machine_and_pid, this_process
+from dspreg.runs.store import RunStore
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_whoever_holds_a_run_may_be_gone_or_hang(made, capsys):
     for run in runs[:3]:
         start(store, run)
     dead = subprocess.run(
-        [sys.executable, "-c", "from dspreg.processes import this_process; print(this_process())"],
+        [sys.executable, "-c", "from dspreg.runs.process_id import this_process; print(this_process())"],
         capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     ).stdout.strip()  # fmt: skip
     late = Claims(store.path / "claims.db", now=lambda: time.monotonic() - 601)
@@ -190,7 +190,7 @@ def test_whoever_holds_a_run_may_be_gone_or_hang(made, capsys):
     assert cells(said, "all")[1:4] == ["8", "0", "0"]  # nobody works on any of them
     lines = below(said, "being trained:")
     assert "no progress, its lease is over" in lines[0]
-    assert re.search(rf"its process is gone +{told(dead)[0]}, process {told(dead)[1]} ", lines[1])
+    assert re.search(rf"its process is gone +{machine_and_pid(dead)[0]}, process {machine_and_pid(dead)[1]} ", lines[1])
     assert "no progress, its lease is over" in lines[2]
 
 
@@ -330,7 +330,7 @@ def test_nothing_is_written(made, capsys):
 
 CLAIMED_BY_A_KILLED_PROCESS = """
 import os, sys
-from dspreg.claims import Claims
+from dspreg.runs.leases import Claims
 claims = Claims(sys.argv[1])
 claims.claim([sys.argv[2]])
 os._exit(0)
@@ -457,11 +457,11 @@ def test_ctrl_c_leaves_it(made):
 
 
 def test_processes_are_told_by_machine_and_number():
-    assert told(this_process()) == (os.uname().nodename, os.getpid())
-    assert told("machine 12 345") == ("machine", 12)
-    assert told("machine pid:[4026531836] 12 345") == ("machine", 12)
-    assert told("") == ("", None)
-    assert told("no such name") == ("no such name", None)
+    assert machine_and_pid(this_process()) == (os.uname().nodename, os.getpid())
+    assert machine_and_pid("machine 12 345") == ("machine", 12)
+    assert machine_and_pid("machine pid:[4026531836] 12 345") == ("machine", 12)
+    assert machine_and_pid("") == ("", None)
+    assert machine_and_pid("no such name") == ("no such name", None)
 
 
 def test_data_sets_are_those_of_the_runs(tmp_path):

@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from small_runs import photos
+from helpers.small_runs import photos
 
 from dspreg.cli import main
-from dspreg.protocol.run import Run
-from dspreg.runs import RunStore
+from dspreg.runs.run import Run
+from dspreg.runs.store import RunStore
 
 SMALL = ["model=small-cnn", "weights=none", "image_size=28", "steps=2", "batch_size=4", "lr=1e-3", "augment=no"]
 SMALL = [word for text in SMALL for word in ("--set", text)]

@@ -9,13 +9,13 @@ import textwrap
 import time
 
 import pytest
-import tiny
 import yaml
+from helpers import tiny
 
 from dspreg.cli import main
 from dspreg.cli.train import usual
 from dspreg.protocol.settings import Settings
-from dspreg.store import RunFolder
+from dspreg.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")

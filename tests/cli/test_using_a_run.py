@@ -8,7 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from small_runs import photos, trained
+from helpers.small_runs import photos, trained
 
 from dspreg.cli import main
 from dspreg.cli.evaluate import folder_name

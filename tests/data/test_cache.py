@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from pictures import good_files, picture, put, small_tree
+from helpers.images import good_files, picture, put, small_tree
 
 from dspreg import ConfigError, DataError, Notice
 from dspreg.data import Cache, Folder, Images, decoded, open_cache
@@ -150,7 +150,7 @@ def test_several_at_once_stay_within_the_limit_together(tmp_path):
 WRITER = """
 import sys
 sys.path[:0] = sys.argv[3:]
-from pictures import picture
+from helpers.images import picture
 from dspreg.data import Cache
 import hashlib
 cache = Cache(sys.argv[1], int(sys.argv[2]))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from pictures import picture, small_tree
+from helpers.images import picture, small_tree
 
 from dspreg.data import Digits, DomainDataset, Folder
 from dspreg.testing import LawBroken, check_dataset

@@ -4,7 +4,7 @@ import os
 import shutil
 
 import pytest
-from pictures import picture, put, small_tree
+from helpers.images import picture, put, small_tree
 from PIL import Image
 
 from dspreg.data import Digits, Folder, fingerprint

@@ -5,7 +5,7 @@ import shutil
 import warnings
 
 import pytest
-from pictures import put, small_tree, tree
+from helpers.images import put, small_tree, tree
 from torchvision.datasets import ImageFolder
 
 from dspreg import DataError, Notice

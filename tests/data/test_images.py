@@ -9,7 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
-from pictures import bad_files, encoded, good_files, picture, put
+from helpers.images import bad_files, encoded, good_files, picture, put
 from PIL import Image, ImageFile
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from pictures import picture, put, small_tree
+from helpers.images import picture, put, small_tree
 
 from dspreg import DataError, Notice
 from dspreg.data import Folder, Index, fingerprint

@@ -4,7 +4,7 @@ import sys
 import warnings
 
 import pytest
-from pictures import put, small_tree
+from helpers.images import put, small_tree
 
 from dspreg import ConfigError, DataError, Notice
 from dspreg.data import Digits, DomainNet, Folder, Index, dataset_named, labels_of, listing

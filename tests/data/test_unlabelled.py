@@ -1,7 +1,7 @@
 """Folders of domains without classes."""
 
 import pytest
-from pictures import small_tree, tree
+from helpers.images import small_tree, tree
 
 from dspreg.data.unlabelled import Unlabelled, without_classes
 from dspreg.errors import DataError, Notice

@@ -4,7 +4,7 @@ import shutil
 import warnings
 
 import pytest
-from pictures import bad_files, good_files, picture, put, small_tree
+from helpers.images import bad_files, good_files, picture, put, small_tree
 from PIL import Image
 
 from dspreg import Notice

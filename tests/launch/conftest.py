@@ -1,9 +1,9 @@
 """What tests of all launchers start from."""
 
 import pytest
-from small_runs import photos
+from helpers.small_runs import photos
 
-from dspreg.runs import RunStore
+from dspreg.runs.store import RunStore
 
 
 @pytest.fixture(scope="module")

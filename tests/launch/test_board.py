@@ -6,7 +6,7 @@ import sys
 from rich.console import Console
 
 from dspreg.launch.board import Bars
-from dspreg.protocol.run import Run
+from dspreg.runs.run import Run
 
 RUN = Run(dataset="digits", targets=("print",), algorithm="ERM")
 

@@ -9,20 +9,20 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from helpers.small_runs import EXECUTION
 from launch.tiny_sweeps import alone as serial
 from launch.tiny_sweeps import three
-from small_runs import EXECUTION
 
 from dspreg.cli import main
 from dspreg.errors import ConfigError, Preempted, ResourceError
-from dspreg.files import digest_of
+from dspreg.io.atomic_files import sha256_of_file
 from dspreg.launch import on_ray as launcher
 from dspreg.launch.cluster import connected
 from dspreg.launch.on_ray import Sweeper, on_ray, open_settled, placed, reason
 from dspreg.launch.work import Work
-from dspreg.protocol.run import Run
 from dspreg.protocol.settings import Execution
-from dspreg.runs import RunStore
+from dspreg.runs.run import Run
+from dspreg.runs.store import RunStore
 
 OWN = """
 import os, signal, time
@@ -104,7 +104,7 @@ def bits(store, run):
 
 
 def files_of(store):
-    return {p: digest_of(p) for p in sorted(store.path.rglob("runs/*/*")) if p.is_file()}
+    return {p: sha256_of_file(p) for p in sorted(store.path.rglob("runs/*/*")) if p.is_file()}
 
 
 def test_the_bits_are_those_of_one_process(ray, images, store, tmp_path, monkeypatch):

@@ -7,8 +7,8 @@ import warnings
 from dataclasses import replace
 
 import pytest
+from helpers.small_runs import EXECUTION
 from launch.tiny_sweeps import alone, assert_same_bits, bytes_in, three
-from small_runs import EXECUTION
 
 from dspreg.errors import ConfigError, Notice, Preempted, ResourceError
 from dspreg.launch.board import Board
@@ -16,7 +16,7 @@ from dspreg.launch.pool import Pool, Worker, ending, gpus, places, pool, settled
 from dspreg.launch.work import Outcome, Work
 from dspreg.launch.worker import Slot, Stopped
 from dspreg.protocol.settings import Execution
-from dspreg.runs import RunStore, Standing
+from dspreg.runs.store import RunStore, Standing
 
 
 class Seen(Board):

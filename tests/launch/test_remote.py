@@ -8,14 +8,14 @@ import warnings
 from pathlib import Path
 
 import pytest
-import tiny
+from helpers import tiny
 
-from dspreg import files
 from dspreg.errors import ConfigError, Diverged, DspregError, Notice
+from dspreg.io import atomic_files as files
 from dspreg.launch import remote
 from dspreg.launch.carrying import Files, Packer, packed, unpack
 from dspreg.launch.remote import PLACE, WAITING, Assignment, Attempt, Ended, Moved, attempted
-from dspreg.processes import this_process
+from dspreg.runs.process_id import this_process
 from dspreg.training import train
 
 STEPS = 6

@@ -10,15 +10,15 @@ import time
 from contextlib import ExitStack
 
 import pytest
+from helpers.small_runs import EXECUTION
 from launch.tiny_sweeps import alone, assert_same_bits, bytes_in, three
-from small_runs import EXECUTION
 
-from dspreg.claims import Claims, LostClaim
 from dspreg.errors import CantWrite, Preempted, ResourceError
 from dspreg.launch import attempt
 from dspreg.launch.heart import BEATS, Heart
 from dspreg.launch.work import POLL, Work
-from dspreg.runs import RunStore
+from dspreg.runs.leases import Claims, LostClaim
+from dspreg.runs.store import RunStore
 from dspreg.training.display import Display
 
 
@@ -334,9 +334,9 @@ PROGRAM = """
 import sys
 from dspreg import claims
 claims.Claims.__init__.__kwdefaults__["lease"] = float(sys.argv[4])
-from small_runs import EXECUTION
+from helpers.small_runs import EXECUTION
 from launch.tiny_sweeps import alone, three
-from dspreg.runs import RunStore
+from dspreg.runs.store import RunStore
 store = RunStore(sys.argv[2])
 print("ready", flush=True)
 alone(three(sys.argv[1], steps=int(sys.argv[3]), evaluate_every=10), store, EXECUTION,

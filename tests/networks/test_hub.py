@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from dspreg.errors import ResourceError
-from dspreg.networks import backbone_named
 from dspreg.networks import hub as ours
+from dspreg.networks import make_backbone
 
 # One process for all of it: the hub's library reads its settings when it is imported, and torch takes seconds to start.
 PROGRAM = """
@@ -161,7 +161,7 @@ def test_offline_by_choice_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(socket, "create_connection", None)  # not even tried
     with pytest.raises(ResourceError, match=r"HF_HUB_OFFLINE is set.*--weights FILE"):
-        backbone_named("resnet18")
+        make_backbone("resnet18")
 
 
 def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch):

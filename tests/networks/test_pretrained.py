@@ -10,7 +10,7 @@ from torch import nn
 
 from dspreg.algorithms import ERM, Task
 from dspreg.errors import ConfigError
-from dspreg.networks import SmallCNN, Weights, backbone_named
+from dspreg.networks import SmallCNN, Weights, make_backbone
 from dspreg.randomness import seeded
 
 FAMILIES = {
@@ -25,7 +25,7 @@ FAMILIES = {
 @pytest.mark.parametrize("name", FAMILIES)
 def test_features_are_those_of_timm(name):
     width, size = FAMILIES[name]
-    backbone = backbone_named(name, weights="none", image_size=size)
+    backbone = make_backbone(name, weights="none", image_size=size)
     ours = backbone.make().eval()
     sized = {"img_size": size} if name.startswith("vit") else {}
     theirs = timm.create_model(name, num_classes=0, **sized)
@@ -40,16 +40,16 @@ def test_features_are_those_of_timm(name):
 
 
 def test_normalisation_is_the_networks_own():
-    plain = backbone_named("resnet18", weights="none", image_size=32)
+    plain = make_backbone("resnet18", weights="none", image_size=32)
     assert plain.mean == (0.485, 0.456, 0.406)
     assert plain.std == (0.229, 0.224, 0.225)
-    lite = backbone_named("tf_efficientnet_lite0", weights="none", image_size=32)
+    lite = make_backbone("tf_efficientnet_lite0", weights="none", image_size=32)
     assert lite.mean == lite.std == (0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize("name", ["small-cnn", "test_resnet", "test_vit"])
 def test_from_scratch_the_seed_decides(name):
-    backbone = backbone_named(name, weights="none", image_size=32)
+    backbone = make_backbone(name, weights="none", image_size=32)
 
     def built(*key):
         with seeded(*key):
@@ -62,19 +62,19 @@ def test_from_scratch_the_seed_decides(name):
 
 def test_looking_at_a_backbone_draws_no_random_numbers():
     before = torch.get_rng_state()
-    backbone_named("test_resnet", weights="none", image_size=32)
+    make_backbone("test_resnet", weights="none", image_size=32)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_erm_builds_on_it():
-    backbone = backbone_named("test_convnext", weights="none", image_size=32, dropout=0.1)
+    backbone = make_backbone("test_convnext", weights="none", image_size=32, dropout=0.1)
     task = Task(num_classes=3, domains=("a", "b"), steps_per_epoch=1, backbone=backbone.make)
     stack = ERM().setup(task, lambda params: torch.optim.SGD(params, lr=0.1))
     assert stack.predict(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
 
 
 def test_dropout_is_after_the_pooling():
-    features = backbone_named("test_resnet", weights="none", image_size=32, dropout=0.25).make()
+    features = make_backbone("test_resnet", weights="none", image_size=32, dropout=0.25).make()
     assert features.dropout.p == 0.25
     with torch.no_grad():
         x = torch.ones(64, 3, 32, 32)
@@ -83,11 +83,11 @@ def test_dropout_is_after_the_pooling():
     through = dropped != 0
     torch.testing.assert_close(dropped[through], kept[through] / 0.75)
     assert 0.6 < through[kept != 0].float().mean() < 0.9
-    assert backbone_named("small-cnn", dropout=0.25).make().layers[-1].p == 0.25
+    assert make_backbone("small-cnn", dropout=0.25).make().layers[-1].p == 0.25
 
 
 def test_small_cnn_has_no_weights_to_start_from():
-    backbone = backbone_named("small-cnn", image_size=28)
+    backbone = make_backbone("small-cnn", image_size=28)
     assert isinstance(backbone.make(), SmallCNN)
     assert backbone.mean == backbone.std == (0.5, 0.5, 0.5)
     assert backbone.weights == Weights("none", "none", None)
@@ -114,7 +114,7 @@ def test_small_cnn_has_no_weights_to_start_from():
 )
 def test_what_cannot_be_is_said(name, options, says):
     with pytest.raises(ConfigError, match=says):
-        backbone_named(name, **{"weights": "none"} | options)
+        make_backbone(name, **{"weights": "none"} | options)
 
 
 class Unpooled(nn.Conv2d):
@@ -133,13 +133,13 @@ def registered(monkeypatch, name, entry):
 def test_a_network_that_does_not_pool_is_refused(monkeypatch):
     registered(monkeypatch, "unpooled", Unpooled)
     with pytest.raises(ConfigError, match=r"unpooled makes of two images \(2, 4, 30, 30\) and not"):
-        backbone_named("unpooled", weights="none", image_size=32)
+        make_backbone("unpooled", weights="none", image_size=32)
 
 
 def test_a_network_without_published_weights_says_so(monkeypatch):
     registered(monkeypatch, "unpooled", Unpooled)
     with pytest.raises(ConfigError, match=r"no weights for unpooled on the hub\. Start from scratch"):
-        backbone_named("unpooled", image_size=32)
+        make_backbone("unpooled", image_size=32)
 
 
 def test_timm_waits_until_it_is_needed():

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dspreg.errors import ConfigError, IntegrityError, ResourceError
-from dspreg.networks import SmallCNN, Weights, backbone_named
+from dspreg.networks import SmallCNN, Weights, make_backbone
 from dspreg.networks.weights import LONGEST_HEADER, Wanted
 
 
@@ -28,7 +28,7 @@ def saved(path, name="test_resnet", change=lambda state: None, **options):
 
 
 def loaded(path, name="test_resnet", image_size=32):
-    return backbone_named(name, weights=str(path), image_size=image_size)
+    return make_backbone(name, weights=str(path), image_size=image_size)
 
 
 @pytest.mark.parametrize(

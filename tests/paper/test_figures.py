@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from made_items import store_of
+from helpers.items import store_of
 
 from dspreg.paper.figures import curve, dots, drawn, title_of
 from dspreg.paper.items import components, interval, strength

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from made_items import store_of
+from helpers.items import store_of
 from torch import nn
 
 from dspreg.paper.items import maps

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-import tiny
-from tiny import make_images
+from helpers import tiny
+from helpers.tiny import make_images
 
 from dspreg.paper import overhead as cost
 from dspreg.paper.items import overhead

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from made_items import finish, store_of
+from helpers.items import finish, store_of
 
 from dspreg.paper.items import components, dynamic, interval, main, maps, pacs
 from dspreg.paper.scale_shown import scale_table
 from dspreg.paper.scales import PAPER, SMALL, SMOKE
 from dspreg.paper.showing import tables
 from dspreg.report.formats import FORMATS
-from dspreg.runs import RunStore
+from dspreg.runs.store import RunStore
 
 STATIC = "DSPReg(coefficients='static', measure_batches=2, weight=0.001)"
 

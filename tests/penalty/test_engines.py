@@ -9,11 +9,11 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from penalised import Problem, below, mutant, quadratic, relative, settle
+from helpers.penalties import Problem, below, mutant, quadratic, relative, settle
 from torch import nn
 
 from dspreg import ConfigError, Notice, ParamVector
-from dspreg.penalty import Step, engine_named
+from dspreg.penalty import Step, parse_engine
 from dspreg.vectors import trainable
 
 # The checks: each is true of its engine and must be false of the mutant.
@@ -46,7 +46,7 @@ def mean_solves_its_equation(engine):
     """m = g(θ + 2λ c⊙m) on a network, and on a quadratic m = (I − 2λ A diag c)⁻¹ g."""
     p = Problem(0.05)
     settle(p, engine)
-    m = ParamVector((n, p.memory.corrected()[n]) for n in p.flat.names).flat() if p.memory.mass else 0 * p.c
+    m = ParamVector((n, p.memory.bias_corrected_mean()[n]) for n in p.flat.names).flat() if p.memory.mass else 0 * p.c
     there = p.flat.gradient(p.flat.theta + 2 * p.weight * p.c * m)
     q = quadratic(0.02)
     g = q.flat.gradient(q.flat.theta)
@@ -59,7 +59,7 @@ def tends_to_lookahead(engine):
     errors = []
     for weight in (1e-2, 1e-3, 1e-4):
         p = Problem(weight)
-        other = p.part(engine_named("lookahead"))
+        other = p.part(parse_engine("lookahead"))
         errors.append(relative(settle(p, engine) - p.flat.gradient(p.flat.theta) - other, other))
     return all(abs(math.log10(a / b) - 1) < 0.1 for a, b in pairwise(errors))
 
@@ -69,7 +69,7 @@ def sums_to_the_inner_engine(inner, every):
 
     def check(engine):
         p = Problem()
-        expected = p.part(engine_named(inner)) * every
+        expected = p.part(parse_engine(inner)) * every
         total = torch.zeros_like(expected)
         for _ in range(every):
             total += p.part(engine)
@@ -98,7 +98,7 @@ CHECKS = [
 
 @pytest.mark.parametrize(("name", "check"), CHECKS, ids=[f"{n}-{c.__qualname__.split('.')[0]}" for n, c in CHECKS])
 def test_engine(name, check):
-    assert check(engine_named(name))
+    assert check(parse_engine(name))
     assert not check(mutant)
 
 
@@ -106,13 +106,13 @@ def test_lazy_acts_on_every_kth_step_and_no_other():
     p = Problem()
     acts = []
     for _ in range(7):
-        acts.append(float(p.part(engine_named("lazy(3)")).norm()) > 0)
+        acts.append(float(p.part(parse_engine("lazy(3)")).norm()) > 0)
         p.memory.commit()
     assert acts == [False, False, True, False, False, True, False]
 
 
 def test_a_smaller_radius_is_closer_to_exact():
-    errors = [relative(p.part(engine_named(n)) - p.target, p.target) for p in [Problem(0.1)] for n in NAMED_RADII]
+    errors = [relative(p.part(parse_engine(n)) - p.target, p.target) for p in [Problem(0.1)] for n in NAMED_RADII]
     assert errors[0] > 5 * errors[1] > 20 * errors[2]
 
 
@@ -123,7 +123,7 @@ def test_lookahead_with_twice_the_weight_is_the_plain_gradient_at_the_displaced_
     p = Problem(0.05)
     g = p.flat.gradient(p.flat.theta)
     there = p.flat.gradient(p.flat.theta + 0.1 * p.c * g)
-    assert relative(p.run(engine_named("lookahead"))[1] - there, there) < 1e-14
+    assert relative(p.run(parse_engine("lookahead"))[1] - there, there) < 1e-14
 
 
 def test_with_c_one_lookahead_is_sam_without_the_normalisation():
@@ -131,14 +131,14 @@ def test_with_c_one_lookahead_is_sam_without_the_normalisation():
     p.c = torch.ones_like(p.c)
     g = p.flat.gradient(p.flat.theta)
     sam = p.flat.gradient(p.flat.theta + (0.1 * g.norm()) * g / g.norm())  # ρ = 2λ‖g‖
-    assert relative(p.run(engine_named("lookahead"))[1] - sam, sam) < 1e-14
+    assert relative(p.run(parse_engine("lookahead"))[1] - sam, sam) < 1e-14
 
 
 @pytest.mark.parametrize("name", ["exact", "lookahead", "central", "lazy(1)", "lazy(2, exact)"])
 def test_the_loss_is_that_at_theta_and_parameters_come_back_to_the_bit(name):
     p = Problem(0.1)
     before = [t.clone() for t in p.net.parameters()]
-    loss, _ = p.run(engine_named(name))
+    loss, _ = p.run(parse_engine(name))
     assert loss.item() == pytest.approx(p.flat.loss(p.flat.theta).item(), rel=1e-14)
     assert not loss.requires_grad
     assert all(torch.equal(a, b) for a, b in zip(before, p.net.parameters(), strict=True))
@@ -157,7 +157,7 @@ def test_parameters_come_back_after_an_exception():
 
     p.loss = failing
     with pytest.raises(KeyboardInterrupt):
-        p.run(engine_named("lookahead"))
+        p.run(parse_engine("lookahead"))
     assert all(torch.equal(a, b) for a, b in zip(before, p.net.parameters(), strict=True))
 
 
@@ -165,12 +165,12 @@ def test_excluded_parameters_are_not_displaced_but_receive_the_penalty_through_t
     """c_k = 0 does not mean that the penalty leaves θ_k alone: H mixes parameters."""
     p = Problem()
     p.c[: p.flat.shapes[0].numel()] = 0
-    full = p.part(engine_named("exact"))
+    full = p.part(parse_engine("exact"))
     names = p.flat.names[1:]
     below.net = p.net
     part = ParamVector((n, t) for n, t in p.flat.split(p.c).items() if n in names)  # the first is absent
     step = Step(below, lambda _: p.loss(trainable(p.net)), [], p.net, part, p.weight)
-    absent = ParamVector((n, engine_named("exact")(step).gradient[n]) for n in p.flat.names).flat()
+    absent = ParamVector((n, parse_engine("exact")(step).gradient[n]) for n in p.flat.names).flat()
     assert relative(absent - p.flat.gradient(p.flat.theta) - full, full) < 1e-12
     assert full[: p.flat.shapes[0].numel()].abs().max() > 0
 
@@ -181,14 +181,14 @@ def test_momentum_has_no_fixed_point_for_a_large_weight():
     largest = float(torch.linalg.eigvals(q.a * q.c).real.max())
     for factor, settles in ((0.8, True), (1.3, False)):
         q = quadratic(factor / (2 * largest))
-        early, late = (float(settle(q, engine_named("momentum"), n).norm()) for n in (300, 300))
+        early, late = (float(settle(q, parse_engine("momentum"), n).norm()) for n in (300, 300))
         assert (late < 1.01 * early) is settles
         assert (late > 100 * early) is not settles
 
 
 def test_momentum_starts_plain_and_is_bias_corrected():
     p = Problem(0.1)
-    engine = engine_named("momentum(beta=0.99)")
+    engine = parse_engine("momentum(beta=0.99)")
     first = p.run(engine)[1]
     g = p.flat.gradient(p.flat.theta)
     assert torch.equal(first, g)
@@ -198,7 +198,7 @@ def test_momentum_starts_plain_and_is_bias_corrected():
 
 def test_memory_changes_only_at_commit():
     p = Problem(0.1)
-    engine = engine_named("momentum")
+    engine = parse_engine("momentum")
     p.run(engine)
     p.memory.commit()
     one, two = p.run(engine)[1], p.run(engine)[1]
@@ -210,7 +210,7 @@ def test_central_at_a_stationary_point_returns_the_gradient():
     with torch.no_grad():
         q.net.theta.zero_()
     q.loss = lambda p: p["theta"].square().sum() * 0
-    assert torch.equal(q.run(engine_named("central"))[1], torch.zeros(6, dtype=torch.float64))
+    assert torch.equal(q.run(parse_engine("central"))[1], torch.zeros(6, dtype=torch.float64))
 
 
 class Attention(nn.Module):
@@ -229,11 +229,11 @@ def test_exact_on_fused_attention_says_so_once_and_is_right():
     x, y = torch.randn(6, 4, dtype=torch.float64), torch.randint(3, (6,))
     p = Problem(0.01, net, lambda params: F.cross_entropy(torch.func.functional_call(net, params, x), y))
     with pytest.warns(Notice, match="fused attention has no second derivative"):
-        part = p.part(engine_named("exact"))
+        part = p.part(parse_engine("exact"))
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         target = p.target
     assert relative(part - target, target) < 1e-10
-    p.part(engine_named("exact"))  # a second notice would fail the test
+    p.part(parse_engine("exact"))  # a second notice would fail the test
 
 
 @pytest.mark.parametrize("name", ["exact", "lookahead", "central", "lazy(1)", "momentum"])
@@ -243,10 +243,10 @@ def test_under_autocast_the_penalty_part_is_that_of_full_precision(name):
     p = Problem(1e-3)
     target, g = p.target, p.flat.gradient(p.flat.theta)
     with torch.autocast("cpu", torch.bfloat16):
-        total = p.run(engine_named(name), torch.float32)[1]
+        total = p.run(parse_engine(name), torch.float32)[1]
         if name == "momentum":  # its first step has no mean yet
             p.memory.commit()
-            total = p.run(engine_named(name), torch.float32)[1]
+            total = p.run(parse_engine(name), torch.float32)[1]
     assert float(F.cosine_similarity(total - g, target, dim=0)) > 0.99
     assert 0.9 < float((total - g).norm() / target.norm()) < 1.1
 
@@ -254,7 +254,7 @@ def test_under_autocast_the_penalty_part_is_that_of_full_precision(name):
 def test_momentum_says_that_it_leaves_autocast():
     p = Problem()
     with torch.autocast("cpu", torch.bfloat16), pytest.warns(Notice, match="'momentum' runs in full precision"):
-        p.run(engine_named("momentum"))
+        p.run(parse_engine("momentum"))
 
 
 @pytest.mark.parametrize(
@@ -279,5 +279,5 @@ def test_momentum_says_that_it_leaves_autocast():
 )
 def test_unknown_engines_are_refused_with_the_known_ones(text, message):
     with pytest.raises(ConfigError, match=message) as error:
-        engine_named(text)
+        parse_engine(text)
     assert "Wanted exact, lookahead" in str(error.value)

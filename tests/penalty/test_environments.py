@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from environments import COMPILER, ENVIRONMENTS, Problem, likeness
+from helpers.environments import COMPILER, ENVIRONMENTS, Problem, likeness
 
 from dspreg import Notice
 

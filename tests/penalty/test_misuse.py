@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from environments import Problem
+from helpers.environments import Problem
 from torch import nn
 
 import dspreg

@@ -4,12 +4,12 @@ from itertools import combinations
 import pytest
 
 from dspreg.data.named import BENCHMARKS
+from dspreg.distributions import seed_hash
 from dspreg.errors import ConfigError
-from dspreg.priors import seed_hash
 from dspreg.protocol.domainbed import job_arguments, job_id
 from dspreg.protocol.enumerate import distinct, leave_one_out, target_sets
-from dspreg.protocol.run import Run
 from dspreg.protocol.settings import resolved, search_seed
+from dspreg.runs.run import Run
 
 TWO = {"PACS": ("art_painting", "cartoon", "photo", "sketch"), "VLCS": ("Caltech101", "LabelMe", "SUN09", "VOC2007")}
 

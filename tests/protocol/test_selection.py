@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from made_runs import DOMAINS, domainbed_records, random_traces, record, single, trace
+from helpers.runs import DOMAINS, domainbed_records, random_traces, record, single, trace
 
 from dspreg.protocol.selection import RULES, Choice, late, leave_one_out, oracle, training_domains
 from dspreg.report import domainbed_rules

@@ -5,8 +5,8 @@ import string
 import pytest
 
 from dspreg.errors import ConfigError
-from dspreg.protocol.run import Run
 from dspreg.protocol.sweep import KEYS, Sweep, read, recipe
+from dspreg.runs.run import Run
 
 DOMAINS = {"PACS": ("a", "c", "p", "s"), "folder:x/photos": ("north", "south", "west")}
 

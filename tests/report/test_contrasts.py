@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from made_runs import DOMAINS, single, trace
+from helpers.runs import DOMAINS, single, trace
 from scipy import stats
 
 from dspreg.errors import ConfigError

@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from made_runs import record, single, trace, write_jobs, write_run
+from helpers.runs import record, single, trace, write_jobs, write_run
 
 from dspreg.errors import ConfigError, DataError, IntegrityError, Notice
 from dspreg.protocol.domainbed import job_id

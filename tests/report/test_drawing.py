@@ -5,7 +5,7 @@ import math
 import re
 
 import pytest
-from made_runs import DOMAINS, single, trace
+from helpers.runs import DOMAINS, single, trace
 
 from dspreg.report import curves, dots
 from dspreg.report.drawing import Picture, Scale, colour, number, spanning

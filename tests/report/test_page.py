@@ -12,15 +12,15 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from made_items import finish, store_of
-from made_runs import single, write_run
-from pages_of_runs import BAD, page_of, write_bad, write_pacs
+from helpers.items import finish, store_of
+from helpers.pages import BAD, page_of, write_bad, write_pacs
+from helpers.runs import single, write_run
 
 from dspreg.cli import main
 from dspreg.names import shown
 from dspreg.paper.items import dynamic
 from dspreg.paper.scales import SMOKE
-from dspreg.runs import RunStore
+from dspreg.runs.store import RunStore
 
 VOID = {"meta", "img", "br"}
 

@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from browser import CHROMIUM, Browser
-from made_runs import single, write_run
-from pages_of_runs import page_of, write_bad, write_pacs
+from helpers.browser import CHROMIUM, Browser
+from helpers.pages import page_of, write_bad, write_pacs
+from helpers.runs import single, write_run
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: install chromium to test the page in it")
 

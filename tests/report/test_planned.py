@@ -6,15 +6,15 @@ import subprocess
 import sys
 
 import pytest
-from made_runs import DOMAINS, single, write_run
+from helpers.runs import DOMAINS, single, write_run
 
 from dspreg.cli import main
 from dspreg.errors import ConfigError, DataError, IntegrityError, Notice
-from dspreg.files import write_json
+from dspreg.io.atomic_files import write_json
 from dspreg.protocol.enumerate import leave_one_out
 from dspreg.report.reading import read
 from dspreg.report.tables import selected, tables
-from dspreg.runs import RunStore
+from dspreg.runs.store import RunStore
 
 PLAN = list(leave_one_out({"trees": DOMAINS}, ["ERM"], trials=2, draws=1, only="training"))
 
@@ -194,7 +194,7 @@ def test_a_killed_sweeper_runs_nothing(store):
     run = the_run("ash", 0)
     begin(store, run, finish=False)
     program = (
-        f"from dspreg.runs import RunStore\nimport os\nclaims = RunStore({str(store.path)!r}).claims()\n"
+        f"from dspreg.runs.store import RunStore\nimport os\nclaims = RunStore({str(store.path)!r}).claims()\n"
         f"claims.beat(claims.claim([{run.id!r}]), 1, 200)\nos._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 9

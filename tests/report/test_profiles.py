@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from made_runs import DOMAINS, single, write_run
+from helpers.runs import DOMAINS, single, write_run
 
-from dspreg.files import write
+from dspreg.io.atomic_files import write
 from dspreg.report import profiles
 from dspreg.report.reading import read
 from dspreg.report.tables import selected

@@ -1,12 +1,12 @@
 """Run folders as traces: what enters, and what is named and left out."""
 
 import pytest
-from made_runs import single, write_run
+from helpers.runs import single, write_run
 
 from dspreg.errors import ConfigError, IntegrityError
-from dspreg.files import write
+from dspreg.io.atomic_files import write
 from dspreg.report.reading import read
-from dspreg.store import RunFolder
+from dspreg.runs.folder import RunFolder
 
 RECORDS = [single(0, "ash", 0.25, 0.5), single(300, "ash", 0.75, 0.6)]
 

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from made_runs import DOMAINS, random_traces, single, trace
+from helpers.runs import DOMAINS, random_traces, single, trace
 
 from dspreg.errors import ConfigError
 from dspreg.report.cells import Cell, mean_and_error

@@ -2,17 +2,17 @@
 
 import warnings
 
-import problems
 import pytest
 import torch
+from helpers import problems
 from reference.sensitivity import largest_difference, mean_squares, squared_means
 from torch import nn
 
 import dspreg
 from dspreg.sensitivity import estimators
+from dspreg.sensitivity.per_sample.accumulator import Accumulator
+from dspreg.sensitivity.per_sample.vmap import estimate_by_vmap
 from dspreg.sensitivity.samples import Samples
-from dspreg.sensitivity.sums import Sums
-from dspreg.sensitivity.vectorised import vectorised
 
 
 def measured(name, **options):
@@ -80,11 +80,11 @@ def test_chunks_do_not_change_the_result(chunk_bytes):
     samples = Samples(*problems.batch("mlp", 0, 7))
     reading = estimators.readings(net, "loss")
     params = dict(net.named_parameters())
-    sums = [Sums(params, 2), Sums(params, 2)]
+    sums = [Accumulator(params, 2), Accumulator(params, 2)]
     for each in sums:
-        each.weigh(torch.tensor([[1.0] * 7, [0.0, 0.5, 0.0, 1.0, 0.0, 0.0, 2.0]], dtype=torch.float64))
-    estimators.loop(reading, params, samples, sums[0])
-    vectorised(reading, params, samples, sums[1], net=net, chunk_bytes=chunk_bytes)
+        each.set_weights(torch.tensor([[1.0] * 7, [0.0, 0.5, 0.0, 1.0, 0.0, 0.0, 2.0]], dtype=torch.float64))
+    estimators.estimate_by_loop(reading, params, samples, sums[0])
+    estimate_by_vmap(reading, params, samples, sums[1], net=net, chunk_bytes=chunk_bytes)
     for row in (0, 1):
         expected, got = (each.mean(row, 7) for each in sums)
         assert largest_difference(got, expected) < 1e-12
@@ -210,15 +210,15 @@ def test_a_gradient_is_squared_as_it_comes_and_leaves_nothing_behind():
     torch.manual_seed(0)
     params = {name: torch.randn(3, dtype=torch.float64, requires_grad=True) for name in ("twice", "once", "idle")}
     value = (params["twice"].square() * params["once"]).sum() + params["twice"].sum()
-    sums = Sums(params, 2)
-    sums.weigh(torch.tensor([[0.0], [0.5]], dtype=torch.float64))
+    sums = Accumulator(params, 2)
+    sums.set_weights(torch.tensor([[0.0], [0.5]], dtype=torch.float64))
     expected = {name: 0.5 * g**2 for name, g in estimators.gradient(value, params, retain_graph=True).items()}
-    estimators.squared(value, params, sums, retain_graph=True)
+    estimators.add_squares(value, params, sums, retain_graph=True)
     for name, p in params.items():
         assert torch.allclose(sums.row(1)[name], expected.get(name, torch.zeros_like(p)), rtol=1e-12)
         assert not sums.row(0)[name].any()
         assert p.grad is None
     sums.of_sample = []
     with pytest.raises(IndexError):
-        estimators.squared(value, params, sums, retain_graph=True)
+        estimators.add_squares(value, params, sums, retain_graph=True)
     assert not any(p._backward_hooks for p in params.values())

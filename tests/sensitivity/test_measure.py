@@ -3,17 +3,17 @@
 import random
 
 import numpy as np
-import problems
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import problems
 from reference.sensitivity import largest_difference, mean_squares, squared_means
 from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import dspreg
-from dspreg.sensitivity.null import regrouped
+from dspreg.sensitivity.null import regroup_batches
 from dspreg.sensitivity.samples import Samples
 
 
@@ -184,7 +184,7 @@ def test_everything_by_hand_with_unequal_sizes_eps_and_variance(estimator):
     ]
     assert profile.reliability == pytest.approx(stats.spearmanr(*halves).statistic, abs=1e-9)
     batches = [[Samples(x, y) for x, y in items] for items in domains.values()]
-    pseudo = [[(b.inputs, b.y) for b in again] for again in regrouped(batches, "measure", 0)]
+    pseudo = [[(b.inputs, b.y) for b in again] for again in regroup_batches(batches, "measure", 0)]
     np.testing.assert_allclose(profile.null[name], c_of([s_of(items) for items in pseudo]), rtol=1e-9)
 
 

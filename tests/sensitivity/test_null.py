@@ -1,32 +1,34 @@
 """The floor of c: what it is when nothing differs, and that c tells apart what null does not."""
 
-import problems
 import pytest
 import torch
+from helpers import problems
 from torch import nn
 
 import dspreg
-from dspreg.sensitivity.null import dealt, regrouped
+from dspreg.sensitivity.null import deal_samples, regroup_batches
 from dspreg.sensitivity.samples import Samples
 
 
 def test_dealing_keeps_sizes_and_is_keyed():
-    members = dealt([5, 7, 9], "key")
+    members = deal_samples([5, 7, 9], "key")
     assert [len(m) for m in members] == [5, 7, 9]
     assert sorted(torch.cat(members).tolist()) == list(range(21))
-    assert all(torch.equal(a, b) for a, b in zip(members, dealt([5, 7, 9], "key"), strict=True))
-    assert not torch.equal(members[0], dealt([5, 7, 9], "other")[0])
+    assert all(torch.equal(a, b) for a, b in zip(members, deal_samples([5, 7, 9], "key"), strict=True))
+    assert not torch.equal(members[0], deal_samples([5, 7, 9], "other")[0])
 
 
 def test_regrouped_batches_are_the_same_samples_in_the_same_sizes():
     x = torch.arange(13.0)
     domains = [[Samples(x[:4], x[:4]), Samples(x[4:6], x[4:6])], [Samples(x[6:13], x[6:13])]]
-    again = regrouped(domains, "key")
+    again = regroup_batches(domains, "key")
     assert [[len(b) for b in batches] for batches in again] == [[4, 2], [7]]
     values = torch.cat([b.inputs for batches in again for b in batches])
     assert sorted(values.tolist()) == x.tolist()
     assert all(torch.equal(b.inputs, b.y) for batches in again for b in batches)  # labels stay with their inputs
-    assert values.long().tolist() == torch.cat(dealt([6, 7], "key")).tolist()  # in no order that domains would show in
+    assert (
+        values.long().tolist() == torch.cat(deal_samples([6, 7], "key")).tolist()
+    )  # in no order that domains would show in
 
 
 @pytest.mark.parametrize("estimator", ["loop", "persample", "signed", "minibatch"])
@@ -36,7 +38,9 @@ def test_null_is_c_of_the_dealt_samples(estimator):
     options = {"estimator": estimator} | ({"draws": 512} if estimator == "signed" else {})
     profile = dspreg.measure(model, domains, **options)
     batches = [[Samples(x, y) for x, y in items] for items in domains.values()]
-    by_hand = {str(i): [(b.inputs, b.y) for b in pseudo] for i, pseudo in enumerate(regrouped(batches, "measure", 0))}
+    by_hand = {
+        str(i): [(b.inputs, b.y) for b in pseudo] for i, pseudo in enumerate(regroup_batches(batches, "measure", 0))
+    }
     expected = dspreg.measure(model, by_hand, **options, null=False).c
     tolerance = 0.2 if estimator == "signed" else 1e-12  # its signs are drawn anew
     for n in expected:

@@ -3,9 +3,9 @@
 import json
 
 import numpy as np
-import problems
 import pytest
 import torch
+from helpers import problems
 from safetensors.torch import save_file
 
 import dspreg

@@ -1,15 +1,15 @@
 """c of a refresh against single samples in plain loops, and which batches share a pass through the network."""
 
-import problems
 import pytest
 import torch
+from helpers import problems
 from reference.sensitivity import mean_squares
 from torch import nn
 
 from dspreg.errors import DataError
 from dspreg.sensitivity import refresh
+from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.sensitivity.meter import Meter
-from dspreg.sensitivity.purity import evaluating
 from dspreg.sensitivity.samples import Samples
 
 
@@ -21,8 +21,8 @@ def ragged(name, count):
 
 def refreshed(model, domains, f=None, eps=0.0, **options):
     samples = {d: [Samples(x, y) for x, y in batches] for d, batches in domains.items()}
-    with evaluating(model):
-        return refresh.refreshed(Meter(model, **options), f or (lambda *_: model), samples, eps)
+    with evaluation_mode(model):
+        return refresh.measure_c(Meter(model, **options), f or (lambda *_: model), samples, eps)
 
 
 def by_loops(model, domains, eps=0.0):

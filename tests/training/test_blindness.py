@@ -4,10 +4,10 @@ import shutil
 
 import numpy as np
 import pytest
-import tiny
+from helpers import tiny
 from PIL import Image
 
-from dspreg.store import RunFolder
+from dspreg.runs.folder import RunFolder
 from dspreg.training import train
 from dspreg.training.experiment import Experiment
 

@@ -11,13 +11,13 @@ from test_files import Crash, operations, stopped
 
 from dspreg.algorithms import parse
 from dspreg.errors import IntegrityError, Notice, ResourceError
-from dspreg.files import digest
-from dspreg.store import RunFolder
+from dspreg.io.atomic_files import sha256
+from dspreg.runs.folder import RunFolder
 from dspreg.testing import ready, toy_batches
 from dspreg.training import train_step
 from dspreg.training.checkpoint import FORMAT, Checkpoints
 from dspreg.training.loop import resume
-from dspreg.training.packing import pack, same
+from dspreg.training.serialization import pack, same
 from dspreg.training.state import State
 
 
@@ -50,7 +50,7 @@ def test_the_newest_comes_first_and_two_are_kept(two):
     assert steps == [5_000, 400]
     assert all(same(saved, state(step)) for step, saved in found(two)[0])
     for path in two.files():
-        assert path.name == f"step-{int(path.name[5:13]):08d}-{digest(path.read_bytes())}.safetensors"
+        assert path.name == f"step-{int(path.name[5:13]):08d}-{sha256(path.read_bytes())}.safetensors"
 
 
 def test_after_a_damaged_one_two_good_ones_are_kept_again(two):
@@ -109,13 +109,13 @@ def damages(path, older, other):
 
         return act
 
-    yield "another step in its name", renamed(f"step-00000030-{digest(whole)}.safetensors")
-    yield "no number in its name", renamed(f"step-newest-{digest(whole)}.safetensors")
+    yield "another step in its name", renamed(f"step-00000030-{sha256(whole)}.safetensors")
+    yield "no number in its name", renamed(f"step-newest-{sha256(whole)}.safetensors")
     yield "no hash in its name", renamed("step-00000020.safetensors")
-    yield "more in its name", renamed(f"step-00000020-{digest(whole)}-copy.safetensors")
+    yield "more in its name", renamed(f"step-00000020-{sha256(whole)}-copy.safetensors")
     yield (
         "of another run under its own name",
-        renamed(f"step-00000020-{digest(other.read_bytes())}.safetensors", other.read_bytes()),
+        renamed(f"step-00000020-{sha256(other.read_bytes())}.safetensors", other.read_bytes()),
     )
     for about in (
         {"format": "dspreg.checkpoint/2"},
@@ -124,11 +124,11 @@ def damages(path, older, other):
         {"format": "dspreg.model/1"},
     ):
         data = pack(state(20), **about, run="run-a", step="20")
-        yield f"format {about}", renamed(f"step-00000020-{digest(data)}.safetensors", data)
+        yield f"format {about}", renamed(f"step-00000020-{sha256(data)}.safetensors", data)
     data = pack(state(20), format=FORMAT, run="run-a")
-    yield "no step inside", renamed(f"step-00000020-{digest(data)}.safetensors", data)
+    yield "no step inside", renamed(f"step-00000020-{sha256(data)}.safetensors", data)
     data = b"not safetensors at all"
-    yield "something else with its own hash", renamed(f"step-00000020-{digest(data)}.safetensors", data)
+    yield "something else with its own hash", renamed(f"step-00000020-{sha256(data)}.safetensors", data)
 
     def folder():
         path.unlink()

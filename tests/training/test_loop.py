@@ -3,18 +3,18 @@
 import json
 
 import pytest
-import tiny
 import torch
+from helpers import tiny
 from safetensors import safe_open
 
 import dspreg
 from dspreg import ConfigError, DataError, IntegrityError
 from dspreg.errors import Diverged, Preempted
-from dspreg.store import RunFolder
+from dspreg.runs.folder import RunFolder
 from dspreg.training import train
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.display import Display
-from dspreg.training.loop import as_asked
+from dspreg.training.loop import requested_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
 
@@ -58,8 +58,8 @@ def test_a_drawn_run_says_which_spec_was_asked_for(images, tmp_path):
     described = RunFolder(tmp_path / "run").description()
     assert described["where"]["algorithm"] == "VREx"
     assert described["settings"]["algorithm"].startswith("VREx(weight=")
-    assert as_asked({}) == "DSPReg"
-    assert as_asked({"algorithm": "IRM(weight=2) + DSPReg"}) == "IRM(weight=2)+DSPReg"
+    assert requested_spec({}) == "DSPReg"
+    assert requested_spec({"algorithm": "IRM(weight=2) + DSPReg"}) == "IRM(weight=2)+DSPReg"
 
 
 def test_records_are_of_domainbeds_steps_and_splits(run):
@@ -150,13 +150,13 @@ def test_models_kept(images, tmp_path, keep, models):
 
 def test_a_kept_step_is_loaded_evaluated_and_measured(images, tmp_path):
     """Each by its own record: accuracy at that step, and the model of the last one by two names."""
-    from dspreg.training.assessment import assess
-    from dspreg.training.profiling import Plan, profile_run
+    from dspreg.inference.evaluate_run import evaluate_run
+    from dspreg.inference.profile_run import Plan, profile_run
 
     train(erm(images, augment_validation=False), tiny.execution(keep="all"), tmp_path / "run")
     records = {record["step"]: record for record in RunFolder(tmp_path / "run").records}
     for step in (0, 2, 4):
-        found = assess(tmp_path / "run", domains=["ash"], which=str(step))
+        found = evaluate_run(tmp_path / "run", domains=["ash"], which=str(step))
         assert (found.which, found.step) == (str(step), step)
         assert found.domains[0].scores.accuracy == records[step]["accuracy"]["ash"]["out"]
     assert len({str(dspreg.load(tmp_path / "run", w)[0].state_dict()) for w in ("4", "last")}) == 1
@@ -400,7 +400,7 @@ def test_a_bad_image_is_named_before_the_first_step(tmp_path, monkeypatch):
 
 def test_held_out_images_are_known_also_where_domains_are_not_sorted(images, tmp_path, monkeypatch):
     """A data set of one's own has the order it says, and splits go by position."""
-    from dspreg.training.assessment import Trained
+    from dspreg.inference.evaluate_run import Trained
     from dspreg.training.experiment import prepared
 
     code = f"""

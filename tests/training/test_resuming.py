@@ -1,12 +1,12 @@
 """A run that was interrupted ends in the same bits as one that was not."""
 
 import pytest
-import tiny
 import torch
+from helpers import tiny
 
 from dspreg import ConfigError, Profile
 from dspreg.errors import Preempted
-from dspreg.store import RunFolder
+from dspreg.runs.folder import RunFolder
 from dspreg.training import train
 from dspreg.training.display import Display
 from dspreg.training.state import State

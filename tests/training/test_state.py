@@ -8,11 +8,11 @@ import torch
 
 from dspreg.algorithms import parse
 from dspreg.batches import Batch
-from dspreg.store import RunFolder
+from dspreg.runs.folder import RunFolder
 from dspreg.testing import ready, toy_batches
 from dspreg.training import loop, train_step
-from dspreg.training.evaluation import Tally
-from dspreg.training.packing import pack
+from dspreg.training.evaluate import Tally
+from dspreg.training.serialization import pack
 from dspreg.training.state import Selected, State, first_bad
 
 

@@ -25,11 +25,11 @@ from dspreg.algorithms.optimising import Optimizer, give_gradients
 from dspreg.algorithms.order import require_order, require_trained
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective, Outputs
+from dspreg.distributions import Distribution
 from dspreg.networks import Network
-from dspreg.priors import Prior
 from dspreg.randomness import seeded
 from dspreg.sensitivity import Profile
-from dspreg.sensitivity.measure import profiled
+from dspreg.sensitivity.measure import build_profile
 from dspreg.vectors import ParamVector, gradient, trainable
 
 Direction = Callable[[Sequence[Batch]], tuple[Tensor, ParamVector]]
@@ -45,7 +45,7 @@ class Algorithm(Layer):
     `ParamVector` named in `remembers`, changed only through `stage`.
     """
 
-    space: ClassVar[Mapping[str, Prior]] = {}  # where random search draws each option from
+    space: ClassVar[Mapping[str, Distribution]] = {}  # where random search draws each option from
     counted: ClassVar[tuple[str, ...]] = ()  # options that are numbers of steps, and shorter in a short run
     replaces: ClassVar[frozenset[str]] = frozenset()  # arrows that on purpose do not reach the base
     moves_features: bool = False  # whether it can't do with a featurizer that is frozen as a whole
@@ -194,7 +194,7 @@ class ERM(Algorithm):
 
     def profile(self) -> Profile:
         with measuring(self) as (meter, f, domains):
-            return profiled(meter, f, domains, eps=0.0)
+            return build_profile(meter, f, domains, eps=0.0)
 
     @property
     def bottom(self) -> ERM:

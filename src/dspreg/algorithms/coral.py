@@ -6,8 +6,8 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.batches import Outputs, mean_over_pairs
+from dspreg.distributions import LogUniform
 from dspreg.errors import ConfigError
-from dspreg.priors import LogUniform
 
 
 class CORAL(Algorithm):

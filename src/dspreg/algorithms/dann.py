@@ -14,9 +14,9 @@ from dspreg.algorithms.base import Algorithm, Direction, Log
 from dspreg.algorithms.optimising import give_gradients, regroup
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
+from dspreg.distributions import Choice, LogUniform
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
-from dspreg.priors import Choice, LogUniform
 from dspreg.randomness import seeded
 from dspreg.vectors import ParamVector
 

@@ -16,16 +16,16 @@ from dspreg.algorithms.base import Algorithm, Direction, Log
 from dspreg.algorithms.measuring import BATCHES, Function, measuring
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective, at_least_float32
+from dspreg.distributions import Choice, LogUniform
 from dspreg.errors import ConfigError, Notice
 from dspreg.networks import Network
-from dspreg.penalty import Memory, Penalised, Step, engine_named, figures, inner_of, kind_of, momentum
-from dspreg.priors import Choice, LogUniform
+from dspreg.penalty import Memory, Penalised, Step, figures, inner_of, kind_of, momentum, parse_engine
 from dspreg.randomness import generator
 from dspreg.sensitivity import Meter, Profile
-from dspreg.sensitivity.measure import profiled
+from dspreg.sensitivity.measure import build_profile
 from dspreg.sensitivity.meter import check_settings
 from dspreg.sensitivity.profile import layer_of, upper_quantile
-from dspreg.sensitivity.refresh import refreshed
+from dspreg.sensitivity.refresh import measure_c
 from dspreg.sensitivity.samples import Samples
 from dspreg.vectors import ParamVector, trainable
 
@@ -111,7 +111,7 @@ class DSPReg(Algorithm):
         self.only, self.exclude = only, exclude
         self.coefficients, self.quantile = coefficients, quantile
         self.engine = engine
-        self._engine = engine_named(engine)
+        self._engine = parse_engine(engine)
         self._start()
 
     def build(self, task: Task) -> Network:
@@ -171,12 +171,12 @@ class DSPReg(Algorithm):
     def measured_c(self) -> ParamVector:
         """c on fresh samples of the source domains."""
         with self._measuring() as (meter, f, domains):
-            return refreshed(meter, f, domains, self.eps).map(lambda c, one: c.to(one.dtype), self.ones())
+            return measure_c(meter, f, domains, self.eps).map(lambda c, one: c.to(one.dtype), self.ones())
 
     def profile(self) -> Profile:
         """On the samples a refresh at this step takes."""
         with self._measuring() as (meter, f, domains):
-            return profiled(meter, f, domains, eps=self.eps)
+            return build_profile(meter, f, domains, eps=self.eps)
 
     def _measuring(self) -> AbstractContextManager[tuple[Meter, Function, dict[str, list[Samples]]]]:
         how = {"of": self.of, "estimator": self.estimator, "draws": self.draws}
@@ -233,7 +233,7 @@ class DSPReg(Algorithm):
         self.note(refresh_seconds=self._seconds)
         self._seconds = 0.0
 
-        mean = self._memory.corrected()
+        mean = self._memory.bias_corrected_mean()
         if mean and part >= mean.norm():
             self._notice(
                 "engine 'momentum' has no fixed point here: 2λ·λmax(H·diag c) ≥ 1, so its running mean grows without "

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from dspreg.algorithms.base import Algorithm, Direction, Log
 from dspreg.batches import Batch
+from dspreg.distributions import Choice
 from dspreg.errors import ConfigError
-from dspreg.priors import Choice
 from dspreg.vectors import move_to, theta
 
 

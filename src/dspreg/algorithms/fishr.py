@@ -9,9 +9,9 @@ from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.task import Task
 from dspreg.algorithms.warm_up import WarmUp
 from dspreg.batches import Outputs, at_least_float32, soft_labels
+from dspreg.distributions import LogUniform, Uniform
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
-from dspreg.priors import LogUniform, Uniform
 
 
 class Fishr(WarmUp):

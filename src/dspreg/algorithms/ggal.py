@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.batches import Batch, Objective
+from dspreg.distributions import LogUniform
 from dspreg.errors import ConfigError
 from dspreg.networks.buffers import scratch_buffers
-from dspreg.priors import LogUniform
 from dspreg.randomness import generator
 from dspreg.vectors import ParamVector, gradient
 

@@ -12,9 +12,9 @@ from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.oracle import WithOracle, bound, variance, variances
 from dspreg.algorithms.task import Task
 from dspreg.batches import Outputs, at_least_float32, soft_labels
+from dspreg.distributions import Choice
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
-from dspreg.priors import Choice
 
 
 class GMDG(WithOracle):

@@ -8,9 +8,9 @@ from torch import Tensor
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.task import Task
 from dspreg.batches import Outputs
+from dspreg.distributions import LogUniform
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
-from dspreg.priors import LogUniform
 
 
 class GroupDRO(Algorithm):

@@ -8,7 +8,7 @@ from torch import Tensor
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.warm_up import WarmUp
 from dspreg.batches import Outputs, at_least_float32, soft_labels
-from dspreg.priors import LogUniform
+from dspreg.distributions import LogUniform
 
 
 class IRM(WarmUp):

@@ -13,7 +13,7 @@ from dspreg.batches import Batch
 from dspreg.errors import ConfigError
 from dspreg.randomness import Key
 from dspreg.sensitivity import Meter
-from dspreg.sensitivity.purity import evaluating
+from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.sensitivity.samples import Samples
 
 if TYPE_CHECKING:
@@ -50,5 +50,5 @@ def metering(algorithm: Algorithm, key: tuple[Key, ...], **options: Any) -> Iter
         return stack.top.measured(Batch(samples.inputs, y, domain))
 
     device = next(algorithm.net.parameters()).device.type
-    with evaluating(stack.top), torch.autocast(device, enabled=False):  # c of a step is that of the profiles
+    with evaluation_mode(stack.top), torch.autocast(device, enabled=False):  # c of a step is that of the profiles
         yield Meter(algorithm.net, key=(*key, "measure"), **options), f

@@ -9,7 +9,7 @@ from torch import Tensor
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.oracle import WithOracle
 from dspreg.batches import Outputs
-from dspreg.priors import Choice
+from dspreg.distributions import Choice
 
 
 class MIRO(WithOracle):

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.batches import Batch, Outputs, soft_labels
+from dspreg.distributions import LogUniform
 from dspreg.errors import ConfigError
-from dspreg.priors import LogUniform
 
 
 class Mixup(Algorithm):

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.batches import Batch, Objective
+from dspreg.distributions import Choice, LogUniform
 from dspreg.errors import ConfigError
-from dspreg.priors import Choice, LogUniform
 from dspreg.randomness import generator
 from dspreg.vectors import ParamVector, displaced, trainable
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs
+from dspreg.distributions import Choice
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
-from dspreg.priors import Choice
 
 
 class MTL(Algorithm):

@@ -16,7 +16,7 @@ from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
-from dspreg.networks.places import default_places, listening, require_places, still, tried
+from dspreg.networks.feature_hooks import capture_features, default_places, frozen_copy, probe_outputs, require_places
 
 
 class WithOracle(Algorithm):
@@ -46,12 +46,12 @@ class WithOracle(Algorithm):
         net, name = self.base.build(task), type(self).__name__
         if hasattr(net, name.lower()):
             raise ConfigError(f"{name} stands twice in this stack; wanted once")
-        oracle = still(net.featurizer).requires_grad_(False)
+        oracle = frozen_copy(net.featurizer).requires_grad_(False)
         given = (self.places,) if isinstance(self.places, str) else self.places
         self._places = tuple(given) if given is not None else default_places(oracle)
         require_places(oracle, self._places, name)
         self._oracle = (oracle,)
-        seen = tried(oracle, self._places)
+        seen = probe_outputs(oracle, self._places)
         if silent := [place for place in self._places if place not in seen]:
             raise ConfigError(f"{name}: nothing passes through {', '.join(silent)}; wanted places that are called")
         last = any(getattr(m, "output_fmt", None) == "NHWC" for m in oracle.modules())  # timm's word for channels last
@@ -68,10 +68,10 @@ class WithOracle(Algorithm):
         return self.net.get_submodule(type(self).__name__.lower())
 
     def forward(self, batches: Sequence[Batch]) -> Outputs:
-        with listening(self.net.featurizer, self._places) as heard:
+        with capture_features(self.net.featurizer, self._places) as heard:
             out: Outputs = self.base(batches)
         (oracle,) = self._oracle
-        with torch.no_grad(), listening(oracle, self._places) as known:
+        with torch.no_grad(), capture_features(oracle, self._places) as known:
             for x in heard.inputs:
                 oracle(x)
         terms = [

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.batches import Batch, Outputs, soft_labels
+from dspreg.distributions import Uniform
 from dspreg.errors import ConfigError
-from dspreg.priors import Uniform
 
 
 class RSC(Algorithm):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from dspreg.algorithms.base import Algorithm, Direction, Log
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
+from dspreg.distributions import LogUniform
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
-from dspreg.priors import LogUniform
 from dspreg.randomness import generator, seeded
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.batches import Batch, Objective
+from dspreg.distributions import Choice
 from dspreg.errors import ConfigError
-from dspreg.priors import Choice
 from dspreg.vectors import ParamVector, displaced
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.warm_up import WarmUp
 from dspreg.batches import Outputs
-from dspreg.priors import LogUniform
+from dspreg.distributions import LogUniform
 
 
 class VREx(WarmUp):

@@ -10,7 +10,7 @@ from dspreg.errors import ConfigError
 from dspreg.launch.work import ATTEMPTS
 from dspreg.names import shown
 from dspreg.overview import Looker
-from dspreg.runs import RunStore
+from dspreg.runs.store import RunStore
 
 EXAMPLES = """examples:
   dspreg cancel runs/pacs 3f2a90c41b7d5e68    one run; status prints the ids of those that are being trained

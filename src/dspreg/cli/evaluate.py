@@ -14,7 +14,7 @@ from dspreg.columns import aligned
 from dspreg.names import shown
 
 if TYPE_CHECKING:
-    from dspreg.training.assessment import Assessment
+    from dspreg.inference.evaluate_run import RunEvaluation
 
 EXAMPLES = """examples:
   dspreg evaluate runs/print                                on its own data set
@@ -50,15 +50,15 @@ def run(given: Any) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from dspreg.training.assessment import assess
+    from dspreg.inference.evaluate_run import evaluate_run
+    from dspreg.inference.metric_files import as_json, save
     from dspreg.training.experiment import check_device
-    from dspreg.training.score_files import as_json, save
 
     check_device(given.device)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("evaluating", total=None)
-        found = assess(
+        found = evaluate_run(
             given.run_folder, dataset=given.dataset, root=given.root, name=given.name, domains=given.domain,
             adapt=given.adapt, which=given.which, device=given.device, workers=given.workers, batch=given.batch,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
@@ -73,7 +73,7 @@ def run(given: Any) -> int:
     return 0
 
 
-def folder_name(found: Assessment, domains: Sequence[str]) -> str:
+def folder_name(found: RunEvaluation, domains: Sequence[str]) -> str:
     """One for every way to evaluate, so that none overwrites the result of another."""
     parts = ["evaluation", found.dataset, *domains]
     if found.which != "selected":
@@ -82,9 +82,9 @@ def folder_name(found: Assessment, domains: Sequence[str]) -> str:
     return re.sub(r"[^\w.-]", "_", "-".join(parts))[:120]
 
 
-def text(found: Assessment) -> Iterator[str]:
+def text(found: RunEvaluation) -> Iterator[str]:
     """The tables."""
-    from dspreg.training.score_files import NUMBERS, mean
+    from dspreg.inference.metric_files import NUMBERS, mean
 
     yield f"{shown(found.dataset)}, {found.which} model, of step {found.step}"
     if found.adapt != "none":
@@ -110,7 +110,7 @@ def _written(numbers: dict[str, float]) -> list[str]:
     return [*shares, f"{numbers['log_loss']:.3f}"]
 
 
-def _remarks(found: Assessment) -> Iterator[str]:
+def _remarks(found: RunEvaluation) -> Iterator[str]:
     if len(found.domains) > 1:
         yield f"worst domain: {shown(found.worst.domain)}, {100 * found.worst.scores.accuracy:.1f} %"
     roles = {each.role for each in found.domains}
@@ -123,7 +123,7 @@ def _remarks(found: Assessment) -> Iterator[str]:
         yield f"{names}: of the name of a domain trained on, with other images; some of them may have been trained on"
 
 
-def _by_class(found: Assessment) -> Iterator[str]:
+def _by_class(found: RunEvaluation) -> Iterator[str]:
     classes = sorted({c for each in found.domains for c in each.scores.by_class})
     yield ""
     if len(classes) > SHOWN:

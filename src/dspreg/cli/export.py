@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
 
 
 def run(given: Any) -> int:
-    from dspreg.training.exporting import SIZES, export
+    from dspreg.inference.export import SIZES, export
 
     made = export(given.run_folder, given.format, given.out, which=given.which, normalise=given.normalise)
     sizes = ", ".join(map(str, SIZES))

@@ -11,7 +11,7 @@ from dspreg.cli.measure_text import comparison_text, profile_text
 from dspreg.cli.options import count, device, natural, positive, which
 from dspreg.cli.parser import Commands, described
 from dspreg.errors import ConfigError
-from dspreg.files import make_folder, write
+from dspreg.io.atomic_files import make_folder, write
 from dspreg.names import shown
 
 if TYPE_CHECKING:
@@ -114,14 +114,14 @@ def _make_room(places: dict[str, Path]) -> None:
 
 
 def _measured(given: Any, places: dict[str, Path]) -> int:
-    from dspreg.sensitivity.findings import findings, ranked
-    from dspreg.sensitivity.page import profile_page
+    from dspreg.sensitivity.html import profile_page
+    from dspreg.sensitivity.text_summary import rank_layers, summarize_profile
 
     profile = _profile(given)
     if "out" in places:
         profile.save(places["out"])
-    found = findings(profile)
-    layer = given.layer if given.layer is not None else ranked(profile)[0]["layer"]
+    found = summarize_profile(profile)
+    layer = given.layer if given.layer is not None else rank_layers(profile)[0]["layer"]
     pictures = _pictures(profile, ("layers", "histogram", "map"), layer, places)
     if "html" in places:
         write(places["html"], profile_page(found, pictures).encode())
@@ -133,10 +133,10 @@ def _profile(given: Any) -> Profile:
     from rich.console import Console
     from rich.progress import Progress
 
+    from dspreg.inference.profile_run import Plan, profile_network, profile_run
     from dspreg.protocol.settings import Execution
     from dspreg.training.experiment import check_device
     from dspreg.training.loop import reproducible
-    from dspreg.training.profiling import Plan, profile_named, profile_run
 
     check_device(given.device)
     is_run = Path(given.model).is_dir()
@@ -168,13 +168,13 @@ def _profile(given: Any) -> Profile:
         if is_run:
             return profile_run(given.model, plan, which=given.which)
         weights = "default" if given.weights in (None, "hub") else given.weights
-        return profile_named(given.model, plan, weights=weights, image_size=given.image_size)
+        return profile_network(given.model, plan, weights=weights, image_size=given.image_size)
 
 
 def _compared(given: Any, places: dict[str, Path]) -> int:
     from dspreg.sensitivity import Profile
-    from dspreg.sensitivity.findings import changes
-    from dspreg.sensitivity.page import comparison_page
+    from dspreg.sensitivity.html import comparison_page
+    from dspreg.sensitivity.text_summary import summarize_comparison
 
     used = ("run", "command", "usual", "compare", "figures", "html", "layer", "json")
     others = [name for name, value in vars(given).items() if name not in used and value != given.usual(name)]
@@ -183,7 +183,7 @@ def _compared(given: Any, places: dict[str, Path]) -> int:
         raise ConfigError(f"--compare reads two profiles and measures nothing; leave out {flags}")
     before, after = (Profile.load(path) for path in given.compare)
     comparison = before.compare(after)
-    found = changes(comparison)
+    found = summarize_comparison(comparison)
     layer = given.layer if given.layer is not None else found["layers"][0]["layer"]
     pictures = _pictures(comparison, ("layers", "map"), layer, places)
     if "html" in places:

@@ -11,7 +11,7 @@ from dspreg.names import shown
 
 def profile_text(found: Mapping[str, Any]) -> Iterator[str]:
     """What was measured, the most sensitive layers, and what to make of them."""
-    from dspreg.sensitivity.page import PARTS
+    from dspreg.sensitivity.html import PARTS
 
     settings = found["settings"]
     about = settings["about"]

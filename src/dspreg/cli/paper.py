@@ -15,10 +15,10 @@ from dspreg.cli.train import stopping
 from dspreg.errors import ConfigError, Notice
 from dspreg.names import did_you_mean, shown
 from dspreg.protocol import reading
-from dspreg.protocol.run import Run
 from dspreg.protocol.settings import Execution
 from dspreg.protocol.sweep import HOW, OPEN
-from dspreg.runs import RunStore
+from dspreg.runs.run import Run
+from dspreg.runs.store import RunStore
 
 EXAMPLES = """examples:
   dspreg paper                                                    what there is, and how many runs each takes
@@ -145,7 +145,7 @@ def listing() -> str:
 def _look(item: Any, runs: Sequence[Run], store: RunStore, execution: Execution) -> None:
     """Data and weights that are missing are said once, before the first run, and not by every run."""
     from dspreg.data.named import dataset_named
-    from dspreg.networks import backbone_named
+    from dspreg.networks import make_backbone
 
     left = [run for run in runs if not (store.folder(run) / "result.json").exists()]
     with warnings.catch_warnings():
@@ -154,7 +154,7 @@ def _look(item: Any, runs: Sequence[Run], store: RunStore, execution: Execution)
             dataset_named(name, execution.root)
         if left:
             weights = item.settings.get("weights", "default")
-            backbone_named(item.setting("model"), weights=weights, image_size=item.setting("image_size"))
+            make_backbone(item.setting("model"), weights=weights, image_size=item.setting("image_size"))
 
 
 def _show(item: Any, store: RunStore, given: Any) -> None:

@@ -11,9 +11,9 @@ from typing import cast
 from dspreg.columns import aligned
 from dspreg.names import shown
 from dspreg.protocol.estimate import bytes_of, seconds_of
-from dspreg.protocol.run import Run
 from dspreg.protocol.settings import Execution, Facts, resolved
-from dspreg.runs import RunStore
+from dspreg.runs.run import Run
+from dspreg.runs.store import RunStore
 
 GB = 1e9
 

@@ -13,7 +13,7 @@ from dspreg.columns import aligned
 from dspreg.names import cell, shown
 
 if TYPE_CHECKING:
-    from dspreg.training.predicting import Prediction
+    from dspreg.inference.predict import Prediction
 
 EXAMPLES = """examples:
   dspreg predict runs/print photo.jpg
@@ -38,9 +38,9 @@ def run(given: Any) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
+    from dspreg.inference.load import load
+    from dspreg.inference.predict import image_files, predict_files
     from dspreg.training.experiment import check_device
-    from dspreg.training.predicting import image_files, predicted
-    from dspreg.training.saved import load
 
     check_device(given.device)
     model, transform = load(given.run_folder, given.which, given.device)
@@ -48,7 +48,7 @@ def run(given: Any) -> int:
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("predicting", total=len(files))
-        found = predicted(
+        found = predict_files(
             model, transform, files, batch=given.batch, device=given.device,
             progress=lambda done, _: bar.update(task, completed=done),
         )  # fmt: skip

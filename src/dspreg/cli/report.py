@@ -106,7 +106,7 @@ def _put(given: Any, text: str) -> None:
     if given.out is None:
         sys.stdout.write(text)
         return
-    from dspreg.files import write
+    from dspreg.io.atomic_files import write
 
     write(Path(given.out), text.encode())
     print(f"written to {given.out}")

@@ -10,7 +10,7 @@ from dspreg.errors import ConfigError
 from dspreg.launch.work import ATTEMPTS
 from dspreg.names import shown
 from dspreg.overview import Looker, Overview
-from dspreg.runs import RunStore, Standing
+from dspreg.runs.store import RunStore, Standing
 
 EXAMPLES = """examples:
   dspreg retry runs/pacs                     all that failed or were cancelled

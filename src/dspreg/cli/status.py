@@ -13,7 +13,7 @@ from dspreg.cli.parser import Commands, described
 from dspreg.cli.status_text import status_json, status_text
 from dspreg.launch.work import ATTEMPTS
 from dspreg.overview import Looker, Overview
-from dspreg.runs import RunStore
+from dspreg.runs.store import RunStore
 
 EVERY = 2.0  # seconds between looks
 

@@ -6,11 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dspreg.claims import LEASE, Held
 from dspreg.columns import aligned
 from dspreg.names import shown
 from dspreg.overview import STATES, Overview, group
-from dspreg.processes import told
+from dspreg.runs.leases import LEASE, Held
+from dspreg.runs.process_id import machine_and_pid
 
 LISTED = 20  # failures, where there is room for all lines
 BAR = 12
@@ -93,12 +93,12 @@ def _since(each: Held) -> str:
 
 
 def _who(each: Held) -> str:
-    machine, number = told(each.process)
+    machine, number = machine_and_pid(each.process)
     return shown(machine) if number is None else f"{shown(machine)}, process {number}"
 
 
 def _held(run: str, each: Held, steps: int | None) -> dict[str, Any]:
-    machine, number = told(each.process)
+    machine, number = machine_and_pid(each.process)
     seconds = {"lease ends in": round(each.left, 1)}
     return {"id": run, "alive": each.alive, "step": each.step, "steps": steps, "machine": machine, "process": number,
             "seconds": seconds}  # fmt: skip

@@ -17,10 +17,10 @@ from dspreg.cli.train import metavar, says, stopping
 from dspreg.errors import ConfigError, Notice
 from dspreg.names import shown
 from dspreg.protocol import reading, sweep
-from dspreg.protocol.run import Run
 from dspreg.protocol.settings import Execution
 from dspreg.protocol.sweep import HOW, KEYS, Sweep
-from dspreg.runs import RunStore, Standing
+from dspreg.runs.run import Run
+from dspreg.runs.store import RunStore, Standing
 
 EXAMPLES = """examples:
   dspreg sweep --dataset digits --algorithms ERM DSPReg --trials 3 --draws 1 --only training --store runs/digits

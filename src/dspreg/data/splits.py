@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from dspreg.distributions import seed_hash
 from dspreg.errors import ConfigError
-from dspreg.priors import seed_hash
 
 
 def split(num_images: int, trial: int, position: int, holdout: float = 0.2) -> tuple[list[int], list[int]]:

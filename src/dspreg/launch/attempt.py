@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dspreg.claims import Claims, LostClaim
 from dspreg.errors import CantWrite, Diverged, InUse, Preempted
-from dspreg.files import fenced
+from dspreg.io.atomic_files import fenced
 from dspreg.launch.heart import Heart
 from dspreg.launch.work import Outcome, Taken
-from dspreg.protocol.run import Run
 from dspreg.protocol.settings import Execution
-from dspreg.runs import RunStore, Standing
+from dspreg.runs.leases import Claims, LostClaim
+from dspreg.runs.run import Run
+from dspreg.runs.store import RunStore, Standing
 from dspreg.training.display import Display
 from dspreg.training.loop import train
 

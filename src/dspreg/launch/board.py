@@ -10,7 +10,7 @@ from dspreg.names import shown
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dspreg.protocol.run import Run
+    from dspreg.runs.run import Run
 
 
 class Board:

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dspreg.files import make_folder, remove, write
-from dspreg.store import OURS
+from dspreg.io.atomic_files import make_folder, remove, write
+from dspreg.runs.folder import OURS
 
 CHECKPOINTS = "checkpoints/step-*.safetensors"
 LAST = ("failure.json", "result.json")  # they say that a run has ended
@@ -55,7 +55,7 @@ def packed(folder: Path) -> Files:
 
 
 def unpack(files: Files, folder: Path) -> None:
-    """Bring a folder to where the packed one was. Fenced, where `dspreg.files.fenced` says so."""
+    """Bring a folder to where the packed one was. Fenced, where `dspreg.io.atomic_files.fenced` says so."""
     for name in sorted(files.new, key=_rank):
         make_folder((folder / name).parent)
         write(folder / name, files.new[name])

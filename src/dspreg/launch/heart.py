@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dspreg.claims import Claim, Claims
+from dspreg.runs.leases import Claim, Claims
 from dspreg.training.display import Display
 
 BEATS = 20.0  # in one lease, so that a few may be late

@@ -15,10 +15,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dspreg.claims import LostClaim
 from dspreg.data.named import ROOT
 from dspreg.errors import ConfigError, InUse, Notice
-from dspreg.files import clear_unfinished, fenced
+from dspreg.io.atomic_files import fenced, remove_partial_files
 from dspreg.launch.board import Board
 from dspreg.launch.carrying import Files, packed, unpack
 from dspreg.launch.cluster import connected
@@ -26,9 +25,10 @@ from dspreg.launch.heart import BEATS
 from dspreg.launch.pool import settled
 from dspreg.launch.remote import Assignment, Ended, Moved, Said, attempted
 from dspreg.launch.work import POLL, Outcome, Taken, Work
-from dspreg.protocol.run import PLACED, Run
 from dspreg.protocol.settings import Execution
-from dspreg.runs import Standing
+from dspreg.runs.leases import LostClaim
+from dspreg.runs.run import PLACED, Run
+from dspreg.runs.store import Standing
 
 TICK = 0.5  # seconds until a signal is noticed
 UNREAD = 8  # words of a task that were not fetched yet, after which it waits
@@ -154,7 +154,7 @@ class Sweeper:
                     self.work.give_back(taken, Outcome(before, before=True))
                     return
                 lock.enter_context(folder.locked())
-                clear_unfinished(folder.path)
+                remove_partial_files(folder.path)
                 files = packed(folder.path)
         except (InUse, LostClaim):  # somebody trains in the folder by hand, or it was us who slept
             lock.close()

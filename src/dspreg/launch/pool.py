@@ -20,7 +20,7 @@ from dspreg.launch.board import Board
 from dspreg.launch.work import POLL, Outcome, Taken, Work
 from dspreg.launch.worker import Progress, Refused, Slot, Stopped, main
 from dspreg.protocol.settings import Execution
-from dspreg.runs import Standing
+from dspreg.runs.store import Standing
 
 TICK = 0.5  # seconds until a signal is noticed
 WARM = ["timm", "torchvision", "dspreg.launch.worker"]  # what every process needs, loaded once

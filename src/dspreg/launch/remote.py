@@ -22,8 +22,8 @@ from typing import Any
 
 from dspreg.errors import Diverged, DspregError, Notice, Preempted
 from dspreg.launch.carrying import Files, Packer, unpack
-from dspreg.processes import is_gone, this_process
 from dspreg.protocol.settings import Execution
+from dspreg.runs.process_id import is_gone, this_process
 from dspreg.training.display import Display
 from dspreg.training.loop import train
 

@@ -8,8 +8,8 @@ from functools import partial
 
 from dspreg.launch.attempt import attempt
 from dspreg.launch.work import POLL, Work
-from dspreg.protocol.run import Run
 from dspreg.protocol.settings import Execution
+from dspreg.runs.run import Run
 from dspreg.training.display import Display
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from dspreg.claims import Claim, LostClaim
 from dspreg.errors import DspregError
-from dspreg.files import fenced
-from dspreg.protocol.run import Run
-from dspreg.runs import RunStore, Standing
+from dspreg.io.atomic_files import fenced
+from dspreg.runs.leases import Claim, LostClaim
+from dspreg.runs.run import Run
+from dspreg.runs.store import RunStore, Standing
 
 ATTEMPTS = 3  # of a run that fails
 POLL = 5.0  # seconds between looks at what others work on

@@ -22,7 +22,7 @@ from dspreg.errors import Notice, Preempted, ResourceError
 from dspreg.launch.attempt import attempt
 from dspreg.launch.work import Outcome
 from dspreg.protocol.settings import Execution
-from dspreg.runs import RunStore
+from dspreg.runs.store import RunStore
 from dspreg.training.display import Display
 
 OFTEN = 0.2  # seconds between two words about progress

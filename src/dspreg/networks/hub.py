@@ -17,7 +17,7 @@ ANSWER = 5.0  # seconds for the hub's first answer
 PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 
 
-def fetched(repo: str, model: str) -> Path:
+def download_weights(repo: str, model: str) -> Path:
     """The weights of `repo` as a local file: from the cache where they are there, without asking the network.
 
     Args:

@@ -12,10 +12,17 @@ from torch import Tensor, nn
 
 from dspreg.errors import ConfigError
 from dspreg.networks.backbones import SmallCNN
-from dspreg.networks.frozen import freeze_statistics
-from dspreg.networks.hub import fetched
+from dspreg.networks.batch_norm import freeze_statistics
+from dspreg.networks.hub import download_weights
 from dspreg.networks.network import Featurizer
-from dspreg.networks.timm_models import config_named, created, loaded, normalisation, on_the_hub, width_of
+from dspreg.networks.timm_models import (
+    create_backbone,
+    load_pretrained,
+    normalisation,
+    on_the_hub,
+    pretrained_config,
+    width_of,
+)
 from dspreg.networks.weights import Wanted, Weights, read_weights
 from dspreg.randomness import untouched
 
@@ -57,7 +64,7 @@ class TimmFeaturizer(Featurizer):
         return self
 
 
-def backbone_named(
+def make_backbone(
     name: str,
     *,
     weights: str = "default",
@@ -89,25 +96,25 @@ def backbone_named(
     if name == "small-cnn":
         return _small_cnn(weights, dropout)
 
-    config = config_named(name)
+    config = pretrained_config(name)
     if weights == "none":
         with untouched():
-            model = created(name, image_size)
+            model = create_backbone(name, image_size)
         source = NO_WEIGHTS
     elif weights == "default":
         repo, tag = on_the_hub(name, config)
-        model, sha256 = loaded(name, image_size, fetched(repo, tag))
+        model, sha256 = load_pretrained(name, image_size, download_weights(repo, tag))
         source = Weights("hub", tag, sha256)
     else:
         path = Path(weights).expanduser()
-        model, sha256 = loaded(name, image_size, path)
+        model, sha256 = load_pretrained(name, image_size, path)
         source = Weights("file", path.name, sha256)
 
     width = width_of(model, name, image_size)
     mean, std = normalisation(model)
 
     def from_scratch() -> Featurizer:
-        return TimmFeaturizer(created(name, image_size), width, dropout, frozen_bn)
+        return TimmFeaturizer(create_backbone(name, image_size), width, dropout, frozen_bn)
 
     if source is NO_WEIGHTS:
         return Backbone(name, from_scratch, mean, std, source)
@@ -118,7 +125,7 @@ def backbone_named(
 def size_of(name: str, image_size: int, classes: int) -> int:
     """Bytes of a network with a linear classifier, in float32; its weights need not be there."""
     with untouched():
-        made = SmallCNN() if name == "small-cnn" else created(name, image_size)
+        made = SmallCNN() if name == "small-cnn" else create_backbone(name, image_size)
     width = made.width if isinstance(made, SmallCNN) else width_of(made, name, image_size)
     tensors = [*made.parameters(), *made.buffers()]
     return sum(t.numel() * t.element_size() for t in tensors) + 4 * (width + 1) * classes

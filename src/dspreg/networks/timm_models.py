@@ -17,7 +17,7 @@ from dspreg.randomness import untouched
 UNFIT = (RuntimeError, ValueError, AssertionError, IndexError, ZeroDivisionError)
 
 
-def config_named(name: str) -> Any:
+def pretrained_config(name: str) -> Any:
     """timm's notes on the pretrained weights of a name, or None where it has none."""
     import timm
 
@@ -47,12 +47,12 @@ def on_the_hub(name: str, config: Any) -> tuple[str, str]:
     return config.hf_hub_id, f"{architecture}.{config.tag}" if config.tag else architecture
 
 
-def created(name: str, image_size: int | None) -> nn.Module:
+def create_backbone(name: str, image_size: int | None) -> nn.Module:
     """A fresh network without its head; `None` for the image size it is known for."""
-    return called(name, image_size, 0)[0]
+    return create_with_head(name, image_size, 0)[0]
 
 
-def called(name: str, image_size: int | None, num_classes: int | None) -> tuple[nn.Module, str]:
+def create_with_head(name: str, image_size: int | None, num_classes: int | None) -> tuple[nn.Module, str]:
     """A fresh network with timm's own head, and the call of timm that makes it.
 
     Args:
@@ -76,7 +76,7 @@ def called(name: str, image_size: int | None, num_classes: int | None) -> tuple[
     return timm.create_model(name, pretrained=False, **classes), f"{call})"
 
 
-def loaded(
+def load_pretrained(
     name: str, image_size: int, path: Path, num_classes: int | None = 0, *, new_head: bool = False
 ) -> tuple[nn.Module, str]:
     """The network with the weights of a file, and the file's SHA-256. Outputs as in `called`, head as in `load_file`.
@@ -85,11 +85,11 @@ def loaded(
     network is known for; timm then resamples the positions.
     """
     with untouched():
-        model = called(name, image_size, num_classes)[0]
+        model = create_with_head(name, image_size, num_classes)[0]
         try:
             return model, _load(model, name, path, new_head)
         except IntegrityError as wrong:
-            model = called(name, None, num_classes)[0]
+            model = create_with_head(name, None, num_classes)[0]
             resize = getattr(model, "set_input_size", None)
             if resize is None:
                 raise

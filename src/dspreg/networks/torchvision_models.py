@@ -14,7 +14,7 @@ from dspreg.names import did_you_mean
 PREFIX = "torchvision."
 
 
-def built(name: str, image_size: int, num_classes: int | None) -> nn.Module:
+def create_network(name: str, image_size: int, num_classes: int | None) -> nn.Module:
     """A fresh network; `num_classes` None for as many outputs as it is known for, 1,000."""
     known = models.list_models(module=models)
     if name not in known:
@@ -38,7 +38,7 @@ def built(name: str, image_size: int, num_classes: int | None) -> nn.Module:
 def heads_of(name: str, image_size: int) -> tuple[str, ...]:
     """The modules whose tensors change their shape with the number of classes."""
     with torch.device("meta"):  # shapes alone
-        one, other = (built(name, image_size, classes).state_dict() for classes in (11, 13))
+        one, other = (create_network(name, image_size, classes).state_dict() for classes in (11, 13))
     changed = [tensor for tensor in one if one[tensor].shape != other[tensor].shape]
     return tuple(dict.fromkeys(tensor.rpartition(".")[0] for tensor in changed))
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dspreg.files import make_folder, write
+from dspreg.io.atomic_files import make_folder, write
 from dspreg.pages import png
 from dspreg.paper.item import Item
 from dspreg.report.cells import Table
 from dspreg.sensitivity import Profile
-from dspreg.sensitivity.figures import POSITIONS, draw_panels, largest_tensor, panels_of, plain
+from dspreg.sensitivity.plots import POSITIONS, draw_panels, largest_tensor, panels_of, plain
 
 OURS, PAPERS = "#c2410c", "#475569"
 

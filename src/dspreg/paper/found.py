@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from dspreg.errors import DspregError
 from dspreg.paper.item import Arm, Item
 from dspreg.paper.refreshes import penalty_of, planned
-from dspreg.protocol.run import Run
 from dspreg.protocol.selection import Choice, Trace
 from dspreg.report.cells import Cell, mean, score
 from dspreg.report.reading import trace
 from dspreg.report.tables import Selected, selected
-from dspreg.runs import RunStore, Standing
+from dspreg.runs.run import Run
+from dspreg.runs.store import RunStore, Standing
 
 
 @dataclass(frozen=True)

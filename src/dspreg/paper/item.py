@@ -8,9 +8,9 @@ from typing import Any
 
 from dspreg.paper.scales import PAPER, Scale
 from dspreg.protocol.enumerate import distinct, leave_one_out
-from dspreg.protocol.run import Run, shortest
 from dspreg.report.cells import Cell
 from dspreg.report.paper import printed
+from dspreg.runs.run import Run, shortest
 
 ENGINE = "exact"  # the package's default, and the paper's formula
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dspreg.networks import backbone_named
+from dspreg.networks import make_backbone
 from dspreg.paper.found import Refreshes, told, traces_of
 from dspreg.paper.item import Item
 from dspreg.paper.scale_shown import scale_table
@@ -20,9 +20,9 @@ from dspreg.paper.sentences import Compared, of_pairs
 from dspreg.paper.showing import REFRESHES, differences
 from dspreg.report.cells import Cell, Row, Table
 from dspreg.report.contrasts import contrast
-from dspreg.runs import RunStore
+from dspreg.runs.store import RunStore
 from dspreg.sensitivity import Profile
-from dspreg.sensitivity.figures import largest_tensor
+from dspreg.sensitivity.plots import largest_tensor
 
 LAYER = 13
 COLUMNS = ("layer: mean c", "null", "c − null", "all: mean c", "all: null", "all: c − null", "reliability",
@@ -51,7 +51,7 @@ def convolutions(net: nn.Module, x: torch.Tensor) -> list[str]:
 
 def layer_of(model: str, image_size: int) -> tuple[str, int]:
     """The layer that is drawn, by its name in profiles, and which convolution it is."""
-    featurizer = backbone_named(model, weights="none", image_size=image_size).make().eval()
+    featurizer = make_backbone(model, weights="none", image_size=image_size).make().eval()
     found = convolutions(featurizer, torch.zeros(1, 3, image_size, image_size))
     number = min(LAYER, len(found))
     return f"featurizer.{found[number - 1]}", number

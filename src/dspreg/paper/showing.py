@@ -12,7 +12,7 @@ from dspreg.report.cells import Cell, Row, Table, difference, mean
 from dspreg.report.contrasts import COLUMNS, contrast
 from dspreg.report.paper import FIVE
 from dspreg.report.tables import explained
-from dspreg.runs import RunStore
+from dspreg.runs.store import RunStore
 
 LAST = ("mean", "refreshes", "planned", "runs")
 REFRESHES = "refreshes: of every finished run, least to most; planned: as T and the number of steps have it"

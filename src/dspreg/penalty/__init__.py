@@ -14,10 +14,10 @@ from dspreg.penalty.engines import (
     lazy,
     lookahead,
     momentum,
-    penalty,
+    penalty_value,
 )
-from dspreg.penalty.naming import engine_named
-from dspreg.penalty.own_loop import Penalty
+from dspreg.penalty.naming import parse_engine
+from dspreg.penalty.penalty import Penalty
 
 __all__ = [
     "Engine",
@@ -27,7 +27,6 @@ __all__ = [
     "Penalty",
     "Step",
     "central",
-    "engine_named",
     "exact",
     "figures",
     "inner_of",
@@ -35,5 +34,6 @@ __all__ = [
     "lazy",
     "lookahead",
     "momentum",
-    "penalty",
+    "parse_engine",
+    "penalty_value",
 ]

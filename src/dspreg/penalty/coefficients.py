@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from dspreg.batches import at_least_float32
 from dspreg.errors import ConfigError
-from dspreg.penalty.processes import plain_names
-from dspreg.vectors import ParamVector, Patterns, selected, trainable
+from dspreg.penalty.wrappers import plain_names
+from dspreg.vectors import ParamVector, Patterns, matching_names, trainable
 
 
 class Coefficients:
@@ -34,7 +34,7 @@ class Coefficients:
         if not names:
             kind = type(self.net).__name__
             raise ConfigError(f"{kind} has no trainable parameter (requires_grad is False everywhere)")
-        return {plain: names[plain] for plain in selected(names, self.only, self.exclude)}
+        return {plain: names[plain] for plain in matching_names(names, self.only, self.exclude)}
 
     def by_plain_name(self) -> ParamVector:
         c = self.now()

@@ -35,8 +35,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dspreg import vectors
 from dspreg.batches import Objective, at_least_float32
 from dspreg.errors import Notice
-from dspreg.penalty.precision import autocast_off
-from dspreg.vectors import ParamVector, average, moved, standing_at
+from dspreg.penalty.autocast import autocast_off
+from dspreg.vectors import ParamVector, average, standing_at, theta_plus
 
 Gradient = Callable[[Objective, Sequence[Any]], tuple[Tensor, ParamVector]]
 
@@ -50,7 +50,7 @@ class Memory:
     mass: float = 0.0  # what the weights in it sum to
     seen: list[tuple[ParamVector, float]] = field(default_factory=list)  # gradients of this step, and beta
 
-    def corrected(self) -> ParamVector:
+    def bias_corrected_mean(self) -> ParamVector:
         """The running mean without that bias; empty before the first step."""
         return self.mean / self.mass if self.mass else ParamVector()
 
@@ -86,7 +86,7 @@ class Step:
 
     def gradient(self, v: ParamVector | None = None, h: float = 0.0) -> tuple[Tensor, ParamVector]:
         """L and g at θ + h·c⊙v."""
-        return self.at(moved(self.net, v, self.c, h) if v is not None else ParamVector())
+        return self.at(theta_plus(self.net, v, self.c, h) if v is not None else ParamVector())
 
     def at(self, point: ParamVector) -> tuple[Tensor, ParamVector]:
         """L and g at `point`, with the parameters it does not name where they are."""
@@ -113,7 +113,7 @@ class Penalised(NamedTuple):
 Engine = Callable[[Step], Penalised]
 
 
-def penalty(c: ParamVector, g: ParamVector) -> Tensor:
+def penalty_value(c: ParamVector, g: ParamVector) -> Tensor:
     """R = Σ c_k g_k², in at least float32: the square of a small half-precision number is 0."""
     return (c * g.map(at_least_float32).square()).sum()
 
@@ -134,7 +134,7 @@ def figures(step: Step, result: Penalised, engine: Engine) -> Figures:
         result = inner(step)
     loss, g = (result.loss, result.plain) if result.plain is not None else step.gradient()
     part = (result.gradient - g).norm()
-    return Figures(loss, penalty(step.c, g), part, part / g.norm().clamp(min=torch.finfo(part.dtype).tiny))
+    return Figures(loss, penalty_value(step.c, g), part, part / g.norm().clamp(min=torch.finfo(part.dtype).tiny))
 
 
 def exact(step: Step) -> Penalised:
@@ -147,7 +147,7 @@ def exact(step: Step) -> Penalised:
         loss = step.objective(batches)
         g = vectors.gradient(loss, step.net, create_graph=True)
         losses.append(loss.detach())
-        return loss + step.weight * penalty(step.c, g)
+        return loss + step.weight * penalty_value(step.c, g)
 
     with step.full_precision():
         _, total = twice_differentiable(step.net, lambda: step.below(penalised, step.batches))
@@ -180,7 +180,7 @@ def lookahead(step: Step, *, radius: Callable[[float], float] = lambda weight: 2
     """
     h = radius(step.weight)
     loss, g = step.gradient()
-    point = moved(step.net, g, step.c, h)
+    point = theta_plus(step.net, g, step.c, h)
     if h == 2 * step.weight:
         plain = g if step.keeps_plain else None
         del g  # not to be held during the second pass, which is when memory is short

@@ -14,7 +14,7 @@ from dspreg.penalty.engines import Engine, Penalised, central, exact, kind_of, l
 ENGINES: dict[str, Callable[..., Penalised]] = {e.__name__: e for e in (exact, lookahead, central, momentum, lazy)}
 
 
-def engine_named(text: str) -> Engine:
+def parse_engine(text: str) -> Engine:
     """The engine a text stands for, such as `"lookahead(radius=2*weight)"` or `"lazy(30, exact)"`."""
     try:
         return _engine(ast.parse(text, mode="eval").body)

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dspreg.priors import seed_hash
-from dspreg.protocol.run import Run
+from dspreg.distributions import seed_hash
+from dspreg.runs.run import Run
 
 
 def job_arguments(run: Run, domains: Sequence[str], data_dir: str = "") -> dict[str, Any]:

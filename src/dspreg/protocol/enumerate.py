@@ -7,7 +7,7 @@ from typing import Any
 
 from dspreg.errors import ConfigError
 from dspreg.names import did_you_mean
-from dspreg.protocol.run import Run
+from dspreg.runs.run import Run
 
 ONLY = ("training",)
 

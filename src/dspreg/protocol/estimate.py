@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dspreg.store import RunFolder
+from dspreg.runs.folder import RunFolder
 
 
 def seconds_of(records: Iterable[Mapping[str, Any]]) -> float:

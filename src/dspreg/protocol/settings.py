@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Protocol
 
+from dspreg.distributions import Choice, Distribution, LogUniform, seed_hash
 from dspreg.errors import ConfigError
 from dspreg.names import did_you_mean
-from dspreg.priors import Choice, LogUniform, Prior, seed_hash
 
 PROTOCOLS = {
     "domainbed": "DomainBed's classic protocol; source validation images are augmented like training images",
@@ -216,7 +216,7 @@ def defaults(protocol: str, data: Facts) -> dict[str, Any]:
     }
 
 
-def space(data: Facts) -> dict[str, Prior]:
+def space(data: Facts) -> dict[str, Distribution]:
     """Where DomainBed's random search draws the options that all methods share."""
     if data.small:
         return {"lr": LogUniform(-4.5, -2.5, key="lr"), "batch_size": LogUniform(3, 9, "batch_size", True, 2)}

@@ -12,8 +12,8 @@ from dspreg.errors import ConfigError, DspregError
 from dspreg.names import did_you_mean, imported
 from dspreg.protocol import reading
 from dspreg.protocol.enumerate import ONLY, distinct, leave_one_out
-from dspreg.protocol.run import FURTHER, Run
 from dspreg.protocol.settings import Execution, check
+from dspreg.runs.run import FURTHER, Run
 
 OPEN = tuple(n for n in (*FURTHER, "protocol") if n != "same_draws")  # settings that all runs may share
 T = TypeVar("T")

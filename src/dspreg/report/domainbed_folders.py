@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dspreg.errors import ConfigError, Notice
-from dspreg.files import make_folder, write
+from dspreg.io.atomic_files import make_folder, write
 from dspreg.protocol.domainbed import job_id
 from dspreg.report.domainbed_layout import lines, sweep_arguments
 from dspreg.report.domainbed_names import DATASETS

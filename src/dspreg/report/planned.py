@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dspreg.claims import Held, held
 from dspreg.errors import DspregError, Notice
-from dspreg.files import canonical, read_json
-from dspreg.protocol.run import Run
+from dspreg.io.atomic_files import canonical_json, read_json
 from dspreg.protocol.selection import Trace
-from dspreg.runs import RunStore
+from dspreg.runs.leases import Held, held
+from dspreg.runs.run import Run
+from dspreg.runs.store import RunStore
 
 
 def group(run: Run) -> str:
     """What was asked for beside data set, targets, algorithm, trial and draw: the same for all runs of a row."""
-    return canonical({"protocol": run.protocol, **run.identity()["options"]})
+    return canonical_json({"protocol": run.protocol, **run.identity()["options"]})
 
 
 def without_result(

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from dspreg.errors import IntegrityError
-from dspreg.files import digest_of
+from dspreg.io.atomic_files import sha256_of_file
 from dspreg.report.drawing import Picture, spanning
 from dspreg.report.tables import Selected
-from dspreg.store import RunFolder
+from dspreg.runs.folder import RunFolder
 
 FORMAT = "dspreg.profile/1"  # what `Profile.save` writes
 TIMES = ("start", "end")
@@ -86,7 +86,7 @@ def _both(folder: RunFolder) -> Layers:
     made: Layers = {}
     for time in TIMES:
         path = _path(folder, time)
-        if stamps.get(f"profiles/{time}.safetensors") != digest_of(path):
+        if stamps.get(f"profiles/{time}.safetensors") != sha256_of_file(path):
             raise IntegrityError(f"{path} is damaged or was changed: its SHA-256 is not the one in result.json")
         for layer, values in means(path).items():
             made.setdefault(layer, {}).update({f"{what} {time}": value for what, value in values.items()})

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.errors import ConfigError, DspregError, IntegrityError
-from dspreg.files import canonical, digest, read_json
-from dspreg.protocol.run import Run
+from dspreg.io.atomic_files import canonical_json, read_json, sha256
 from dspreg.protocol.selection import Trace
 from dspreg.report.planned import group, without_result
-from dspreg.runs import RunStore
-from dspreg.store import RunFolder
+from dspreg.runs.folder import RunFolder
+from dspreg.runs.run import Run
+from dspreg.runs.store import RunStore
 
 IDENTITY = ("dataset", "algorithm", "targets", "trial", "draw", "protocol")
 OPTIONS = ("lr", "weight_decay", "batch_size", "dropout")  # what search draws, whatever the algorithm
@@ -148,7 +148,7 @@ def _conditions(described: dict[str, Any], result: dict[str, Any] | None) -> Ite
             yield name, value
     weights = described["weights"]
     yield "weights", (weights.get("sha256") or "none")[:8]
-    yield "data", digest(canonical(described["data"]["fingerprints"]).encode())[:8]
+    yield "data", sha256(canonical_json(described["data"]["fingerprints"]).encode())[:8]
     lived = [described["environment"], *(result or {}).get("environments", [])]
     for name, unsaid in ENVIRONMENT.items():
         values = dict.fromkeys(str(each.get(name, unsaid)) for each in lived)

@@ -1,6 +1,6 @@
 """How sensitive a network is to each of its parameters, on each domain, and how much that differs."""
 
-from dspreg.sensitivity.comparing import Comparison, compare
+from dspreg.sensitivity.compare import Comparison, compare
 from dspreg.sensitivity.measure import measure
 from dspreg.sensitivity.meter import Meter
 from dspreg.sensitivity.profile import Profile

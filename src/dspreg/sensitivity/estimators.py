@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspreg.errors import DataError
+from dspreg.sensitivity.per_sample.accumulator import Accumulator
 from dspreg.sensitivity.samples import Function, Samples
-from dspreg.sensitivity.sums import Sums
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Readings = Callable[[Samples], Tensor]
@@ -45,7 +45,7 @@ def readings(f: Function, of: str, loss: Loss | None = None, random: torch.Gener
         y = samples.y
         if y is None:
             assert random is not None
-            y = drawn_labels(out.detach(), random)
+            y = draw_labels(out.detach(), random)
         values = F.cross_entropy(out, y, reduction="none") if loss is None else loss(out, y)
         if values.shape != (len(samples),):
             raise DataError(
@@ -57,13 +57,13 @@ def readings(f: Function, of: str, loss: Loss | None = None, random: torch.Gener
     return outputs if of == "output" else losses
 
 
-def drawn_labels(out: Tensor, random: torch.Generator) -> Tensor:
+def draw_labels(out: Tensor, random: torch.Generator) -> Tensor:
     """One label per sample from the network's softmax, y ~ p(· | x). (B,)"""
     p = out.double().softmax(1)
     return torch.multinomial(p.cpu(), 1, generator=random)[:, 0].to(p.device)
 
 
-def loop(reading: Readings, params: Params, samples: Samples, sums: Sums) -> None:
+def estimate_by_loop(reading: Readings, params: Params, samples: Samples, sums: Accumulator) -> None:
     """One sample and one reading at a time: the reference.
 
     Args:
@@ -75,12 +75,12 @@ def loop(reading: Readings, params: Params, samples: Samples, sums: Sums) -> Non
     for i in range(len(samples)):
         for value in reading(samples.take(slice(i, i + 1)))[0]:
             for name, g in gradient(value, params, retain_graph=True).items():
-                sums.probe(name, g)
-                sums.one(name, g, i)
+                sums.choose_scale(name, g)
+                sums.add_sample(name, g, i)
 
 
-def signed(
-    reading: Readings, params: Params, samples: Samples, sums: Sums, *, draws: int, random: torch.Generator
+def estimate_by_signs(
+    reading: Readings, params: Params, samples: Samples, sums: Accumulator, *, draws: int, random: torch.Generator
 ) -> None:
     """The square of one random combination, (∂_k Σ_ia ε_ia reading_ia)² with ε = ±1, averaged over `draws`.
 
@@ -88,30 +88,30 @@ def signed(
     Unbiased for s is not unbiased for c: a few draws give a large c where there is none. Compare with null.
     """
     values = reading(samples)
-    sums.weigh(sums.groups[:, :1] / draws)
+    sums.set_weights(sums.groups[:, :1] / draws)
     for draw in range(draws):
         signs = torch.randint(2, values.shape, generator=random, device="cpu").to(values) * 2 - 1
-        squared((signs * values).sum(), params, sums, retain_graph=draw < draws - 1)
+        add_squares((signs * values).sum(), params, sums, retain_graph=draw < draws - 1)
 
 
-def minibatch(reading: Readings, params: Params, samples: Samples, sums: Sums) -> None:
+def estimate_by_minibatch(reading: Readings, params: Params, samples: Samples, sums: Accumulator) -> None:
     """B times the square of the mean gradient, B Σ_a (∂_k 1/B Σ_i reading_ia)²; one forward and A backward passes.
 
     Not s: where s has the mean of squares this has the square of the mean, smaller by up to the batch size.
     """
-    sums.weigh(sums.groups[:, :1] * len(samples))
+    sums.set_weights(sums.groups[:, :1] * len(samples))
     values = reading(samples).mean(0)
     for a, value in enumerate(values):
-        squared(value, params, sums, retain_graph=a < len(values) - 1)
+        add_squares(value, params, sums, retain_graph=a < len(values) - 1)
 
 
-def squared(value: Tensor, params: Params, sums: Sums, *, retain_graph: bool) -> None:
+def add_squares(value: Tensor, params: Params, sums: Accumulator, *, retain_graph: bool) -> None:
     """Add the squares of one gradient, parameter by parameter as they come, so that it is never held as a whole."""
 
     def taken(name: str, g: Tensor) -> Tensor:
         with torch.no_grad():
-            sums.probe(name, g)
-            sums.one(name, g, 0)
+            sums.choose_scale(name, g)
+            sums.add_sample(name, g, 0)
         return g.new_zeros(()).expand_as(g)  # autograd keeps this instead
 
     hooks = [p.register_hook(partial(taken, name)) for name, p in params.items()]

@@ -13,14 +13,14 @@ from torch import nn
 
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.randomness import Key
+from dspreg.sensitivity.distributed import ProcessGroup
 from dspreg.sensitivity.estimators import Loss
+from dspreg.sensitivity.evaluation_mode import evaluation_mode, require_separate_samples
 from dspreg.sensitivity.meter import Meter, finite
-from dspreg.sensitivity.null import Floor, FunctionOf, Walk
+from dspreg.sensitivity.null import FunctionOf, PermutationNull, Walk
 from dspreg.sensitivity.profile import Profile, kinds_of
-from dspreg.sensitivity.purity import evaluating, require_separate_samples
 from dspreg.sensitivity.samples import Samples, batches_of
 from dspreg.sensitivity.summary import Domain, Summary
-from dspreg.sensitivity.together import Together
 from dspreg.sensitivity.variance import Variance, variance_of
 from dspreg.vectors import ParamVector, Patterns
 
@@ -80,7 +80,7 @@ def measure(
         raise ConfigError(f"eps={eps}; wanted a finite number ≥ 0")
     if max_batches is not None and max_batches < 1:
         raise ConfigError(f"max_batches={max_batches}; wanted at least 1, or None for all")
-    together = Together(group) if group is not None else None
+    together = ProcessGroup(group) if group is not None else None
     own: tuple[Key, ...] = () if together is None else (together.rank,)  # or all would draw the same signs
     meter = Meter(
         model,
@@ -93,9 +93,9 @@ def measure(
         key=("measure", key, *own),
     )
     device = next(iter(meter.params.values())).device
-    with evaluating(model), torch.autocast(device.type, enabled=False), progress_bar(progress) as walk:
+    with evaluation_mode(model), torch.autocast(device.type, enabled=False), progress_bar(progress) as walk:
         loaded = {str(d): batches_of(str(d), loader, max_batches, device) for d, loader in domains.items()}
-        return profiled(
+        return build_profile(
             meter,
             lambda _samples, _domain: model,
             loaded,
@@ -107,7 +107,7 @@ def measure(
         )
 
 
-def profiled(
+def build_profile(
     meter: Meter,
     f: FunctionOf,
     domains: Mapping[str, Iterable[Samples]],
@@ -116,7 +116,7 @@ def profiled(
     eps: float = 0.0,
     null: bool = True,
     walk: Walk = lambda batches, _what: batches,
-    together: Together | None = None,
+    together: ProcessGroup | None = None,
 ) -> Profile:
     """All that is known of samples that are ready, for a network in evaluation mode. What `measure` stands on.
 
@@ -132,7 +132,7 @@ def profiled(
     if together is None:
         measured, pseudo = _summed(meter, f, domains, null, walk)
     else:
-        with together.told():
+        with together.raise_together():
             measured, pseudo = _summed(meter, f, domains, null, walk)
         pseudo = together.join(measured, pseudo, meter)
     few = [name for name, domain in measured.items() if domain.within.count < 2]
@@ -163,13 +163,13 @@ def _summed(
 ) -> tuple[dict[str, Domain], list[ParamVector] | None]:
     """What the batches give: for every domain, and for every pseudo-domain of the floor."""
     loaded: dict[str, Iterable[Samples]] = {
-        name: labelled(meter, f, name, d, batches, again=null) for d, (name, batches) in enumerate(domains.items())
+        name: attach_labels(meter, f, name, d, batches, again=null) for d, (name, batches) in enumerate(domains.items())
     }
     floor = None
     if null:
         kept = {name: list(batches) for name, batches in loaded.items()}
         loaded = dict(kept)
-        floor = Floor(meter, f, list(kept.values()), walk)
+        floor = PermutationNull(meter, f, list(kept.values()), walk)
     at_once = floor is not None and meter.takes_groups
     # The first row is the current batch. The others, where there are any, are the pseudo-domains of the floor.
     sums = meter.sums(1 + len(loaded) if at_once else 1)
@@ -191,7 +191,7 @@ def _summed(
     return measured, pseudo
 
 
-def labelled(
+def attach_labels(
     meter: Meter, f: FunctionOf, name: str, d: int, batches: Iterable[Samples], *, again: bool
 ) -> Iterator[Samples]:
     """The batches of one domain with the labels that count, looked at. `again`: they will be asked for twice."""
@@ -199,7 +199,7 @@ def labelled(
         if b == 0:
             require_separate_samples(meter.net, f(samples, d), samples)
         try:
-            yield meter.labelled(f(samples, d), samples, d, b, again=again)
+            yield meter.with_labels(f(samples, d), samples, d, b, again=again)
         except DataError as error:
             raise DataError(f"domain {name!r}, batch {b}: {error}") from error
 

@@ -13,10 +13,10 @@ from dspreg.errors import ConfigError, DataError
 from dspreg.randomness import Key, generator
 from dspreg.sensitivity import estimators
 from dspreg.sensitivity.estimators import Loss
-from dspreg.sensitivity.persample import persample
-from dspreg.sensitivity.samples import Function, Samples, made_of
-from dspreg.sensitivity.sums import Sums
-from dspreg.vectors import ParamVector, Patterns, selected, trainable
+from dspreg.sensitivity.per_sample.accumulator import Accumulator
+from dspreg.sensitivity.per_sample.estimator import estimate_per_sample
+from dspreg.sensitivity.samples import Function, Samples, module_ids
+from dspreg.vectors import ParamVector, Patterns, matching_names, trainable
 
 OF = ("loss", "output", "fisher")
 _outputs: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], tuple[int, ...]]] = WeakKeyDictionary()
@@ -63,14 +63,14 @@ class Meter:
         self.net, self.of, self.estimator, self.loss, self.key = net, of, estimator, loss, tuple(key)
         self.draws = draws or 1
         self.scales: dict[str, float] = {}  # sums hold s·scale², by parameter
-        self.params: dict[str, Tensor] = {name: params[name] for name in selected(params, only, exclude)}
+        self.params: dict[str, Tensor] = {name: params[name] for name in matching_names(params, only, exclude)}
 
     @property
     def takes_groups(self) -> bool:
         """Whether per-sample squares are at hand, to be summed by any grouping in the same pass."""
         return self.estimator in ("loop", "persample")
 
-    def labelled(self, f: Function, samples: Samples, *place: Key, again: bool = True) -> Samples:
+    def with_labels(self, f: Function, samples: Samples, *place: Key, again: bool = True) -> Samples:
         """`samples` with the labels that count, checked. `again`: they will be asked for more than once."""
         if self.of == "output":
             return Samples(samples.inputs)
@@ -80,35 +80,35 @@ class Meter:
                 return Samples(samples.inputs)  # drawn from the one forward pass there will be
             with torch.no_grad():
                 out = samples.outputs(f)
-            return samples.labelled(estimators.drawn_labels(out, self._random(place, "labels")))
+            return samples.with_labels(estimators.draw_labels(out, self._random(place, "labels")))
         if samples.y is None:
             raise DataError("the loader yields no labels, which of='loss' needs; use of='output' or of='fisher'")
-        return samples.labelled(self._class_labels(f, samples, samples.y)) if self.loss is None else samples
+        return samples.with_labels(self._class_labels(f, samples, samples.y)) if self.loss is None else samples
 
-    def sums(self, rows: int = 1) -> Sums:
+    def sums(self, rows: int = 1) -> Accumulator:
         """Empty sums, to be added to."""
-        return Sums(self.params, rows, self.scales)
+        return Accumulator(self.params, rows, self.scales)
 
-    def add(self, f: Function, samples: Samples, sums: Sums, *place: Key, groups: Tensor | None = None) -> None:
+    def add(self, f: Function, samples: Samples, sums: Accumulator, *place: Key, groups: Tensor | None = None) -> None:
         """Add Σ_i s(sample i) to the one row of `sums`, or Σ_i groups_gi s(sample i) to every row.
 
         `place` names the batch, so that its signs are its own. Without `takes_groups` all samples of a batch have to be
         of the same groups.
         """
         device = next(iter(self.params.values())).device
-        sums.weigh((torch.ones(1, len(samples), dtype=torch.float64) if groups is None else groups).to(device))
+        sums.set_weights((torch.ones(1, len(samples), dtype=torch.float64) if groups is None else groups).to(device))
         reading = estimators.readings(f, self.of, self.loss, self._random(place, "labels"))
         match self.estimator:
             case "signed":
                 random = self._random(place, "signs")
-                estimators.signed(reading, self.params, samples, sums, draws=self.draws, random=random)
+                estimators.estimate_by_signs(reading, self.params, samples, sums, draws=self.draws, random=random)
             case "loop":
-                estimators.loop(reading, self.params, samples, sums)
+                estimators.estimate_by_loop(reading, self.params, samples, sums)
             case "minibatch":
-                estimators.minibatch(reading, self.params, samples, sums)
+                estimators.estimate_by_minibatch(reading, self.params, samples, sums)
             case _:
                 outputs = estimators.readings(f, "output")
-                persample(reading, self.params, samples, sums, net=self.net, outputs=outputs)
+                estimate_per_sample(reading, self.params, samples, sums, net=self.net, outputs=outputs)
 
     def _random(self, place: tuple[Key, ...], what: str) -> torch.Generator:
         return generator(*self.key, *place, what)
@@ -116,7 +116,7 @@ class Meter:
     def _classes(self, f: Function, samples: Samples) -> int:
         """Looked at once for each network and sort of samples: this happens at every batch."""
         known = _outputs.setdefault(self.net, {})
-        sort = (made_of(self.net), samples.sort)
+        sort = (module_ids(self.net), samples.sort)
         if sort not in known:
             with torch.no_grad():
                 known[sort] = tuple(samples.take(slice(0, 1)).outputs(f).shape[1:])

@@ -15,7 +15,7 @@ from torch import Tensor
 from dspreg.errors import Notice
 from dspreg.randomness import Key, generator
 from dspreg.sensitivity.meter import Meter
-from dspreg.sensitivity.samples import Function, Samples, joined
+from dspreg.sensitivity.samples import Function, Samples, concatenate
 from dspreg.vectors import ParamVector
 
 Batches = Sequence[Sequence[Samples]]  # per domain, its batches
@@ -23,23 +23,23 @@ FunctionOf = Callable[[Samples, int], Function]  # what is measured on a batch o
 Walk = Callable[[Iterable[Samples], str], Iterable[Samples]]  # goes through batches, showing how far it is
 
 
-def dealt(sizes: Sequence[int], *key: Key) -> list[Tensor]:
+def deal_samples(sizes: Sequence[int], *key: Key) -> list[Tensor]:
     """The members of every pseudo-domain, by one keyed permutation of all samples, counted domain after domain."""
     order = torch.randperm(sum(sizes), generator=generator(*key, "null"), device="cpu")
     return list(torch.split(order, list(sizes)))
 
 
-def regrouped(domains: Batches, *key: Key) -> list[list[Samples]]:
+def regroup_batches(domains: Batches, *key: Key) -> list[list[Samples]]:
     """Batches of the pseudo-domains, as many and as large as the real ones. Needs samples of one shape."""
-    every = joined([batch for batches in domains for batch in batches])
-    members = dealt([sum(map(len, batches)) for batches in domains], *key)
+    every = concatenate([batch for batches in domains for batch in batches])
+    members = deal_samples([sum(map(len, batches)) for batches in domains], *key)
     return [
         [every.take(part.to(every.tensors()[0].device)) for part in torch.split(chosen, [len(b) for b in batches])]
         for chosen, batches in zip(members, domains, strict=True)
     ]
 
 
-class Floor:
+class PermutationNull:
     """The null of one measurement: in the same pass where per-sample squares are at hand, in a second one otherwise."""
 
     def __init__(self, meter: Meter, f: FunctionOf, domains: Batches, walk: Walk):
@@ -48,7 +48,7 @@ class Floor:
         self.sizes = [sum(map(len, batches)) for batches in domains]
         ends = torch.cumsum(torch.tensor([0, *self.sizes]), 0)
         pseudo = torch.empty(sum(self.sizes), dtype=torch.long)
-        for d, members in enumerate(dealt(self.sizes, *meter.key)):
+        for d, members in enumerate(deal_samples(self.sizes, *meter.key)):
             pseudo[members] = d
         self.pseudo = [
             pseudo[ends[d] : ends[d + 1]].split([len(b) for b in batches]) for d, batches in enumerate(domains)
@@ -62,7 +62,7 @@ class Floor:
     def again(self) -> list[ParamVector] | None:
         """s of every pseudo-domain by a second pass, or None if samples cannot be dealt anew."""
         try:
-            again = regrouped(self.domains, *self.meter.key)
+            again = regroup_batches(self.domains, *self.meter.key)
         except RuntimeError as error:
             warnings.warn(f"no null: samples of different shapes cannot be dealt anew ({error})", Notice, stacklevel=3)
             return None

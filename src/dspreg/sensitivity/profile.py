@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from dspreg.errors import ConfigError, IntegrityError, Notice, ResourceError
-from dspreg.files import make_folder, write
+from dspreg.io.atomic_files import make_folder, write
 from dspreg.names import did_you_mean
 from dspreg.vectors import ParamVector
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from dspreg.sensitivity.comparing import Comparison
+    from dspreg.sensitivity.compare import Comparison
 
 FORMAT = "dspreg.profile/1"
 VECTORS = ("mean", "variance", "c", "c_debiased", "null")
@@ -131,13 +131,13 @@ class Profile:
 
     def compare(self, after: Profile) -> Comparison:
         """What rose and what fell from this profile to a later one of the same network."""
-        from dspreg.sensitivity.comparing import compare
+        from dspreg.sensitivity.compare import compare
 
         return compare(self, after)
 
     def figure(self, kind: str = "layers", layer: str | None = None) -> Figure:
         """A picture: `"layers"`, `"histogram"`, or `"map"` of one `layer`. c beside null on one scale, 0 … √(D−1)."""
-        from dspreg.sensitivity import figures
+        from dspreg.sensitivity import plots as figures
 
         return figures.draw(self, kind, layer)
 

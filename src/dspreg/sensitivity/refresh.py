@@ -8,29 +8,29 @@ from typing import NamedTuple
 import torch
 
 from dspreg.errors import DataError
-from dspreg.sensitivity.measure import labelled
+from dspreg.sensitivity.measure import attach_labels
 from dspreg.sensitivity.meter import Meter, finite
 from dspreg.sensitivity.null import FunctionOf
-from dspreg.sensitivity.samples import Function, Samples, joined
+from dspreg.sensitivity.per_sample.accumulator import Accumulator
+from dspreg.sensitivity.samples import Function, Samples, concatenate
 from dspreg.sensitivity.statistics import Spread, coefficients
-from dspreg.sensitivity.sums import Sums
 from dspreg.vectors import ParamVector
 
 ROWS = 3  # up to so many domains have sums of their own: as many vectors as running statistics need
 TOGETHER = 48  # samples of small batches that go through the network in one pass
 
 
-def refreshed(meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]], eps: float = 0.0) -> ParamVector:
+def measure_c(meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]], eps: float = 0.0) -> ParamVector:
     """c alone: three vectors, however many domains. Arguments as in `profiled`."""
     every = [
-        (d, name, labelled(meter, f, name, d, batches, again=False))
+        (d, name, attach_labels(meter, f, name, d, batches, again=False))
         for d, (name, batches) in enumerate(domains.items())
     ]
     if len(every) <= ROWS:
         sums = meter.sums(len(every))
         sizes = _summed(meter, f, every, sums)
         floors = {name: eps * meter.scales.get(name, 1.0) ** 2 for name in meter.params}
-        return finite(ParamVector((k, coefficients(sums.taken(k), sizes, floor)) for k, floor in floors.items()))
+        return finite(ParamVector((k, coefficients(sums.pop(k), sizes, floor)) for k, floor in floors.items()))
     across, sums = Spread(), meter.sums()
     for domain in every:
         (size,) = _summed(meter, f, [domain], sums)
@@ -41,7 +41,7 @@ def refreshed(meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Sample
 
 
 def _summed(
-    meter: Meter, f: FunctionOf, domains: Sequence[tuple[int, str, Iterable[Samples]]], sums: Sums
+    meter: Meter, f: FunctionOf, domains: Sequence[tuple[int, str, Iterable[Samples]]], sums: Accumulator
 ) -> list[int]:
     """Add every domain to a row of its own. How many samples each has."""
     sizes = [0] * len(domains)
@@ -58,7 +58,7 @@ def _summed(
         rows = torch.tensor([piece.row for piece in together for _ in range(len(piece.samples))])
         groups = torch.eq(torch.arange(len(domains))[:, None], rows).double()
         first = together[0]
-        meter.add(first.f, joined([piece.samples for piece in together]), sums, *first.place, groups=groups)
+        meter.add(first.f, concatenate([piece.samples for piece in together]), sums, *first.place, groups=groups)
     return sizes
 
 

@@ -18,7 +18,7 @@ Inputs = Tensor | dict[str, Tensor]
 Function = Callable[..., Any]  # a network, or what a stack predicts with
 
 
-def made_of(net: nn.Module) -> tuple[object, ...]:
+def module_ids(net: nn.Module) -> tuple[object, ...]:
     """What was found out about a network holds as long as no module of it was exchanged."""
     shapes = tuple(p.shape for p in net.parameters())
     return (tuple((name, type(module)) for name, module in net.named_modules()), shapes)
@@ -54,7 +54,7 @@ class Samples:
     def to(self, device: torch.device) -> Samples:
         return self.map(lambda t: t.to(device))
 
-    def labelled(self, y: Tensor) -> Samples:
+    def with_labels(self, y: Tensor) -> Samples:
         return replace(self, y=y)
 
     def outputs(self, f: Function) -> Tensor:
@@ -71,7 +71,7 @@ class Samples:
         return out
 
 
-def joined(parts: Sequence[Samples]) -> Samples:
+def concatenate(parts: Sequence[Samples]) -> Samples:
     """All samples of parts of one sort, in their order."""
     if len(parts) == 1:
         return parts[0]
@@ -81,7 +81,7 @@ def joined(parts: Sequence[Samples]) -> Samples:
     return Samples(together.get("", together), torch.cat(labels) if labels else None)
 
 
-def read(batch: Any) -> Samples:
+def read_batch(batch: Any) -> Samples:
     """One item of a loader: `(x, y)`, `x`, or a dictionary.
 
     In a dictionary the labels are under one of "labels", "label", "y", "target", "targets". What remains goes to the
@@ -114,7 +114,7 @@ def batches_of(domain: str, loader: Iterable[Any], max_batches: int | None, devi
         raise DataError(f"the domain {domain!r} is a pair of tensors; wanted batches: [(x, y)], or a DataLoader")
     seen = 0
     for i, batch in enumerate(islice(loader, max_batches)):
-        samples = read(batch).to(device)
+        samples = read_batch(batch).to(device)
         sizes = {len(t) if t.ndim else 0 for t in samples.tensors()}
         if len(sizes) > 1 or 0 in sizes:
             raise DataError(

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.errors import IntegrityError, Notice
-from dspreg.files import clear_unfinished, digest, make_folder, remove, write
-from dspreg.training.packing import pack, unpack
+from dspreg.io.atomic_files import make_folder, remove, remove_partial_files, sha256, write
+from dspreg.training.serialization import pack, unpack
 
 FORMAT = "dspreg.checkpoint/1"
 KEPT = 2  # the newest, and the one before in case the newest is damaged
@@ -35,7 +35,7 @@ class Checkpoints:
         """Write the new one, and only then drop old ones; those of later steps too, passed over as damaged."""
         make_folder(self.folder)
         data = pack(state, format=FORMAT, run=self.run, step=str(step))
-        new = self.folder / f"step-{step:08d}-{digest(data)}.safetensors"
+        new = self.folder / f"step-{step:08d}-{sha256(data)}.safetensors"
         write(new, data)
         others = [path for path in self.files() if path != new]
         older = [path for path in others if path.name < f"step-{step:08d}-"]
@@ -50,7 +50,7 @@ class Checkpoints:
     def good(self) -> Iterator[tuple[int, Any]]:
         """Step and state of every sound checkpoint, newest first; damaged ones are named and passed over."""
         if self.folder.exists():
-            clear_unfinished(self.folder)
+            remove_partial_files(self.folder)
         for path in self.files():
             try:
                 yield self.read(path)
@@ -65,7 +65,7 @@ class Checkpoints:
             data = path.read_bytes()
         except (ValueError, OSError) as error:
             raise IntegrityError(f"{path} can't be read: {error}") from error
-        if digest(data) != expected:
+        if sha256(data) != expected:
             raise IntegrityError(f"{path} is damaged: its SHA-256 is not the one in its name")
         state, about = unpack(data, str(path))
         if about.get("format") != FORMAT:
@@ -79,6 +79,6 @@ class Checkpoints:
         for path in self.files():
             remove(path)
         if self.folder.exists():
-            clear_unfinished(self.folder)
+            remove_partial_files(self.folder)
             with suppress(OSError):  # somebody else's file is in it; the run is complete all the same
                 self.folder.rmdir()

@@ -29,7 +29,7 @@ from dspreg.data.named import dataset_named
 from dspreg.data.splits import split, steps_per_epoch, stratified
 from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError, DataError, Notice
-from dspreg.networks.pretrained import Backbone, backbone_named
+from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.protocol.settings import CHANNELS_LAST, Execution, Settings, resolved, search_seed
 from dspreg.randomness import Key
 
@@ -185,7 +185,7 @@ def prepared(
                 Notice,
                 stacklevel=2,
             )
-    backbone = backbone_named(
+    backbone = make_backbone(
         settings.model,
         weights=settings.weights,
         image_size=settings.image_size,

@@ -17,16 +17,16 @@ from dspreg.batches import Batch
 from dspreg.data import DomainDataset
 from dspreg.data.loading import XY, loaded, told
 from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted
-from dspreg.files import read_json, write_json
+from dspreg.io.atomic_files import read_json, write_json
 from dspreg.protocol.settings import FIELDS, Execution
-from dspreg.store import RunFolder
+from dspreg.runs.folder import RunFolder
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.display import Display
-from dspreg.training.evaluation import tallies
+from dspreg.training.evaluate import tallies
 from dspreg.training.experiment import Experiment, prepared, threads
-from dspreg.training.finishing import finished, kept_at, save_model
+from dspreg.training.finalize import finish_run, model_path_at, save_model
 from dspreg.training.model import tensors_of
-from dspreg.training.recording import TensorBoard, record_of, require_tensorboard
+from dspreg.training.records import TensorBoard, make_record, require_tensorboard
 from dspreg.training.state import Selected, State, first_bad
 from dspreg.training.step import train_step
 
@@ -68,7 +68,7 @@ def train(
         algorithm = experiment.algorithm()  # whatever it refuses, it refuses before there is a run
         where = {"dataset": settings["dataset"], "weights": experiment.settings.weights, **asdict(execution)}
         where |= {"plan": dict(plan)} if plan else {}
-        where["algorithm"] = as_asked(settings)  # tables put all draws of a method into one row
+        where["algorithm"] = requested_spec(settings)  # tables put all draws of a method into one row
         described = experiment.description() | {"where": where}
         was_finished = (folder / "result.json").exists()  # then no bit can change any more
         run = folder.agree(described, changed_environment=was_finished or execution.allow_changed_environment)
@@ -77,14 +77,14 @@ def train(
             result = folder.result()
             checkpoints.clear()
             return result or {}
-        refuse_failed(folder)
+        raise_if_failed_before(folder)
 
         # c is measured inside of a step, for minutes: who waits for a sign of life hears every pass of the network
         algorithm.net.featurizer.register_forward_pre_hook(lambda *_: display.alive())
         state = State(algorithm, folder)
         resume(state, checkpoints)
         display.started(experiment, state.t)
-        if state.t == 0 and profiled(state, execution):
+        if state.t == 0 and should_profile(state, execution):
             display.doing("measuring c before training")
             state.algorithm.profile().save(folder / "profiles/start.safetensors")
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
@@ -115,15 +115,15 @@ def train(
         except Diverged as failure:
             write_json(folder / "failure.json", {"step": failure.step, "reason": str(failure)})
             raise
-        if profiled(state, execution):
+        if should_profile(state, execution):
             display.doing("measuring c after training")
             state.algorithm.profile().save(folder / "profiles/end.safetensors")
-        result = finished(experiment, state, run)
+        result = finish_run(experiment, state, run)
         checkpoints.clear()
         return result
 
 
-def as_asked(settings: Mapping[str, Any]) -> str:
+def requested_spec(settings: Mapping[str, Any]) -> str:
     """The algorithm's spec without what a draw or a short run fills in."""
     return filled(settings.get("algorithm", FIELDS["algorithm"].default))[0]
 
@@ -136,7 +136,7 @@ def step(experiment: Experiment, state: State, made: Iterator[list[XY]], display
     batches = [Batch(shown(x.to(device)), y.to(device), d) for d, (x, y) in enumerate(next(made))]
     t = state.t
     with experiment.autocast():
-        log = train_step(algorithm, batches, record=evaluated_at(experiment, t))
+        log = train_step(algorithm, batches, record=evaluates_at(experiment, t))
     values = {name: float(value) for name, value in log.items()}
     bad = first_bad(algorithm, batches, values)
     if bad:
@@ -169,12 +169,12 @@ def evaluate(experiment: Experiment, state: State, pause: Callable[[], None]) ->
     if state.selected is None or validation > state.selected.validation:
         state.selected = Selected(t, validation, tensors_of(state.algorithm))
     if experiment.execution.keep == "all":
-        save_model(experiment, state.folder / kept_at(t), tensors_of(state.algorithm), t)
+        save_model(experiment, state.folder / model_path_at(t), tensors_of(state.algorithm), t)
     state.recorded = t
-    return record_of(experiment, state, t, accuracy, validation, time.perf_counter() - started)
+    return make_record(experiment, state, t, accuracy, validation, time.perf_counter() - started)
 
 
-def evaluated_at(experiment: Experiment, t: int) -> bool:
+def evaluates_at(experiment: Experiment, t: int) -> bool:
     """Whether there is an evaluation after step t: every so often, and after the last."""
     s = experiment.settings
     return t % s.evaluate_every == 0 or t == s.steps - 1
@@ -182,7 +182,7 @@ def evaluated_at(experiment: Experiment, t: int) -> bool:
 
 def evaluation_due(experiment: Experiment, state: State) -> bool:
     last = state.t - 1
-    return last >= 0 and state.recorded != last and evaluated_at(experiment, last)
+    return last >= 0 and state.recorded != last and evaluates_at(experiment, last)
 
 
 def save_due(execution: Execution, t: int, saved: float) -> bool:
@@ -191,7 +191,7 @@ def save_due(execution: Execution, t: int, saved: float) -> bool:
     return time.monotonic() - saved > SECONDS
 
 
-def profiled(state: State, execution: Execution) -> bool:
+def should_profile(state: State, execution: Execution) -> bool:
     """Whether c is measured before and after: with a method that uses it, or when asked."""
     if execution.profile == "auto":
         return any(layer.uses_c for layer in state.algorithm.layers())
@@ -213,7 +213,7 @@ def resume(state: State, checkpoints: Checkpoints) -> None:
     state.restart()
 
 
-def refuse_failed(folder: RunFolder) -> None:
+def raise_if_failed_before(folder: RunFolder) -> None:
     """The same settings would fail the same way again."""
     if (folder / "failure.json").exists():
         failure = read_json(folder / "failure.json")

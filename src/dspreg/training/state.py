@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
-from dspreg.store import RunFolder
+from dspreg.runs.folder import RunFolder
 
 
 @dataclass

@@ -1,0 +1,91 @@
+"""Where random search draws an option from, with DomainBed's seeds, so that the same seed gives the same draw."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+def seed_hash(*args: Any) -> int:
+    """DomainBed's hash of any arguments: MD5 of their printed tuple, modulo 2³¹."""
+    return int(hashlib.md5(str(args).encode(), usedforsecurity=False).hexdigest(), 16) % 2**31
+
+
+class Distribution(ABC):
+    """A distribution of one option. `key` is its name in DomainBed, where it has one."""
+
+    key: str | None
+
+    def draw(self, seed: int, name: str) -> Any:
+        """The value for one random configuration.
+
+        Each option has a generator of its own, so adding an option does not move the others.
+
+        Args:
+            seed: Of the configuration, `seed_hash(draw, trial)` in DomainBed.
+            name: The key where the prior has none, `"Class.option"`.
+        """
+        return self.sample(np.random.RandomState(seed_hash(seed, self.key or name)))
+
+    @abstractmethod
+    def __str__(self) -> str: ...
+
+    @abstractmethod
+    def sample(self, random: np.random.RandomState) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Uniform(Distribution):
+    """U(low, high), truncated to a whole number on request."""
+
+    low: float
+    high: float
+    key: str | None = None
+    integer: bool = False
+
+    def __str__(self) -> str:
+        return f"U({self.low:g}, {self.high:g})" + (", whole" if self.integer else "")
+
+    def sample(self, random: np.random.RandomState) -> float | int:
+        value = float(random.uniform(self.low, self.high))
+        return int(value) if self.integer else value
+
+
+@dataclass(frozen=True)
+class LogUniform(Distribution):
+    """base^U(low, high): `low` and `high` are exponents, of 10 unless said otherwise."""
+
+    low: float
+    high: float
+    key: str | None = None
+    integer: bool = False
+    base: float = 10.0
+
+    def __str__(self) -> str:
+        return f"{self.base:g}^U({self.low:g}, {self.high:g})" + (", whole" if self.integer else "")
+
+    def sample(self, random: np.random.RandomState) -> float | int:
+        value = float(self.base ** random.uniform(self.low, self.high))
+        return int(value) if self.integer else value
+
+
+@dataclass(frozen=True, init=False)
+class Choice(Distribution):
+    """One of the values, with equal odds."""
+
+    values: tuple[Any, ...]
+    key: str | None
+
+    def __init__(self, *values: Any, key: str | None = None):
+        object.__setattr__(self, "values", values)
+        object.__setattr__(self, "key", key)
+
+    def __str__(self) -> str:
+        return "one of " + ", ".join(map(repr, self.values))
+
+    def sample(self, random: np.random.RandomState) -> Any:
+        return self.values[random.choice(len(self.values))]  # by position: numpy would change the values' types

@@ -1,0 +1,78 @@
+"""Batch-norm statistics of the images at hand instead of those of training (AdaBN, Li et al. 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dspreg.data.loading import XY, Part, loaded
+from dspreg.errors import ConfigError, DataError
+from dspreg.randomness import generator
+from dspreg.sensitivity.evaluation_mode import evaluation_mode
+from dspreg.training.model import Model
+
+
+@contextmanager
+def adapted(model: Model, part: Part, *, size: int, device: str = "cpu", workers: int = 0) -> Iterator[None]:
+    """Inside, every batch norm has the mean and variance of `part`; afterwards the model is as before, to the bit.
+
+    One pass over the images, without their labels. Each batch is normalised by itself on the way, and the statistics
+    are the plain averages over batches: unlike a running average they do not depend on which batch came last.
+
+    Args:
+        model: As `dspreg.load` returns it; other layers, such as dropout, stay in evaluation mode.
+        part: The images.
+        size: At most so many in a batch.
+        device: Where the model is.
+        workers: Processes that read images.
+    """
+    norms = batch_norms(model)
+    kept = [norm.momentum for norm in norms]
+    batches = Shuffled(part, size)
+    with evaluation_mode(model):  # gives every buffer back
+        try:
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # the average of all batches
+                norm.training = True  # its own flag: `train()` of a featurizer with frozen batch norm would not set it
+            with torch.no_grad():
+                for x, _ in loaded(batches, range(len(batches)), workers):
+                    model(part.transform.normalised(x.to(device)))
+        except ValueError as error:  # torch's, of batch norm
+            raise DataError(f"{len(part)} images are too few to adapt on ({error}); do without --adapt bn") from error
+        finally:
+            for norm, momentum in zip(norms, kept, strict=True):
+                norm.momentum, norm.training = momentum, False
+        yield
+
+
+def batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """Those that keep statistics, or a ConfigError."""
+    found = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    if not found:
+        raise ConfigError("the model has no batch norm, so that there is nothing for --adapt bn to adapt; leave it out")
+    return found
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """The n-th batch of a part, in an order that is always the same, in sizes that differ by one at most.
+
+    Shuffled, because images of a folder stand class by class, and a batch of one class has not the statistics of the
+    domain. Of equal size, because every batch counts as much: five images left over would weigh like sixty-four.
+    """
+
+    part: Part
+    size: int
+
+    def __len__(self) -> int:
+        return -(-len(self.part) // self.size)
+
+    def __getitem__(self, n: int) -> XY:
+        order = torch.randperm(len(self.part), generator=generator(self.part.domain, "adapt"))
+        return self.part.batch(order.tensor_split(len(self))[n].tolist())

@@ -1,0 +1,219 @@
+"""A trained run on whole domains, and which of their images it may honestly be scored on."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dspreg.data import DomainDataset
+from dspreg.data.base import labels_of
+from dspreg.data.fingerprint import fingerprint
+from dspreg.data.loading import InOrder, Part, told
+from dspreg.data.named import dataset_named
+from dspreg.data.transforms import Transform
+from dspreg.data.words import few
+from dspreg.errors import ConfigError, DataError, DspregError, Notice
+from dspreg.inference.adapt_bn import adapted, batch_norms
+from dspreg.inference.load import load, step_of
+from dspreg.inference.metrics import Scores
+from dspreg.protocol.settings import Settings
+from dspreg.randomness import generator
+from dspreg.runs.folder import RunFolder
+from dspreg.training.evaluate import predictions
+from dspreg.training.experiment import cut
+
+UNSEEN, SOURCE, CHANGED = "unseen", "source", "changed source"
+
+
+@dataclass(frozen=True)
+class DomainScores:
+    """One domain with its scores.
+
+    Attributes:
+        domain: Its name.
+        part: `"all"` images, or the `"out"` split that was held out from training.
+        role: `"unseen"` in training; `"source"`, trained on; `"changed source"`, of the name of a source but with
+            other images, among which some may have been trained on.
+        fingerprint: Of all its images.
+        scores: On `part`.
+    """
+
+    domain: str
+    part: str
+    role: str
+    fingerprint: str
+    scores: Scores
+
+
+@dataclass(frozen=True)
+class RunEvaluation:
+    """What `assess` found. `classes` are the model's, and what rows and columns of a confusion stand for."""
+
+    run: str
+    which: str
+    step: int
+    dataset: str
+    classes: tuple[str, ...]
+    adapt: str
+    augmented: bool  # whether the run validated on augmented images, which score otherwise
+    domains: tuple[DomainScores, ...]
+
+    @property
+    def worst(self) -> DomainScores:
+        """The domain of the lowest accuracy; of equal ones the first."""
+        return min(self.domains, key=lambda each: each.scores.accuracy)
+
+    @property
+    def unseen(self) -> tuple[DomainScores, ...]:
+        return tuple(each for each in self.domains if each.role == UNSEEN)
+
+
+def evaluate_run(
+    run: str | Path,
+    *,
+    dataset: str | None = None,
+    root: str | None = None,
+    name: str | None = None,
+    domains: Sequence[str] = (),
+    adapt: str = "none",
+    which: str = "selected",
+    device: str = "cpu",
+    workers: int | None = None,
+    batch: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RunEvaluation:
+    """Score a finished run, domain by domain, on plain images.
+
+    Of a domain that the run was trained on, only the images that were held out are scored; of any other, all. Whether
+    it was trained on is told by the images themselves (their fingerprint), not by the name.
+
+    Args:
+        run: The folder `dspreg train` left.
+        dataset: As in `--dataset`; the run's own if it is left out.
+        root: Of `dataset`, as in `--root`.
+        name: Of `dataset`, as in `--name`.
+        domains: Some of its domains; all if there are none.
+        adapt: `"bn"` takes batch-norm statistics from the images that are scored; see `adapting`.
+        which: The `"selected"` model, that of the `"last"` step, or an evaluated step, as in `load`.
+        device: Where the model runs.
+        workers: Processes that read images.
+        batch: Images at a time; the run's own if it is left out.
+        progress: Called with the number of images done and of all.
+
+    Raises:
+        DataError: The data set has classes that the model does not know.
+    """
+    folder = RunFolder(run)
+    model, transform = load(run, which, device)
+    described, result = folder.description(), folder.result() or {}
+    if adapt != "none":
+        batch_norms(model)  # said before any image is read
+    data = data_of(described, dataset, root, name)
+    for each in domains:
+        data.check_domain(each)
+    chosen = [each for each in data.domains if each in domains or not domains]
+    trained = Trained(described)
+    workers = workers if workers is not None else (0 if data.small else min(4, os.cpu_count() or 1))
+    size = batch or trained.settings.evaluation_batch
+    parts = [_part(data, each, trained, transform) for each in chosen]
+    to_model = columns(data, [part for part, _, _, _ in parts], model.classes)
+    judged, done, total = [], 0, sum(len(part) for part, _, _, _ in parts)
+    for part, kind, role, prints in parts:
+        scores = Scores.none(len(model.classes))
+        own = adapted(model, part, size=size, device=device, workers=workers) if adapt == "bn" else nullcontext()
+        with told(), own:
+            order = InOrder([part], size)
+            for _, logits, y in predictions(model.algorithm, order, device=device, workers=workers):
+                scores = scores.adding(logits, to_model[y.cpu()])
+                done += len(y)
+                if progress is not None:
+                    progress(done, total)
+        judged.append(DomainScores(part.domain, kind, role, prints, scores))
+    step = step_of(result, which)
+    return RunEvaluation(
+        described["id"],
+        which,
+        step,
+        data.name,
+        model.classes,
+        adapt,
+        trained.settings.augment_validation,
+        tuple(judged),
+    )
+
+
+class Trained:
+    """What a run was trained on, from its description."""
+
+    def __init__(self, described: Mapping[str, Any]):
+        settings = described["settings"]
+        self.settings = Settings(**settings | {"targets": tuple(settings["targets"])})
+        self.domains: list[str] = described["data"]["domains"]  # in the data set's own order: splits go by position
+        self.fingerprints: dict[str, str] = described["data"]["fingerprints"]
+        self.sources = [name for name in self.fingerprints if name not in self.settings.targets]
+
+    def source_like(self, prints: str) -> str | None:
+        """The source with the same images."""
+        return next((name for name in self.sources if self.fingerprints[name] == prints), None)
+
+    def split(self, images: Sequence[Any], source: str) -> tuple[list[int], list[int]]:
+        """Positions of the images of a source that training saw, and of those it did not see."""
+        return cut(images, self.settings, self.domains.index(source))
+
+    def held_out(self, images: Sequence[Any], source: str) -> list[int]:
+        """Positions of the images of a source that training did not see."""
+        return self.split(images, source)[1]
+
+
+def _part(data: DomainDataset, name: str, trained: Trained, transform: Transform) -> tuple[Part, str, str, str]:
+    images = data.domain(name)
+    prints = fingerprint(images)
+    source = trained.source_like(prints)
+    if source is not None:
+        return Part(name, images, trained.held_out(images, source), transform), "out", SOURCE, prints
+    if not len(images):
+        raise DataError(f"the domain {name!r} of {data.name} has no images; name others with --domain")
+    changed = name in trained.sources
+    if changed:
+        warnings.warn(
+            f"the run was trained on a domain {name!r}, but not on exactly these images. All of them are scored; "
+            f"those that it was trained on make the result too good",
+            Notice,
+            stacklevel=3,
+        )
+    # shuffled, for methods that adapt to a batch: images of a folder stand class by class
+    order = torch.randperm(len(images), generator=generator(name, "evaluate")).tolist()
+    return Part(name, images, order, transform), "all", CHANGED if changed else UNSEEN, prints
+
+
+def data_of(described: Mapping[str, Any], dataset: str | None, root: str | None, name: str | None) -> DomainDataset:
+    """The data set that was asked for, or the run's own."""
+    if dataset is not None:
+        return dataset_named(dataset, root, name)
+    where = described["where"]
+    if name is not None:
+        raise ConfigError(f"--name {name!r} goes with --dataset folder:PATH or index:FILE; the run's own has its name")
+    try:
+        return dataset_named(where["dataset"], root or where["root"], where["name"])
+    except DspregError as error:
+        raise DataError(f"{error}\nThat is the run's own data set. If it moved, say --dataset and --root") from error
+
+
+def columns(data: DomainDataset, parts: Sequence[Part], classes: Sequence[str]) -> torch.Tensor:
+    """Label of the data set → column of the model, by the name of the class."""
+    occur = {label for part in parts for label in labels_of(part.images)}
+    strangers = [data.classes[label] for label in sorted(occur) if data.classes[label] not in classes]
+    if strangers:
+        raise DataError(
+            f"{data.name} has classes that the model does not know: {few([*map(repr, strangers)], 10)}. It knows "
+            f"{few([*map(repr, classes)], 10)}. Rename the classes, or leave those images out"
+        )
+    known = {name: c for c, name in enumerate(classes)}
+    return torch.tensor([known.get(name, -1) for name in data.classes])

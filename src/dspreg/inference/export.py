@@ -1,0 +1,139 @@
+"""A trained run as a file for other programs, compared with the run before it appears."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from dspreg import __version__
+from dspreg.errors import ConfigError, IntegrityError
+from dspreg.inference.export_formats import EQUAL, ModelFile, difference, random_images, require_onnx, serialize_model
+from dspreg.inference.load import load_model_file, model_file, read_model_file
+from dspreg.io.atomic_files import os_errors_as_cant_write, write
+from dspreg.runs.folder import RunFolder
+
+FORMAT = "dspreg.export/1"
+ENDINGS = {"safetensors": ".safetensors", "torch.export": ".pt2", "onnx": ".onnx"}
+TOLERANCE = {"safetensors": EQUAL, "torch.export": EQUAL, "onnx": 1e-4}  # onnxruntime has kernels of its own
+SIZES = (1, 2, 5)  # of batches that are compared; traced is 2
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """A file that was read back and gave the logits of the run.
+
+    Attributes:
+        path: Of the file.
+        difference: The largest difference of a logit, relative to the largest logit.
+        code: Python that loads it, FILE standing for the file.
+    """
+
+    path: Path
+    difference: float
+    code: str
+
+
+class NormalizedModel(nn.Module):
+    """RGB images (B, 3, H, W) of values 0 … 1 to logits: the model with its normalisation before it."""
+
+    def __init__(self, model: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]):
+        super().__init__()
+        self.model = model
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(3, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.model((x - self.mean) / self.std))
+
+
+def export(
+    run: str | Path, format: str, out: str | Path | None = None, *, which: str = "selected", normalise: bool = False
+) -> ExportedFile:
+    """Write the model of a finished run for other programs, read the file back and compare.
+
+    The file appears under its name when its logits have been found equal to the run's, for batches of 1, 2 and 5
+    random images; before that, nothing is there, or what was there before.
+
+    Args:
+        run: The folder `dspreg train` left.
+        format: `"safetensors"`, weights by timm's own names; `"torch.export"`, a program that needs torch alone;
+            `"onnx"`, for onnxruntime and others.
+        out: The file; `RUN/exported/selected.onnx` and the like if it is left out.
+        which: The `"selected"` model, that of the `"last"` step, or an evaluated step, as in `load`.
+        normalise: Take images of values 0 … 1 and normalise them inside. Not for safetensors, which holds no program.
+
+    Raises:
+        IntegrityError: What was written does not give the same logits; the file is gone.
+        ConfigError: The model can't be written in this format, or a package is missing.
+    """
+    if format not in ENDINGS:
+        raise ConfigError(f"format {format!r}; wanted {', '.join(ENDINGS)}")
+    if normalise and format == "safetensors":
+        raise ConfigError("safetensors holds weights and no program that could normalise; use torch.export or onnx")
+    if format == "onnx":
+        require_onnx()
+    source = model_file(run, which)
+    name = f"{which}-normalising" if normalise else which
+    path = Path(out) if out else Path(run) / "exported" / f"{name}{ENDINGS[format]}"
+    if path.suffix != ENDINGS[format]:
+        raise ConfigError(f"--out {str(path)!r}; a {format} file ends in {ENDINGS[format]}")
+    model, transform = load_model_file(source)
+    how, _ = read_model_file(source)
+    module: nn.Module = NormalizedModel(model, transform.mean, transform.std).eval() if normalise else model
+    told = _told(RunFolder(run), how, which, normalise)
+    with torch.no_grad():
+        made = serialize_model(module, model, how, told, format)
+        return ExportedFile(path, _kept(made, module, path, how["image_size"], TOLERANCE[format]), made.code)
+
+
+def _kept(made: ModelFile, module: nn.Module, path: Path, image_size: int, tolerance: float) -> float:
+    """Write under another name, compare, and only then give the file its name. Returns the largest difference."""
+    with os_errors_as_cant_write(path, len(made.data)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
+            unfinished = Path(folder) / path.name
+            write(unfinished, made.data)
+            found = _compared(made, unfinished, module, image_size)
+            if not all(each <= tolerance for each in found):  # not the largest alone: what is not a number has none
+                raise IntegrityError(
+                    f"the exported model does not give the logits of the run: for batches of "
+                    f"{', '.join(map(str, SIZES))} images they differ by {', '.join(f'{d:.2g}' for d in found)} of the "
+                    f"largest, more than {tolerance:g}. Nothing was kept; please report it with the network's name"
+                )
+            os.replace(unfinished, path)
+    return max(found)
+
+
+def _compared(made: ModelFile, path: Path, module: nn.Module, image_size: int) -> list[float]:
+    """The difference for every size of batch."""
+    try:
+        read = made.read(path)
+        return [difference(read, module, random_images(n, image_size)) for n in SIZES]
+    except OSError:
+        raise
+    except Exception as error:  # readers of other people raise errors of their own
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise IntegrityError(f"the exported model can't be read back and run: {said}. Nothing was kept") from error
+
+
+def _told(folder: RunFolder, how: dict[str, Any], which: str, normalise: bool) -> dict[str, Any]:
+    """What a user of the file must know."""
+    size = how["image_size"]
+    values = "values 0 … 1" if normalise else "values 0 … 1, then (x − mean) / std per channel"
+    return {
+        "format": FORMAT,
+        "dspreg": __version__,
+        "run": folder.description()["id"],
+        "which": which,
+        "input": f"images (B, 3, {size}, {size}), float32: RGB, resized to {size} × {size} (bilinear), {values}",
+        "output": "logits (B, C), one column per class; softmax makes them probabilities",
+        **{key: how[key] for key in ("model", "algorithm", "step", "classes", "image_size", "mean", "std")},
+    }

@@ -1,0 +1,126 @@
+"""Classes of single images, from files that may be anything."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dspreg.data.decoding import BadImage, decoded
+from dspreg.data.transforms import Transform
+from dspreg.data.tree import READ, images_below
+from dspreg.data.words import few, plural
+from dspreg.errors import ConfigError, DataError, Notice
+from dspreg.sensitivity.evaluation_mode import evaluation_mode
+from dspreg.training.model import Model
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says about one image: a probability for each class, or why there is none."""
+
+    path: Path
+    probabilities: tuple[float, ...] = ()
+    fault: str = ""
+
+    def best(self, rank: int = 0) -> int:
+        """Position of the most probable class, or of the next ones; of equal ones the first."""
+        return sorted(range(len(self.probabilities)), key=lambda c: -self.probabilities[c])[rank]
+
+
+def image_files(given: Sequence[str | Path]) -> list[Path]:
+    """Files as they are, and the images below folders, sorted; each once.
+
+    Raises:
+        DataError: A path does not exist, or there is no image at all.
+        ConfigError: A file is given twice, by itself or with its folder.
+    """
+    files: list[Path] = []
+    for each in map(Path, given):
+        if each.is_dir():
+            found = images_below(each)
+            if found.unread:
+                kinds = ", ".join(sorted({p.suffix.lower() for p in found.unread}))
+                warnings.warn(
+                    f"{plural(len(found.unread), 'image')} below {str(each)!r} of a kind that is not read ({kinds}); "
+                    f"convert to PNG to have them predicted",
+                    Notice,
+                    stacklevel=2,
+                )
+            if not found.images:
+                raise DataError(f"no image is below the folder {str(each)!r}; looked for {', '.join(READ)}")
+            files += found.images
+        elif os.path.lexists(each):  # also a link that leads nowhere: that is a bad image, and said with its reason
+            files.append(each)
+        else:
+            raise DataError(f"{str(each)!r} does not exist; give image files, or folders of them")
+    if not files:
+        raise DataError("no images are given; give image files, or folders of them")
+    _refuse_twice(files)
+    return files
+
+
+def _refuse_twice(files: Sequence[Path]) -> None:
+    seen: set[str] = set()
+    twice = []
+    for path in files:
+        place = os.path.realpath(path)
+        if place in seen:
+            twice.append(repr(str(path)))
+        seen.add(place)
+    if twice:
+        raise ConfigError(f"{few(twice, 3)} given twice, by itself, with its folder or as a link; give each image once")
+
+
+def predict_files(
+    model: Model,
+    transform: Transform,
+    files: Sequence[Path],
+    *,
+    batch: int = 64,
+    device: str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Prediction]:
+    """One per file, in their order. A file that is no usable image has its fault instead of probabilities.
+
+    In evaluation mode, where how images are batched changes no more than the rounding. The exceptions are ARM and MTL:
+    they adapt to the images of a batch, in the order of the files.
+
+    Args:
+        model: As `dspreg.load` returns it.
+        transform: The other half of that.
+        files: Image files.
+        batch: Images at a time.
+        device: Where the model is.
+        progress: Called with the number of files done and of all.
+    """
+    result: list[Prediction] = []
+    with evaluation_mode(model), torch.no_grad():
+        for start in range(0, len(files), batch):
+            result += _batch(model, transform, files[start : start + batch], device)
+            if progress is not None:
+                progress(len(result), len(files))
+    return result
+
+
+def _batch(model: Model, transform: Transform, files: Sequence[Path], device: str) -> list[Prediction]:
+    pixels, faults = {}, {}
+    for path in files:
+        try:
+            pixels[path] = transform.pixels(decoded(path))
+        except BadImage as bad:
+            faults[path] = bad.reason
+    probabilities: dict[Path, tuple[float, ...]] = {}
+    if pixels:
+        x = transform.normalised(torch.stack(list(pixels.values()))).to(device)
+        rows = model(x).cpu().double().softmax(1)
+        for path, row in zip(pixels, rows, strict=True):
+            if row.isfinite().all():
+                probabilities[path] = tuple(row.tolist())
+            else:
+                faults[path] = "the model's outputs for it are not finite"
+    return [Prediction(path, probabilities.get(path, ()), faults.get(path, "")) for path in files]

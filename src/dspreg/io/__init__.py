@@ -1,0 +1,1 @@
+"""Files, text and pages: what every other package writes and reads with."""

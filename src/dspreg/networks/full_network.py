@@ -1,0 +1,185 @@
+"""Whole networks, head included, to be measured: `small-cnn`, timm's, torchvision's, or what a function makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from dspreg.errors import ConfigError, DspregError
+from dspreg.names import imported, is_import_path, nearest
+from dspreg.networks import torchvision_models
+from dspreg.networks.hub import download_weights
+from dspreg.networks.network import Network
+from dspreg.networks.pretrained import NO_WEIGHTS, make_backbone
+from dspreg.networks.timm_models import (
+    create_with_head,
+    heads_of,
+    load_pretrained,
+    normalisation,
+    on_the_hub,
+    pretrained_config,
+)
+from dspreg.networks.weights import Weights, load_file, outputs_in
+from dspreg.randomness import Key, seeded
+
+Three = tuple[float, float, float]
+IMAGENET: tuple[Three, Three] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@dataclass(frozen=True)
+class FullNetwork:
+    """A network by name, and what must be known to feed it and to repeat it."""
+
+    name: str
+    net: nn.Module
+    mean: Three  # of the images it wants, per channel
+    std: Three
+    weights: Weights
+    head: str  # "new" and random, or its "own": from the file, the hub or the function that made it
+    outputs: int | None = None  # None: nobody knows before it has run
+
+
+def make_full_network(
+    name: str,
+    *,
+    weights: str = "default",
+    image_size: int = 224,
+    classes: int | None = None,
+    labels: bool = True,
+    key: Key = 0,
+) -> FullNetwork:
+    """A network with its head.
+
+    Args:
+        name: `"small-cnn"`, a network of timm's with or without a tag (`"resnet50.tv_in1k"`), one of torchvision's
+            (`"torchvision.resnet50"`), or the import path of a function or class of yours that is called without
+            arguments and returns an nn.Module. A name of timm's comes before an import path.
+        weights: A safetensors file, `"none"`, or `"default"`: timm's from the hub, your own as it comes.
+        image_size: Height and width of the images in pixels.
+        classes: Of the data, if they have any.
+        labels: Whether labels are used, so that the head must have `classes` outputs: a file's head is taken if it
+            has, and is new otherwise, as in training. Without, a file's head is taken whatever its outputs.
+        key: Of all that is drawn: a new head, or the whole network from scratch.
+
+    Raises:
+        ConfigError: No such name, tag, file or size, or a function that returns something else.
+        IntegrityError: The file is damaged, a pickle, or for another network.
+        ResourceError: The hub cannot be reached, or does not have the file.
+    """
+    wanted = classes if labels else None
+    with seeded("measure", key, "network"):
+        if name == "small-cnn":
+            return _small_cnn(weights, image_size, classes)
+        if name.startswith(torchvision_models.PREFIX):
+            return _torchvision(name, weights, image_size, wanted, classes)
+        if is_import_path(name) and not _known_to_timm(name):
+            return _own(name, weights)
+        return _timm(name, weights, image_size, wanted, classes)
+
+
+def _timm(name: str, weights: str, image_size: int, wanted: int | None, classes: int | None) -> FullNetwork:
+    config = pretrained_config(name)
+    if weights == "none":
+        net, source, outputs, new = create_with_head(name, image_size, classes)[0], NO_WEIGHTS, classes, True
+    else:
+        if weights == "default":
+            repo, tag = on_the_hub(name, config)
+            path, kind = download_weights(repo, tag), "hub"
+        else:
+            path = Path(weights).expanduser()
+            tag, kind = path.name, "file"
+        outputs, new = _head(path, heads_of(config and config.to_dict()), wanted, classes)
+        net, sha256 = load_pretrained(name, image_size, path, outputs, new_head=new)
+        source = Weights(kind, tag, sha256)
+    mean, std = normalisation(net)
+    return FullNetwork(
+        name, net, mean, std, source, "new" if new else "own", outputs or getattr(net, "num_classes", None)
+    )
+
+
+def _torchvision(name: str, weights: str, image_size: int, wanted: int | None, classes: int | None) -> FullNetwork:
+    bare = name.removeprefix(torchvision_models.PREFIX)
+    if weights == "none":
+        net, source, outputs, new = (
+            torchvision_models.create_network(bare, image_size, classes),
+            NO_WEIGHTS,
+            classes,
+            True,
+        )
+    elif weights == "default":
+        torchvision_models.create_network(bare, image_size, classes)  # a name that is wrong is said first
+        raise ConfigError(
+            f"torchvision publishes the weights of {bare} as a pickle, which can run any code and is not opened. Give "
+            f"a safetensors file of them with --weights FILE, or --weights none, or timm's network with torchvision's "
+            f"weights where there is one, such as resnet50.tv_in1k"
+        )
+    else:
+        path, heads = Path(weights).expanduser(), torchvision_models.heads_of(bare, image_size)
+        outputs, new = _head(path, heads, wanted, classes)
+        net = torchvision_models.create_network(bare, image_size, outputs)
+        source = Weights("file", path.name, load_file(net, name, path, heads, new_head=new))
+    mean, std = torchvision_models.normalisation(bare)
+    return FullNetwork(name, net, mean, std, source, "new" if new else "own", outputs or 1000)
+
+
+def _head(path: Path, heads: tuple[str, ...], wanted: int | None, classes: int | None) -> tuple[int | None, bool]:
+    """How many outputs to make (None: as many as the network is known for), and whether the file has no such head."""
+    there = outputs_in(path, heads)
+    if there is not None and wanted in (None, there):
+        return there, False
+    return classes, True
+
+
+def _small_cnn(weights: str, image_size: int, classes: int | None) -> FullNetwork:
+    if classes is None:
+        raise ConfigError("small-cnn has no outputs of its own; give images with classes, domain/class/image")
+    backbone = make_backbone("small-cnn", weights=weights, image_size=image_size)
+    features = backbone.make()
+    net = Network(features, nn.Linear(features.width, classes))
+    return FullNetwork("small-cnn", net, backbone.mean, backbone.std, backbone.weights, "new", classes)
+
+
+def _own(name: str, weights: str) -> FullNetwork:
+    made = _made(name, _found(name))
+    source = NO_WEIGHTS
+    if weights not in ("default", "none"):
+        path = Path(weights).expanduser()
+        source = Weights("file", path.name, load_file(made, name, path))
+    mean, std = normalisation(made) if getattr(made, "pretrained_cfg", None) else IMAGENET
+    return FullNetwork(name, made, mean, std, source, "own")
+
+
+def _found(name: str) -> Any:
+    import timm
+
+    try:
+        return imported(name)
+    except ConfigError as error:
+        near = nearest(name.partition(".")[0], timm.list_models(), 0.7)
+        hint = f" Or was timm's {near!r} meant?" if near and "no module" in str(error) else ""
+        raise ConfigError(f"{error}{hint}") from error
+
+
+def _made(name: str, make: Callable[[], Any]) -> nn.Module:
+    if not callable(make):
+        raise ConfigError(f"{name!r} is a {type(make).__name__}; wanted a function or class that returns an nn.Module")
+    try:
+        net = make()
+    except DspregError:
+        raise
+    except Exception as error:
+        detail = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"{name}(), called without arguments, raised {type(error).__name__}: {detail}") from error
+    if not isinstance(net, nn.Module):
+        raise ConfigError(f"{name}() returned a {type(net).__name__}; wanted an nn.Module")
+    return net
+
+
+def _known_to_timm(name: str) -> bool:
+    import timm
+
+    return name.partition(".")[0] in timm.list_models()

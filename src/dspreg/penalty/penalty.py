@@ -1,0 +1,209 @@
+"""`Penalty`: DSP-Reg in anybody's training loop."""
+
+from __future__ import annotations
+
+import glob
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dspreg.errors import ConfigError
+from dspreg.penalty.closures import Closure, Passes
+from dspreg.penalty.coefficients import Coefficients, few
+from dspreg.penalty.engines import Figures, Memory, Step, exact, figures, inner_of, kind_of
+from dspreg.penalty.naming import parse_engine
+from dspreg.penalty.wrappers import DdpProcesses, is_compiled, refuse_shards, unwrap
+from dspreg.sensitivity import Profile, measure
+from dspreg.vectors import ParamVector, Patterns, trainable
+
+
+class Penalty:
+    """λ Σ_k c_k (∂_k L)², in a training loop of your own.
+
+        penalty = dspreg.Penalty(model, weight=1e-3)
+        for step, (x, y) in enumerate(loader):
+            if step % 200 == 0:
+                penalty.refresh({"photo": photos, "art": paintings})    # loaders of (x, y), at least two
+            loss = penalty.backward(lambda: criterion(model(x), y))     # instead of loss.backward()
+            optimizer.step(); optimizer.zero_grad()
+
+    c is 1 until `refresh` measures it, or until `coefficients` are set.
+
+    Args:
+        model: Any network; compiled, or wrapped in DistributedDataParallel, as it is called in the closures.
+        weight: λ. An attribute: change it as you like. 0 is `loss.backward()`.
+        engine: `"exact"`, `"lookahead"`, `"momentum"`, `"lazy(30)"`, …; see `dspreg.penalty.engines`. `exact` is the
+            paper's formula and takes three passes' time; a compiled model needs one of the others.
+        only, exclude: Which parameters are penalised, by shell patterns on their names. The others have c = 0.
+        warmup: Steps before the penalty counts.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        weight: float = 1e-3,
+        engine: str = "exact",
+        only: Patterns = None,
+        exclude: Patterns = None,
+        warmup: int = 0,
+    ):
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"the model is a {type(model).__name__}; wanted an nn.Module")
+        if warmup < 0:
+            raise ConfigError(f"warmup={warmup}; wanted a number of steps ≥ 0")
+        refuse_shards(model)
+        self.model, self.net = model, unwrap(model)
+        self.weight, self.warmup = weight, warmup
+        self.engine, self._engine = engine, parse_engine(engine)
+        self.steps = 0  # taken so far
+        self.profile: Profile | None = None  # of the last refresh
+        self.record: Figures | None = None  # of the last `backward(…, record=True)`
+        self._processes = DdpProcesses(model)
+        self._memory = Memory()
+        self._c = Coefficients(self.net, only, exclude)
+        self._check_engine()
+
+    @property
+    def coefficients(self) -> ParamVector:
+        """c by parameter name, without `module.` or `_orig_mod.`. Set it to any mapping from name to tensor."""
+        return self._c.by_plain_name()
+
+    @coefficients.setter
+    def coefficients(self, c: Mapping[str, Tensor]) -> None:
+        self._c.give(c)
+
+    def refresh(self, domains: Mapping[str, Iterable[Any]], **options: Any) -> Profile:
+        """Measure c anew: `dspreg.measure(model, domains, **options)`, kept as `profile`.
+
+        With DDP every process gives its own batches of the same domains, and all get the same c.
+        """
+        if own := sorted({"only", "exclude"} & options.keys()):
+            raise ConfigError(f"{own[0]}= is chosen once, by Penalty(model, {own[0]}=…), and not at a refresh")
+        options.setdefault("key", self.steps)
+        # what measures by layer has to see the layers
+        eager = torch.compiler.set_stance("force_eager") if is_compiled(self.model) else nullcontext()
+        with eager:
+            names = [glob.escape(name) for name in self._c.names().values()]
+            profile = measure(self.net, domains, only=names, group=self._processes.group, **options)
+        self.coefficients = self._plainly(profile.c)
+        self.profile = profile
+        return profile
+
+    def backward(
+        self, closure: Closure | Sequence[Closure], *, scaler: torch.amp.GradScaler | None = None, record: bool = False
+    ) -> Any:
+        """Add ∇(L + λR) to `.grad`, as `loss.backward()` adds ∇L, and return L.
+
+        Args:
+            closure: Computes the loss, and may be asked more than once in a step, with the same random numbers. A
+                list of closures is one batch in parts: L is the **sum** of what they return, so scale each, as with
+                repeated `loss.backward()`.
+            scaler: Closures return unscaled losses; `.grad` is then scaled, ready for `scaler.step(optimizer)`.
+            record: Also take L, R and the penalty's share of the gradient, for `self.record`. May cost a pass.
+
+        Returns:
+            L at θ, detached (with engine `"momentum"` where it evaluates, next to θ). If the closure returns
+            `(loss, anything)`, the pair of L and that; for a list of closures a list of that.
+        """
+        closures = _closures(closure)
+        if torch.is_inference_mode_enabled():
+            raise ConfigError("inference mode is on, where nothing has a gradient: leave it before penalty.backward()")
+        if not (math.isfinite(self.weight) and self.weight >= 0):
+            raise ConfigError(f"weight={self.weight}; wanted a finite number ≥ 0")
+        self.record = None if record else self.record  # in a warm-up there is nothing to record
+        passes = Passes(self.net, self._processes, 1.0 if scaler is None else self._scale(scaler))
+        if not self.weight or self.steps < self.warmup:
+            loss, total = passes.gradient(passes.loss, closures)
+            passes.add(total)
+        else:
+            loss = self._penalised(passes, closures, record)
+        self._memory.commit()
+        self.steps += 1
+        if not any(passes.others):
+            return loss
+        others = [each[0] if len(each) == 1 else tuple(each) for each in passes.others]
+        return loss, others if isinstance(closure, Sequence) else others[0]
+
+    def _penalised(self, passes: Passes, closures: Sequence[Closure], record: bool) -> Tensor:
+        in_parts = len(closures) > 1 or self._processes.ddp is not None
+        step = Step(
+            passes.gradient, passes.loss, closures, self.net, self._c.now(), self.weight, self._memory,
+            keeps_plain=record, second=passes.second if in_parts else None,
+        )  # fmt: skip
+        try:
+            result = self._engine(step)
+            if passes.scale != 1:  # a step that the scaler will skip leaves nothing behind
+                self._memory.seen = [(g, beta) for g, beta in self._memory.seen if torch.isfinite(g.norm())]
+            if record:
+                self.record = figures(step, result, self._engine)
+        except BaseException as error:
+            self._memory.seen = []
+            if "does not currently support double backward" in str(error):
+                raise ConfigError(_COMPILED) from error
+            raise
+        finally:
+            passes.finish()
+        passes.add(result.gradient)
+        return result.loss
+
+    def _scale(self, scaler: torch.amp.GradScaler) -> float:
+        # by scaling a number: a scaler that never scaled anything refuses to step
+        return float(scaler.scale(torch.ones((), device=next(self.net.parameters()).device)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed training needs: tensors, numbers and names."""
+        mean = {plain: t.clone() for plain, t in self._plainly(self._memory.mean).items()}
+        memory = {"mean": mean, "mass": self._memory.mass, "steps": self._memory.steps}
+        c = None if self._c.given is None else dict(self.coefficients)
+        return {"engine": self.engine, "steps": self.steps, "coefficients": c, "memory": memory}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["engine"] != self.engine:
+            raise ConfigError(f"the state is of engine {state['engine']!r}, and this penalty's is {self.engine!r}")
+        if state["coefficients"] is None:
+            self._c.given = None
+        else:
+            self.coefficients = state["coefficients"]
+        params, names, memory = trainable(self.net), self._c.names(), state["memory"]
+        mean = {names[n]: t.to(params[names[n]].device, copy=True) for n, t in memory["mean"].items() if n in names}
+        self._memory, self.steps = Memory(memory["steps"], ParamVector(mean), memory["mass"]), state["steps"]
+
+    def _plainly(self, vector: ParamVector) -> dict[str, Tensor]:
+        return {plain: vector[name] for plain, name in self._c.names().items() if name in vector}
+
+    def _check_engine(self) -> None:
+        if kind_of(inner_of(self._engine)) is exact:
+            if is_compiled(self.model):
+                raise ConfigError(_COMPILED)
+            return
+        coarse = [n for n, p in trainable(self.net).items() if torch.finfo(p.dtype).eps > 1e-6]
+        if coarse:
+            raise ConfigError(
+                f"parameters in half precision ({few(coarse)}): engine {self.engine!r} displaces them by about 1e-6, "
+                "less than their spacing. Keep them in float32 and use autocast, or engine 'exact'"
+            )
+
+
+_COMPILED = (
+    "engine 'exact' differentiates twice, which torch.compile cannot. Use engine 'lookahead', 'momentum' or "
+    "'lazy(30)', or the model before it was compiled"
+)
+
+
+def _closures(closure: Any) -> Sequence[Closure]:
+    closures = closure if isinstance(closure, Sequence) else [closure]
+    for one in closures:
+        if isinstance(one, Tensor) or not callable(one):
+            what = "a loss that is computed already" if isinstance(one, Tensor) else f"a {type(one).__name__}"
+            raise ConfigError(
+                f"penalty.backward was given {what}; wanted a function that computes it, since it may be asked twice: "
+                "penalty.backward(lambda: criterion(model(x), y))"
+            )
+    if not closures:
+        raise ConfigError("penalty.backward was given an empty list; wanted at least one closure")
+    return closures

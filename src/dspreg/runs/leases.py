@@ -1,0 +1,294 @@
+"""Who works on which run: a lease each in SQLite, so that sweepers share one store and a crash leaves nothing to clean.
+
+A claim is one statement, so two sweepers never get the same run. Its lease ends unless the holder beats, with the step
+it is at: a process that hangs looks dead, because it is. Each claim of a run has a larger token than the one before,
+and a holder whose token is no longer the newest is refused whatever it wants. What is finished is not written here: the
+files of a run say so, or nobody does.
+
+Only for a disk of this machine: SQLite's locks do not hold on network file systems.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dspreg.errors import CantWrite, DspregError, IntegrityError
+from dspreg.runs.process_id import is_gone, this_process
+
+LEASE = 600.0  # seconds without progress after which others take over: longer than any one step
+WINDOW = 64  # runs looked at in one statement, so that its time does not grow with the sweep
+PATIENCE = 60.0  # seconds to wait for another process's statement
+FORMAT = 1
+
+TABLE = """
+CREATE TABLE IF NOT EXISTS claims (
+    run TEXT PRIMARY KEY,
+    token INTEGER NOT NULL,   -- number of claims there have been
+    holder TEXT,              -- NULL: released
+    boot TEXT NOT NULL,       -- when the machine is started again, its clock is, and all holders are gone
+    expires REAL NOT NULL,    -- by the machine's clock since then, which nobody sets
+    progress INTEGER NOT NULL,  -- the holder's, at its last beat
+    step INTEGER NOT NULL     -- of its training then, for people
+) WITHOUT ROWID
+"""
+
+CLAIM = """
+INSERT INTO claims (run, token, holder, boot, expires, progress, step)
+    SELECT wanted.value, 1, :holder, :boot, :expires, 0, 0 FROM json_each(:runs) AS wanted
+    LEFT JOIN claims AS there ON there.run = wanted.value
+    WHERE there.run IS NULL OR there.holder IS NULL OR there.boot != :boot OR there.expires <= :now
+    ORDER BY wanted.key LIMIT 1
+ON CONFLICT (run) DO UPDATE SET
+    token = token + 1, holder = excluded.holder, boot = excluded.boot, expires = excluded.expires,
+    progress = 0, step = 0
+RETURNING run, token
+"""
+
+NEWEST = "run = :run AND token = :token AND holder = :holder"
+HELD = "SELECT run, holder, step, boot, expires FROM claims WHERE holder IS NOT NULL ORDER BY run"
+
+
+class LostClaim(DspregError):
+    """Somebody else works on the run by now; nothing more may be written."""
+
+    exit_code = 75
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to work on one run, for as long as its token is the newest."""
+
+    run: str
+    token: int
+    holder: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """What others see of a claim."""
+
+    run: str
+    holder: str
+    step: int
+    left: float  # seconds until it ends; negative: it has
+
+    @property
+    def process(self) -> str:
+        """The holder's, as `this_process` names it."""
+        return self.holder.partition(" ")[2]
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody works on it, as far as can be told from here."""
+        return self.left > 0 and not is_gone(self.process)
+
+
+class Claims:
+    """The claims of one store.
+
+    Args:
+        path: The database; made if it is not there.
+        lease: Seconds without a beat after which a run may be claimed by others.
+        now: A clock that all processes of the machine share and nobody sets.
+        boot: Which start of the machine that clock counts from.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        lease: float = LEASE,
+        now: Callable[[], float] = time.monotonic,
+        boot: str | None = None,
+    ):
+        self.path, self.lease, self.now = Path(path), lease, now
+        self.boot = this_boot() if boot is None else boot
+        self.holder = f"{os.urandom(4).hex()} {this_process()}"
+        self._process, self._connection = os.getpid(), self._opened()
+
+    # What a worker does.
+
+    def claim(self, runs: Iterable[str]) -> Claim | None:
+        """The first of `runs` that nobody holds, or None."""
+        left = iter(runs)
+        while window := list(islice(left, WINDOW)):
+            now = self.now()
+            values = {"runs": json.dumps(window), "holder": self.holder, "boot": self.boot, "now": now}
+            for run, token in self._do(CLAIM, values | {"expires": now + self.lease}):
+                return Claim(run, token, self.holder)
+        return None
+
+    def beat(self, claim: Claim, progress: int, step: int = 0) -> None:
+        """Hold it for another lease, if there was progress since the last beat.
+
+        Args:
+            claim: Ours.
+            progress: Grows with the work that is done, be it steps or batches of an evaluation.
+            step: Of the training, shown to others.
+
+        Raises:
+            LostClaim: It was released, or somebody else has it.
+        """
+        values = {**vars(claim), "progress": progress, "step": step, "boot": self.boot}
+        # a beat without progress holds nothing, but is no error: the next may have some
+        held = self._do(
+            "UPDATE claims SET expires = CASE WHEN progress < :progress THEN :expires ELSE expires END, boot = :boot, "
+            f"progress = MAX(progress, :progress), step = :step WHERE {NEWEST} RETURNING run",
+            values | {"expires": self.now() + self.lease},
+        )
+        if not held:
+            raise self._lost(claim)
+
+    def release(self, claim: Claim) -> None:
+        """Let go of it; others may claim it at once. Nothing happens where it was lost before."""
+        self._do(f"UPDATE claims SET holder = NULL, expires = 0 WHERE {NEWEST} RETURNING run", vars(claim))
+
+    def revoke(self, run: str) -> bool:
+        """Take a run from whoever holds it; whether somebody did. It notices at its next beat or file."""
+        with self.revoking(run) as held:
+            return held
+
+    @contextmanager
+    def revoking(self, run: str) -> Iterator[bool]:
+        """The same, at the end of this. No holder writes inside of it, nor, without noticing, after it."""
+        with self._alone() as connection:
+            (held,) = connection.execute(
+                "SELECT COUNT(*) FROM claims WHERE run = :run AND holder IS NOT NULL", {"run": run}
+            ).fetchone()
+            yield bool(held)
+            connection.execute("UPDATE claims SET holder = NULL, expires = 0 WHERE run = :run", {"run": run})
+
+    def bury(self) -> int:
+        """End the leases of processes of this machine that are gone, so that nobody waits for them; how many."""
+        ended = 0
+        for run, token, holder in self._do("SELECT run, token, holder FROM claims WHERE holder IS NOT NULL", {}):
+            if is_gone(holder.partition(" ")[2]):
+                values = {"run": run, "token": token, "holder": holder}
+                ended += len(self._do(f"UPDATE claims SET expires = 0 WHERE {NEWEST} RETURNING run", values))
+        return ended
+
+    @contextmanager
+    def writing(self, claim: Claim) -> Iterator[None]:
+        """Nobody can take the run over inside of this; for what must not be written by a holder that slept too long.
+
+        Raises:
+            LostClaim: Before anything is written.
+        """
+        with self._alone() as connection:
+            if not connection.execute(f"SELECT 1 FROM claims WHERE {NEWEST}", vars(claim)).fetchone():
+                raise self._lost(claim)
+            yield
+
+    @contextmanager
+    def _alone(self) -> Iterator[sqlite3.Connection]:
+        """Nobody else changes a claim, or writes under one, inside of this."""
+        connection = self._ours()
+        with self._refusals():
+            connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+        finally:
+            connection.execute("COMMIT")
+
+    # What others see.
+
+    def held(self) -> list[Held]:
+        """All claims that were not released, expired ones too."""
+        return _held(self._do(HELD, {}), self.now(), self.boot)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # The database.
+
+    def _opened(self) -> sqlite3.Connection:
+        with self._refusals():
+            connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+            connection.execute("PRAGMA journal_mode = WAL")
+            # a power cut may lose the last claims, and with them their holders; the file stays whole
+            connection.execute("PRAGMA synchronous = NORMAL")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version > FORMAT:
+                raise IntegrityError(f"{self.path} is of the format {version}; this version of dspreg knows {FORMAT}")
+            connection.execute(TABLE)
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
+        return connection
+
+    def _ours(self) -> sqlite3.Connection:
+        if self._process != os.getpid():  # forked: SQLite's connections do not survive that
+            self._process, self._connection = os.getpid(), self._opened()
+        return self._connection
+
+    def _do(self, statement: str, values: dict[str, Any]) -> list[Any]:
+        with self._refusals(), closing(self._ours().execute(statement, values)) as rows:
+            return rows.fetchall()
+
+    def _lost(self, claim: Claim) -> LostClaim:
+        return LostClaim(
+            f"the run {claim.run} is no longer ours: its lease of {self.lease:g} s ended, or it was released"
+        )
+
+    def _refusals(self) -> AbstractContextManager[None]:
+        return _refusals(self.path)
+
+
+def held(path: str | Path, *, now: Callable[[], float] = time.monotonic, boot: str | None = None) -> list[Held]:
+    """What `Claims.held` says, for whoever only looks: makes no file and needs no right to write.
+
+    Args:
+        path: The database, or where it would be.
+        now: As for `Claims`.
+        boot: As for `Claims`.
+    """
+    path = Path(path)
+    for last in (False, False, True):
+        if not path.exists():
+            return []
+        try:
+            with _refusals(path), closing(sqlite3.connect(_to_look(path), uri=True)) as connection:
+                return _held(connection.execute(HELD).fetchall(), now(), this_boot() if boot is None else boot)
+        except DspregError:  # it was being opened or closed by the first or last sweeper
+            if last:
+                raise
+            time.sleep(0.1)
+    raise AssertionError("the last try returns or raises")
+
+
+def _to_look(path: Path) -> str:
+    """Without its shared memory nobody has it open, and the file is all there is."""
+    shared = path.with_name(f"{path.name}-shm").exists()
+    return f"{path.absolute().as_uri()}?{'mode=ro&readonly_shm=1' if shared else 'immutable=1'}"
+
+
+def _held(rows: Iterable[tuple[str, str, int, str, float]], now: float, boot: str) -> list[Held]:
+    return [Held(run, holder, step, (end - now) if then == boot else -1.0) for run, holder, step, then, end in rows]
+
+
+@contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        advice = "is the folder writable, on a disk of this machine, and no sweeper stopped (SIGSTOP)?"
+        raise CantWrite(f"{path}: {error}; {advice}") from error
+    except sqlite3.DatabaseError as error:
+        raise IntegrityError(
+            f"{path} is damaged: {error}. Nothing but who works on what is in it: stop all sweepers and remove it"
+        ) from error
+
+
+def this_boot() -> str:
+    """Names this start of the machine, where the system says it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,89 @@
+"""Measuring leaves no trace, and is refused where it would have no meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from dspreg.errors import DataError
+from dspreg.networks.buffers import scratch_buffers
+from dspreg.randomness import untouched
+from dspreg.sensitivity.samples import Function, Samples, module_ids
+
+
+@contextmanager
+def evaluation_mode(net: nn.Module) -> Iterator[None]:
+    """Inside, every module is in evaluation mode; afterwards flags, buffers and all random state are as before."""
+    flags = {module: module.training for module in net.modules()}
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)  # the fused encoder layer cannot be vectorised over samples
+        with untouched(), scratch_buffers(net), torch.enable_grad():
+            net.eval()
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for module, training in flags.items():
+            module.training = training
+
+
+_separate: WeakKeyDictionary[nn.Module, set[tuple[object, ...]]] = WeakKeyDictionary()
+
+
+def require_separate_samples(net: nn.Module, f: Function, samples: Samples) -> None:
+    """Refuse a network that mixes samples. Looked at once for each network and sort of samples."""
+    sort = (module_ids(net), samples.sort)
+    seen = _separate.setdefault(net, set())
+    if sort not in seen:
+        refuse_mixed_samples(f, samples)
+        seen.add(sort)
+
+
+@torch.no_grad()
+def refuse_mixed_samples(f: Function, samples: Samples) -> None:
+    """Refuse a network whose output for one sample depends on the others: it has no per-sample gradient."""
+    few = samples.take(slice(0, 4))
+    if len(few) == 1:  # set it beside another one: mirrored along its last dimension
+        few = few.map(lambda t: torch.cat([t, t.flip(-1)]))
+    try:
+        together = few.outputs(f)
+    except (RuntimeError, TypeError, IndexError) as error:
+        kinds = ", ".join(f"{t.dtype} {tuple(t.shape)}".removeprefix("torch.") for t in few.tensors())
+        raise DataError(f"the network cannot take these samples ({kinds}): {error}") from error
+    if together.ndim == 0 or len(together) != len(few):
+        raise DataError(
+            f"the network returned shape {tuple(together.shape)} for {len(few)} samples; "
+            "wanted a leading batch dimension: one row of outputs per sample"
+        )
+    scale = together.abs().amax().clamp(min=torch.finfo(together.dtype).tiny)
+    if not torch.isfinite(scale):
+        raise DataError("the network's output is NaN or infinite on these samples; look at its weights and inputs")
+    tolerance = 1e-3 if together.dtype != torch.float64 else 1e-9
+    if (few.outputs(f) - together).abs().amax() > tolerance * scale:
+        raise DataError(
+            "the network is random in evaluation mode: the same samples gave two different outputs. "
+            "Use nn.Dropout, which evaluation mode switches off, instead of F.dropout(x) or torch.rand in forward"
+        )
+    mixing = [n for n, m in f.named_modules() if _mixes(m)] if isinstance(f, nn.Module) else []
+    try:
+        alone = torch.cat([few.take(slice(i, i + 1)).outputs(f) for i in range(len(few))])
+        mixed = bool((alone - together).abs().amax() > tolerance * scale)
+    except ValueError:  # batch norm refuses a single sample where it would have to normalise by it
+        mixed = bool(mixing)
+        if not mixed:
+            raise
+    if mixed:
+        raise DataError(
+            "the network mixes samples: its output for one sample changes with the others in the batch, so "
+            "per-sample sensitivities have no meaning. "
+            + (f"Batch norm without running statistics: {', '.join(mixing[:4])}. " if mixing else "")
+            + "Keep running statistics (track_running_stats=True), or use group norm or layer norm"
+        )
+
+
+def _mixes(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None

@@ -1,0 +1,1 @@
+"""Squared per-sample gradients at about the price of one backward pass."""

@@ -1,0 +1,71 @@
+"""How many images of each part are recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dspreg.algorithms.base import Algorithm
+from dspreg.data.loading import InOrder, Part, loaded
+from dspreg.randomness import Key
+from dspreg.sensitivity.evaluation_mode import evaluation_mode
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts, not fractions: whole numbers add up the same in any order."""
+
+    correct: int = 0
+    total: int = 0
+    finite: bool = True  # whether every logit was a number
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.total
+
+    def counting(self, logits: Tensor, y: Tensor) -> Tally:
+        finite = logits.isfinite().all(dim=1)
+        hits = int(((logits.argmax(1) == y) & finite).sum())  # what is not a number is not right
+        return Tally(self.correct + hits, self.total + len(y), self.finite and bool(finite.all()))
+
+
+def tallies(
+    algorithm: Algorithm,
+    parts: Sequence[Part],
+    *,
+    size: int,
+    key: tuple[Key, ...] = (),
+    device: str = "cpu",
+    workers: int = 0,
+    pause: Callable[[], None] = lambda: None,
+) -> list[Tally]:
+    """One per part. Leaves no trace on the algorithm or on any random state.
+
+    Args:
+        algorithm: A stack after `setup`.
+        parts: What to evaluate on.
+        size: Images in a batch; another number rounds logits differently.
+        key: Of the augmentation, where a part has one.
+        device: Where the algorithm is.
+        workers: Processes that read images.
+        pause: Called between batches; may raise to end it early.
+    """
+    result = [Tally() for _ in parts]
+    for p, logits, y in predictions(algorithm, InOrder(parts, size, key), device=device, workers=workers):
+        result[p] = result[p].counting(logits, y)
+        pause()
+    return result
+
+
+def predictions(
+    algorithm: Algorithm, batches: InOrder, *, device: str = "cpu", workers: int = 0
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Part, logits (B, C) and labels (B,) of every batch, on the device."""
+    order = batches.order()
+    with evaluation_mode(algorithm), torch.no_grad():
+        for (p, _), (x, y) in zip(order, loaded(batches, order, workers), strict=True):
+            shown = batches.parts[p].transform.normalised(x.to(device))
+            yield p, algorithm.predict(shown), y.to(device)

@@ -1,0 +1,121 @@
+"""The end of a run: models, card, result. All of it can be done again after a crash, to the same bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dspreg.io.atomic_files import make_folder, write
+from dspreg.training.experiment import Experiment
+from dspreg.training.model import tensors_of
+from dspreg.training.records import domainbed_lines
+from dspreg.training.serialization import pack
+from dspreg.training.state import State
+
+FORMAT = "dspreg.result/1"
+MODEL = "dspreg.model/1"
+BUILT = ("algorithm", "model", "image_size", "dropout", "frozen_bn")  # settings that make the network
+
+
+def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]:
+    """Write what a finished run leaves, and read it back verified."""
+    folder, chosen = state.folder, state.selected
+    assert chosen is not None
+    if experiment.execution.keep != "none":
+        save_model(experiment, folder / "selected.safetensors", chosen.model, chosen.step)
+        save_model(experiment, folder / "last.safetensors", tensors_of(state.algorithm), state.t - 1)
+    records = list(folder.records)
+    if experiment.execution.domainbed_records:
+        write(folder / "results.jsonl", domainbed_lines(experiment, records).encode())
+    by_step = {record["step"]: record for record in records}
+    at = {"selected": chosen.step, "last": state.t - 1}
+    outcome: dict[str, Any] = {
+        "format": FORMAT,
+        "run": run,
+        "targets": list(experiment.settings.targets),
+        "environments": folder.description()["where"].get("environments", []),  # other ones that it was gone on in
+        **{name: {k: by_step[t][k] for k in ("step", "validation", "accuracy")} for name, t in at.items()},
+        "refreshes": sum(1 for _ in folder.refreshes),
+    }
+    write(folder / "README.md", card(experiment, outcome).encode())
+    folder.finish(outcome)
+    verified = folder.result()
+    assert verified is not None
+    return verified
+
+
+def save_model(experiment: Experiment, path: Path, tensors: dict[str, Tensor], step: int) -> None:
+    """One safetensors file that also says how to build the network and what its outputs mean."""
+    make_folder(path.parent)
+    s, b = experiment.settings, experiment.backbone
+    built: dict[str, Any] = {name: getattr(s, name) for name in BUILT}
+    built |= {"mean": b.mean, "std": b.std, "classes": list(experiment.data.classes)}
+    built |= {"domains": list(experiment.sources), "step": step}
+    write(path, pack({"built": built, "tensors": tensors}, format=MODEL))
+
+
+def model_path_at(step: int) -> str:
+    """Where `keep="all"` leaves the model of an evaluated step."""
+    return f"models/step-{step:08d}.safetensors"
+
+
+def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
+    """README.md of the run: what the model is, what it was seen to do, how to use it."""
+    s, w, chosen = experiment.settings, experiment.backbone.weights, outcome["selected"]
+    rows = []
+    for name in experiment.data.domains:
+        inside, out = (len(part) for part in experiment.splits[name])
+        role = "target, never seen in training" if name in s.targets else "source"
+        which = "in" if name in s.targets else "out"
+        score = chosen["accuracy"].get(name, {}).get(which)
+        shown = f"{100 * score:.1f} %" if score is not None else ""
+        rows.append(f"| {name} | {role} | {inside:,} | {out:,} | {shown} |")
+    target = (
+        f"Target accuracy is that of its “in” part ({1 - s.holdout:.0%} of the images), as in DomainBed."
+        if s.targets
+        else "No domain was held out: how well it does on a new one is not known from this run."
+    )
+    kept = "" if experiment.execution.keep == "none" else USE
+    return CARD.format(
+        algorithm=s.algorithm, data=experiment.data.name, rows="\n".join(rows), target=target, kept=kept,
+        step=chosen["step"], last=s.steps - 1, validation=f"{100 * chosen['validation']:.1f}", protocol=s.protocol,
+        augmented=", augmented as in DomainBed; plain ones score otherwise" if s.augment_validation else "",
+        trial=s.trial, draw=s.draw, model=s.model, tag=w.tag, sha=w.sha256 or "none", size=s.image_size,
+        lr=s.lr, batch=s.batch_size, decay=s.weight_decay,
+        classes=", ".join(experiment.data.classes[:20]) + (", …" if len(experiment.data.classes) > 20 else ""),
+    )  # fmt: skip
+
+
+USE = """
+```python
+import dspreg
+from PIL import Image
+
+model, transform = dspreg.load("RUN")  # this folder
+probabilities = model(transform(Image.open("image.jpg").convert("RGB"))[None]).softmax(1)
+model.classes  # what the columns mean
+```
+
+Or: `dspreg predict RUN image.jpg`, `dspreg evaluate RUN --dataset folder:PATH`, `dspreg export RUN --format onnx`.
+"""
+
+CARD = """# {algorithm} on {data}
+{kept}
+| domain | role | in | out | accuracy |
+|---|---|---|---|---|
+{rows}
+
+The model selected is that of step {step} of 0 … {last}, by the mean accuracy on held-out images of the sources
+({validation} %{augmented}).
+{target}
+One run: another seed may differ by several points.
+
+- protocol {protocol}, trial {trial}, draw {draw}
+- network {model} at {size} pixels, weights {tag} (SHA-256 {sha})
+- Adam, lr {lr}, weight decay {decay}, {batch} images per source domain and step
+- classes: {classes}
+
+`run.json` has every setting and version, `records.jsonl` every evaluation, `result.json` the SHA-256 of each file.
+"""

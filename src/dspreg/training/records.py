@@ -1,0 +1,66 @@
+"""Records: what an evaluation leaves, in our layout, DomainBed's and TensorBoard's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dspreg.errors import ConfigError
+from dspreg.report.domainbed_layout import lines
+from dspreg.training.experiment import Experiment
+from dspreg.training.state import State
+
+
+def make_record(
+    experiment: Experiment,
+    state: State,
+    t: int,
+    accuracy: dict[str, dict[str, float]],
+    validation: float,
+    evaluating: float,
+) -> dict[str, Any]:
+    """One line of records.jsonl; `seconds` is all that a clock measured and the only part that two runs differ in."""
+    log, seconds = state.means()
+    return {
+        "step": t,
+        "epoch": t / experiment.epoch,
+        "log": log,  # means over the steps since the record before
+        "accuracy": accuracy,
+        "validation": validation,  # mean over the sources of their "out" accuracy
+        "weights": experiment.weights,
+        "seconds": seconds | {"evaluate_seconds": evaluating},
+    }
+
+
+def domainbed_lines(experiment: Experiment, records: list[dict[str, Any]]) -> str:
+    """results.jsonl as DomainBed writes it."""
+    settings = vars(experiment.settings) | {"dataset": experiment.data.name}
+    smallest = min(len(inside) for inside, _ in experiment.splits.values())
+    memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
+    return lines(settings, experiment.data.domains, smallest, records, memory=memory)
+
+
+def require_tensorboard() -> None:
+    """Said before a run exists."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError as missing:
+        raise ConfigError("--tensorboard needs TensorBoard: pip install 'dspreg[tensorboard]'") from missing
+
+
+class TensorBoard:
+    """The scalars of every record as TensorBoard events."""
+
+    def __init__(self, folder: Path, t: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder), purge_step=t)
+
+    def add(self, record: dict[str, Any]) -> None:
+        scalars = {f"log/{name}": value for name, value in record["log"].items()}
+        scalars |= {f"{w}/{name}": v for name, each in record["accuracy"].items() for w, v in each.items()}
+        for name, value in (scalars | {"validation": record["validation"]}).items():
+            self.writer.add_scalar(name, value, record["step"])
+        self.writer.flush()

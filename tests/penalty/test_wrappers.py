@@ -1,0 +1,91 @@
+"""Two processes with DistributedDataParallel have the penalty, and the c, of one process with everything."""
+
+import copy
+import math
+
+import pytest
+import torch
+from helpers import processes
+from helpers.environments import EVERY, Problem, likeness
+from helpers.processes import OF, TIMES, loaders, tiny, together
+
+import dspreg
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return together(tmp_path_factory.mktemp("ddp"))
+
+
+@pytest.mark.parametrize("kind", ["whole", "parts"])
+@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("engine", EVERY)
+def test_the_penalty_part_is_that_of_one_process_with_the_whole_batch(ranks, engine, view, kind):
+    target = Problem("smooth").target(engine)
+    (first, _), (second, _) = ranks
+    part = first[f"part/{view}/{engine}/{kind}"]
+    assert likeness(part, target)[0] < 1e-6
+    assert torch.equal(part, second[f"part/{view}/{engine}/{kind}"])
+
+
+@pytest.mark.parametrize("i", range(len(OF)))
+def test_c_is_the_same_to_the_bit_everywhere(ranks, i):
+    (first, said), (second, also) = ranks
+    for what in ("c", "null", "c_debiased", "mean"):
+        assert torch.equal(first[f"{what}/{i}"], second[f"{what}/{i}"])
+    assert said[f"reliability/{i}"] == also[f"reliability/{i}"]
+    assert said[f"counts/{i}"] == {d: {"batches": 5, "samples": 20} for d in processes.DOMAINS}
+
+
+def test_c_of_two_processes_is_that_of_all_their_batches_in_one(ranks):
+    """Per-sample squares do not depend on who holds the sample."""
+    net = copy.deepcopy(Problem("smooth").net)
+    alone = dspreg.measure(net, loaders(None))
+    found, said = ranks[0]
+    for what in ("c", "c_debiased", "mean"):
+        torch.testing.assert_close(found[f"{what}/0"], getattr(alone, what).flat(), rtol=1e-9, atol=1e-12)
+    assert 0 < float(found["null/0"].mean()) < float(found["c/0"].mean()) * 1.2
+    assert math.isfinite(said["reliability/0"])
+
+
+def test_processes_that_scale_differently_agree(ranks):
+    """Squares too small for a float are scaled, by each process as its own samples want it."""
+    alone = dspreg.measure(copy.deepcopy(Problem("smooth").net), loaders(None, TIMES[3]), loss=tiny)
+    found, _ = ranks[0]
+    torch.testing.assert_close(found["c/3"], alone.c.flat(), rtol=1e-9, atol=1e-12)
+
+
+def test_processes_draw_signs_of_their_own(ranks):
+    """Equal ones, on equal samples, would be one process's draw counted twice."""
+    alone = dspreg.measure(copy.deepcopy(Problem("smooth").net), loaders(0), estimator="signed").c.flat()
+    assert (ranks[0][0]["same samples"] - alone).abs().mean() > 0.05
+
+
+def test_a_process_that_cannot_measure_tells_the_others(ranks):
+    said = [each["broken"] for _, each in ranks]
+    assert "batch 0 of 'art' holds NaN" in said[1]
+    assert said[0] == f"process 1 could not measure: DataError: {said[1]}"
+
+
+def test_processes_that_measure_different_domains_are_refused(ranks):
+    for _, said in ranks:
+        assert "the processes measure different domains" in said["different"]
+        assert "clip art" in said["different"]
+
+
+@pytest.mark.parametrize("engine", ["lookahead", "exact"])
+def test_buffers_end_as_after_plain_steps(ranks, engine):
+    for found, _ in ranks:
+        assert torch.equal(found[f"buffers/{engine}"], found["buffers/None"])
+
+
+def test_a_model_that_is_not_wrapped_is_remarked_on(ranks):
+    for _, said in ranks:
+        (text,) = said["no wrapper"]
+        assert text.startswith("2 processes, and no DistributedDataParallel in the model")
+
+
+def test_sharded_models_are_refused(ranks):
+    for _, said in ranks:
+        assert said["sharded"].startswith("the model is sharded (DTensor, FSDPModule)")
+        assert "Use DistributedDataParallel" in said["sharded"]

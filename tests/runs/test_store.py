@@ -1,0 +1,148 @@
+"""A store of runs: how a run stands is what its files say now."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dspreg.errors import ConfigError, DataError, IntegrityError
+from dspreg.runs.run import Run
+from dspreg.runs.store import RunStore
+
+ONE = Run(dataset="PACS", targets=("sketch",), algorithm="ERM")
+TWO = Run(dataset="PACS", targets=("photo",), algorithm="ERM")
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = RunStore(tmp_path / "store")
+    made.make()
+    return made
+
+
+def begin(store, run):
+    store.folder(run).path.mkdir()
+    store.folder(run).agree({"settings": {}, "where": {"plan": run.to_json()}})
+    return store.folder(run)
+
+
+def finish(store, run):
+    folder = begin(store, run)
+    folder.records.append({"step": 0})
+    (folder / "last.safetensors").write_bytes(b"weights")
+    folder.finish({"selected": {"step": 0}})
+    return folder
+
+
+def test_from_new_to_finished(store):
+    assert store.standing(ONE).state == "new"
+    folder = begin(store, ONE)
+    assert store.standing(ONE).state == "started"
+    shutil.rmtree(folder.path)
+    finish(store, ONE)
+    standing = store.standing(ONE)
+    assert (standing.state, standing.result["selected"]) == ("finished", {"step": 0})
+    assert store.standing(TWO).state == "new"
+
+
+def test_a_folder_under_another_runs_name_does_not_count(store):
+    finish(store, ONE).path.rename(store.folder(TWO).path)
+    assert store.standing(ONE).state == "new"
+    standing = store.standing(TWO)
+    assert standing.state == "damaged"
+    assert "holds another run than its name says" in standing.reason
+
+
+@pytest.mark.parametrize("plan", [None, 3, {}, {"dataset": "PACS"}, {**ONE.to_json(), "stepz": 3}])
+def test_a_folder_whose_plan_is_none_does_not_count(store, plan):
+    store.folder(ONE).path.mkdir()
+    store.folder(ONE).agree({"settings": {}, "where": {"plan": plan}})
+    assert store.standing(ONE).state == "damaged"
+
+
+@pytest.mark.parametrize("name", ["run.json", "records.jsonl", "last.safetensors", "result.json"])
+def test_damage_is_named_and_never_finished(store, name):
+    path = finish(store, ONE) / name
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:-2], bytes([whole[0] ^ 1]) + whole[1:]):
+        path.write_bytes(damaged)
+        standing = store.standing(ONE)
+        assert standing.state == "damaged"
+        assert name in standing.reason
+    path.write_bytes(whole)
+    assert store.standing(ONE).state == "finished"
+    path.unlink()
+    assert store.standing(ONE).state != "finished"
+
+
+def test_models_may_be_left_unread_but_not_absent(store):
+    path = finish(store, ONE) / "last.safetensors"
+    path.write_bytes(b"other")
+    assert store.standing(ONE).state == "damaged"
+    assert store.standing(ONE, weights=False).state == "finished"
+    path.unlink()
+    assert store.standing(ONE, weights=False).state == "damaged"
+
+
+def test_failures_are_counted_and_forgotten(store):
+    store.fail(ONE, DataError("no images"))
+    store.fail(ONE, DataError("no images today"))
+    assert (store.standing(ONE).state, store.standing(ONE).reason) == ("failed", "no images today")
+    failure = json.loads((store.path / "failures" / f"{ONE.id}.json").read_text())
+    assert failure["attempts"] == 2
+    assert "traceback" not in failure
+    store.succeed(ONE)
+    assert store.standing(ONE).state == "new"
+
+
+def test_plans_are_kept_each_once(store):
+    store.plan([ONE, TWO])
+    store.plan([ONE, TWO])
+    store.plan([ONE])
+    assert len(list((store.path / "plans").iterdir())) == 2
+    assert {run.id for run in store.planned()} == {ONE.id, TWO.id}
+    assert len(store.planned()) == 2
+
+
+def test_only_a_store_or_nothing_is_written_to(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        RunStore(tmp_path / "file").make()
+    with pytest.raises(ConfigError, match="no store of runs"):
+        RunStore(tmp_path).make()
+    store = RunStore(tmp_path / "store")
+    store.make()
+    store.make()
+    (store.path / "store.json").write_text('{"format": "dspreg.store/2"}')
+    with pytest.raises(IntegrityError, match="which version wrote it"):
+        store.make()
+
+
+def test_a_store_that_another_makes_at_the_same_moment_is_shared(tmp_path, monkeypatch):
+    """Looked for, not there; then the other sweeper made it, and then this one looks what is in the folder."""
+    store, looks, exists = RunStore(tmp_path / "store"), [], Path.exists
+
+    def looking(path):
+        if path.name == "store.json" and not looks:
+            looks.append(path)
+            RunStore(tmp_path / "store").make()
+            return False
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", looking)
+    store.make()
+    assert looks
+
+
+def test_a_failure_that_is_taken_away_while_it_is_read_is_none(store, monkeypatch):
+    from dspreg.runs.store import store as runs
+
+    store.fail(ONE, DataError("no images"))
+
+    def gone(path):
+        path.unlink()
+        raise IntegrityError(f"{path} can't be read")
+
+    monkeypatch.setattr(runs, "read_json", gone)
+    assert store.standing(ONE).state == "new"
