@@ -21,7 +21,10 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-METHODS = ["ARM", "CORAL", "DANN", "DSPReg", "ERM", "Fish", "Fishr", "GGA", "GGAL", "GMDG", "GroupDRO", "GSAM", "IRM", "MIRO", "MixStyle", "Mixup", "MLDG", "MMD", "MTL", "RSC", "SAGM", "SagNet", "SAM", "VREx"]
+METHODS = [
+    "ARM", "CORAL", "DANN", "DSPReg", "ERM", "Fish", "Fishr", "GGA", "GGAL", "GMDG", "GroupDRO", "GSAM", "IRM", "MIRO",
+    "MixStyle", "Mixup", "MLDG", "MMD", "MTL", "RSC", "SAGM", "SagNet", "SAM", "VREx",
+]  # fmt: skip
 STACKS = [
     "CORAL+DSPReg(refresh_steps=10)",
     "SAM+DSPReg(refresh_steps=10)",

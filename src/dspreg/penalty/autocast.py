@@ -22,9 +22,14 @@ _installed = threading.Lock()
 def autocast_off(device: str) -> Iterator[None]:
     """Inside, autocast is off, and entering it has no effect.
 
-    A training loop enters autocast inside the function it hands over, as often as around it, and torch offers no way
-    to forbid that from outside. So entering is watched from the first use on; elsewhere and in other threads it is
-    what it always was. Autocast inside a compiled module is part of its graph and not seen.
+    A training loop enters autocast inside the closure it hands over as often as around it, and torch has no switch
+    that forbids it. So the first use replaces `torch.autocast.__enter__` for the whole process; outside of this block
+    and in other threads it does what it always did. Three ways without a patch were tried. A `TorchFunctionMode` that
+    runs every function with autocast off is right for eager models, but `torch.compile` traces the backward pass under
+    the autocast it finds, and the penalty part was off by 14 %. The same with compiled models run eagerly
+    (`torch.compiler.set_stance`) takes compilation from those who never use autocast. Refusing autocast in closures
+    would have to notice it first, which is the same problem. Autocast written inside a compiled module is part of its
+    graph and not seen.
     """
     if _installed.acquire(blocking=False):  # once, and never released
         _watch()
