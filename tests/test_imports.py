@@ -53,7 +53,6 @@ TABLE = {
 }
 DRAWS = {
     "sensitivity/plots.py",
-    "sensitivity/comparison_plots.py",
     "paper/figures.py",
     "inference/confusion.py",
 }  # may import matplotlib at the top

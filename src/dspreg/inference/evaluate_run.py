@@ -54,7 +54,7 @@ class DomainScores:
 
 @dataclass(frozen=True)
 class RunEvaluation:
-    """What `assess` found. `classes` are the model's, and what rows and columns of a confusion stand for."""
+    """What `evaluate_run` found. `classes` are the model's, and what rows and columns of a confusion stand for."""
 
     run: str
     which: str

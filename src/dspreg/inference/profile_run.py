@@ -73,7 +73,7 @@ class Plan:
 
 
 def profile_network(model: str, plan: Plan, *, weights: str = "default", image_size: int | None = None) -> Profile:
-    """Measure a network of a name, as in `network_named`, on a data set.
+    """Measure a network of a name, as in `make_full_network`, on a data set.
 
     The profile's settings say, under "about", what was measured on which images.
     """

@@ -14,7 +14,7 @@ from typing import Any
 
 from dspreg.errors import CantWrite, IntegrityError
 
-UNFINISHED = ".part"  # a crash may leave such a file; `clear_unfinished` takes it away
+UNFINISHED = ".part"  # a crash may leave such a file; `remove_partial_files` removes it
 Fence = Callable[[], AbstractContextManager[None]]
 _fenced: ContextVar[tuple[Path, Fence] | None] = ContextVar("fenced", default=None)
 

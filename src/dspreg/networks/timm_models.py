@@ -79,7 +79,9 @@ def create_with_head(name: str, image_size: int | None, num_classes: int | None)
 def load_pretrained(
     name: str, image_size: int, path: Path, num_classes: int | None = 0, *, new_head: bool = False
 ) -> tuple[nn.Module, str]:
-    """The network with the weights of a file, and the file's SHA-256. Outputs as in `called`, head as in `load_file`.
+    """The network with the weights of a file, and the file's SHA-256.
+
+    Outputs as in `create_with_head`, head as in `load_file`.
 
     A transformer's weights are for one image size. They may be those for `image_size`, or for the size that the
     network is known for; timm then resamples the positions.

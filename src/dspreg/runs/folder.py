@@ -187,7 +187,7 @@ class RunFolder:
             raise IntegrityError(f"{self / name} can't be read: {error}") from error
 
     def _digest(self, name: str, value: Any) -> str:
-        """Of a value that a file holds; also the check that `loaded` asks for."""
+        """Of a value that a file holds; also the check that `parse_json` asks for."""
         try:
             return sha256(canonical_json(value).encode())
         except ValueError as error:

@@ -58,9 +58,9 @@ class Comparison:
 
     def figure(self, kind: str = "layers", layer: str | None = None) -> Figure:
         """A picture: `"layers"`, both on one scale, or `"map"`, the same parameters of one layer before and after."""
-        from dspreg.sensitivity import comparison_plots as figures_of_two
+        from dspreg.sensitivity.plots import draw_comparison
 
-        return figures_of_two.draw(self, kind, layer)
+        return draw_comparison(self, kind, layer)
 
 
 def compare(before: Profile, after: Profile) -> Comparison:

@@ -60,7 +60,7 @@ layers rose, that of {{ f.fell }} fell.</p>
 
 
 def profile_page(found: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
-    """Of what `findings` says, with pictures by caption."""
+    """Of what `summarize_profile` says, with pictures by caption."""
     about = found["settings"].get("about", {})
     title = f"Domain sensitivity of {about['model']} on {about['data']}" if about else "Domain sensitivity"
     shown = [(caption, inline(image)) for caption, image in pictures.items()]
@@ -68,7 +68,7 @@ def profile_page(found: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str
 
 
 def comparison_page(found: Mapping[str, Any], pictures: Mapping[str, bytes], names: tuple[str, str]) -> str:
-    """Of what `changes` says; `names` are those of the two files."""
+    """Of what `summarize_comparison` says; `names` are those of the two files."""
     shown = [(caption, inline(image)) for caption, image in pictures.items()]
     each = [
         (when, [("file", name), *provenance(found["settings"][when])])

@@ -1,4 +1,4 @@
-"""Pictures of a profile. c always stands beside its floor, on one scale from 0 to √(D−1)."""
+"""Plots of one profile, or of two of the same network. c always stands beside its null, on one scale, 0 to √(D−1)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.image import AxesImage
 
+    from dspreg.sensitivity.compare import Comparison
     from dspreg.sensitivity.profile import Profile
     from dspreg.vectors import ParamVector
 
@@ -30,7 +31,7 @@ POSITIONS = 2_500  # of a larger layer, as in the paper's figure
 Panel = tuple[str, Tensor, Tensor]  # what it shows, the numbers, and which of them some domain is sensitive to
 
 
-def draw(profile: Profile, kind: str, layer: str | None = None) -> Figure:
+def draw_profile(profile: Profile, kind: str, layer: str | None = None) -> Figure:
     pictures = {"layers": layers, "histogram": histogram}
     if kind == "map":
         return heat_map(profile, layer)
@@ -42,14 +43,14 @@ def draw(profile: Profile, kind: str, layer: str | None = None) -> Figure:
 
 
 def layers(profile: Profile) -> Figure:
-    """c of every layer: median, and the middle half of its parameters, with the floor behind."""
+    """c of every layer: median, and the middle half of its parameters, with the null behind."""
     owners = profile.layers()
     figure = Figure(figsize=(7.5, 1.4 + 0.24 * len(owners)), layout="constrained")
     axes = figure.subplots()
     rows = np.arange(len(owners))
     parts = [(profile.c, C_COLOUR, "c", -0.14)]
     if profile.null is not None:
-        parts.append((profile.null, NULL_COLOUR, "null (same samples, no domains)", 0.14))
+        parts.append((profile.null, NULL_COLOUR, "null: c under random domain labels", 0.14))
     for vector, colour, label, shift in parts:
         low, middle, high = quartiles(vector, owners)
         axes.hlines(rows + shift, low, high, color=colour, lw=3, alpha=0.45)
@@ -83,7 +84,7 @@ def plain(text: str) -> str:
 
 
 def histogram(profile: Profile) -> Figure:
-    """How c is spread over all parameters that some domain is sensitive to, and how its floor is."""
+    """How c is spread over all parameters that some domain is sensitive to, and how its null is."""
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
     bins = np.linspace(0, profile.bound, 61).tolist()
@@ -99,7 +100,7 @@ def histogram(profile: Profile) -> Figure:
 
 
 def heat_map(profile: Profile, layer: str | None) -> Figure:
-    """c of one layer's largest tensor, every parameter a cell, beside the floor of the same cells.
+    """c of one layer's largest tensor, every parameter a cell, beside the null of the same cells.
 
     Grey cells are parameters that no domain is sensitive to.
     """
@@ -122,7 +123,7 @@ def largest_tensor(profile: Profile, layer: str | None) -> str:
 
 
 def panels_of(profile: Profile, name: str, label: str = "") -> list[Panel]:
-    """c of one tensor and, where it was measured, its floor."""
+    """c of one tensor and, where it was measured, its null."""
     alive = profile.alive()[name]
     found = [(f"c{label}", profile.c[name], alive)]
     return found if profile.null is None else [*found, (f"null{label}", profile.null[name], alive)]
@@ -159,3 +160,64 @@ def _scale(axes: Axes, profile: Profile) -> None:
     axes.set_xlabel(
         f"c, from 0 (all {len(profile.s)} domains alike) to √{len(profile.s) - 1} (one domain alone)", fontsize=8
     )
+
+
+# Two profiles of one network, before and after.
+
+
+def draw_comparison(comparison: Comparison, kind: str, layer: str | None = None) -> Figure:
+    if kind == "map":
+        return compare_maps(comparison, layer)
+    if kind != "layers":
+        raise ConfigError(f"figure {kind!r} of a comparison; wanted 'layers' or 'map'")
+    if layer is not None:
+        raise ConfigError(f"layer={layer!r} goes with figure 'map', not with 'layers'")
+    return compare_layers(comparison)
+
+
+def compare_layers(comparison: Comparison) -> Figure:
+    """c of every layer before and after, side by side: median and middle half, with the nulls behind."""
+    both = (("before", comparison.before), ("after", comparison.after))
+    owners = comparison.before.layers()
+    bound = max(profile.bound for _, profile in both)
+    figure = Figure(figsize=(10, 1.6 + 0.24 * len(owners)), layout="constrained")
+    rows = np.arange(len(owners))
+    middles = {name: quartiles(profile.c, owners)[1] for name, profile in both}
+    for axes, (name, profile) in zip(figure.subplots(1, 2, sharey=True), both, strict=True):
+        with_label = name == "before"  # one legend for both
+        if profile.null is not None:
+            low, middle, high = quartiles(profile.null, owners)
+            axes.hlines(rows + 0.16, low, high, color=NULL_COLOUR, lw=3, alpha=0.4)
+            axes.plot(middle, rows + 0.16, "o", color=NULL_COLOUR, ms=4, label="null" if with_label else None)
+        low, middle, high = quartiles(profile.c, owners)
+        axes.hlines(rows - 0.12, low, high, color=C_COLOUR, lw=3, alpha=0.4)
+        axes.plot(middle, rows - 0.12, "o", color=C_COLOUR, ms=4, label="c" if with_label else None)
+        if name == "after":
+            axes.plot(middles["before"], rows - 0.12, "o", mfc="none", mec=C_COLOUR, ms=5, label="c before")
+        axes.set_title(f"{name}, {len(profile.domains)} domains", fontsize=9)
+        axes.set_xlim(0, bound)
+        axes.set_xlabel("c, 0: all domains alike", fontsize=8)
+        axes.grid(axis="x", alpha=0.25)
+    name_rows(figure.axes[0], comparison.before)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=8)
+    return figure
+
+
+def compare_maps(comparison: Comparison, layer: str | None) -> Figure:
+    """The same parameters of one layer before and after, with their nulls."""
+    before, after = comparison.before, comparison.after
+    name = largest_tensor(before, layer)
+    rows = [panels_of(before, name, " before"), panels_of(after, name, " after")]
+    width = max(map(len, rows))
+    figure = Figure(figsize=(1.2 + 3.4 * width, 7.2), layout="constrained")
+    grid = figure.subplots(2, width, squeeze=False)
+    bound = max(before.bound, after.bound)
+    for places, panels in zip(grid, rows, strict=True):
+        image = draw_panels(list(places[: len(panels)]), panels, name, bound)
+        for unused in places[len(panels) :]:
+            unused.set_axis_off()
+    count = before.c[name].numel()
+    figure.suptitle(plain(f"{name}: {min(count, POSITIONS):,} of {count:,} parameters"), fontsize=10)
+    scale = figure.colorbar(image, ax=figure.axes, shrink=0.8)
+    scale.set_label("0 all domains alike, √(D−1) one alone", fontsize=8)
+    return figure

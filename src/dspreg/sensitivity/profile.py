@@ -137,9 +137,9 @@ class Profile:
 
     def figure(self, kind: str = "layers", layer: str | None = None) -> Figure:
         """A picture: `"layers"`, `"histogram"`, or `"map"` of one `layer`. c beside null on one scale, 0 … √(D−1)."""
-        from dspreg.sensitivity import plots as figures
+        from dspreg.sensitivity.plots import draw_profile
 
-        return figures.draw(self, kind, layer)
+        return draw_profile(self, kind, layer)
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, numbers and description together. An existing file is replaced whole."""

@@ -21,7 +21,7 @@ TOGETHER = 48  # samples of small batches that go through the network in one pas
 
 
 def measure_c(meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]], eps: float = 0.0) -> ParamVector:
-    """c alone: three vectors, however many domains. Arguments as in `profiled`."""
+    """c alone: three vectors, however many domains. Arguments as in `build_profile`."""
     every = [
         (d, name, attach_labels(meter, f, name, d, batches, again=False))
         for d, (name, batches) in enumerate(domains.items())

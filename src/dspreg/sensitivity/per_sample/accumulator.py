@@ -33,8 +33,8 @@ class Accumulator:
     Args:
         params: The θ_k by name.
         rows: G.
-        scales: Factors of the gradients by name, powers of two, filled in by `probe`. One dictionary for all that is
-            compared: sums hold s·scale².
+        scales: Factors of the gradients by name, powers of two, filled in by `choose_scale`. One dictionary for all
+            that is compared: sums hold s·scale².
     """
 
     def __init__(self, params: Mapping[str, Tensor], rows: int, scales: dict[str, float] | None = None):

@@ -1,8 +1,9 @@
 """`persample`: the mean of squared per-sample gradients, at about the price of a plain backward pass.
 
-Parameters go three ways. Most enter a function that `rules` knows, once, and their squares are formed in one backward
-pass that keeps no gradients (`Taps`). What is left, a tied weight or a GRU's, is vectorised by `torch.func`, for these
-parameters alone; and what that cannot do is done sample by sample. `ways` says which way is right for which.
+Parameters go three ways. Most enter a function that `layer_rules` knows, once, and their squares are formed in one
+backward pass that keeps no gradients (`ParameterTaps`). What is left, a tied weight or a GRU's, is vectorised by
+`torch.func`, for these parameters alone; and what that cannot do is done sample by sample. `strategy` says which way is
+right for which.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def estimate_per_sample(
     """Add Σ_a (∂_k reading_ia)² of every sample i to `sums`.
 
     Args:
-        reading, params, samples, sums: As in `loop`.
+        reading, params, samples, sums: As in `estimate_by_loop`.
         net: The network that the parameters are of.
         outputs: Its outputs as readings, to compare the ways on: a loss that is nearly 0 has gradients that are mostly
             rounding. The readings themselves unless given.
@@ -77,7 +78,7 @@ def by_rules(
     """One forward pass, and one backward pass per reading, for the parameters that `rules` are enough for.
 
     Args:
-        reading, params, samples, sums: As in `loop`.
+        reading, params, samples, sums: As in `estimate_by_loop`.
         wanted: Names.
         sizes: Numbers per sample that each parameter had a part in before, to be added to. With others, as in a network
             that leaves padding out, samples lie elsewhere than where they were looked for.

@@ -19,7 +19,7 @@ from dspreg.sensitivity.estimators import Params, Readings, estimate_by_loop
 from dspreg.sensitivity.per_sample.accumulator import Accumulator
 from dspreg.sensitivity.samples import Samples, module_ids
 
-COMPARED = 3  # samples: with one, those who mix up samples and positions could not be told
+COMPARED = 3  # samples: with one, those who mix up samples and positions could not be warned
 WEIGHTS = (1.0, 2.0, 4.0)  # theirs: with equal ones, those who exchange samples could not
 
 
@@ -33,7 +33,7 @@ class Strategies(dict[str, str]):
 
 Way = Callable[[Params, Samples, Accumulator], set[str]]  # adds what it can do, and says for which names
 _known: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Strategies]] = WeakKeyDictionary()
-_told: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
+_warned: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
 def known_strategies(params: Params, samples: Samples, net: nn.Module) -> Strategies:
@@ -67,10 +67,10 @@ def compare_strategies(
 
 def warn_slow(net: nn.Module, names: list[str], error: Exception | None) -> None:
     """Once for each parameter: it is slow, and why."""
-    told = _told.setdefault(net, set())
-    if told.issuperset(names):
+    warned = _warned.setdefault(net, set())
+    if warned.issuperset(names):
         return
-    told.update(names)
+    warned.update(names)
     reason = str(error).strip().splitlines()[0] if error else "it gives other numbers than single samples do"
     few = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     text = f"torch.func cannot vectorise {few} ({reason}); measuring them sample by sample"
