@@ -1,4 +1,4 @@
-"""The pictures of docs/evidence.md."""
+"""The pictures of docs/understand/evidence.md."""
 
 from __future__ import annotations
 

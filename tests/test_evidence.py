@@ -84,7 +84,7 @@ def test_all_tables_are_what_the_records_say(tmp_path):
 
 
 def test_every_table_of_the_page_is_one_of_them():
-    told = tables((ROOT / "docs/evidence.md").read_text())
+    told = tables((ROOT / "docs/understand/evidence.md").read_text())
     assert len(told) > 2
     assert [table for table in told if table not in tables((EVIDENCE / "tables.md").read_text())] == []
 

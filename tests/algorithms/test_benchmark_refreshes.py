@@ -1,4 +1,4 @@
-"""How often c is measured on the five benchmarks, as docs/paper-notes.md has it: some refreshes never happen."""
+"""How often c is measured on the five benchmarks, as docs/understand/paper-notes.md says: some refreshes never come."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from dspreg.data.terra_incognita import TerraIncognita
 from dspreg.data.vlcs import VLCS
 from dspreg.networks import TinyMLP
 
-NOTES = (Path(__file__).parents[2] / "docs" / "paper-notes.md").read_text()
+NOTES = (Path(__file__).parents[2] / "docs" / "understand" / "paper-notes.md").read_text()
 
 
 def epoch_lengths(benchmark, per_domain):

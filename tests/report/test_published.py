@@ -1,4 +1,4 @@
-"""The paper's figures against each other: every disagreement is listed here, and stands in docs/paper-notes.md."""
+"""The paper against itself: every disagreement of its figures is listed here and in docs/understand/paper-notes.md."""
 
 import csv
 import hashlib
@@ -12,7 +12,7 @@ import pytest
 
 from dspreg.report.paper import FIVE
 
-NOTES = (Path(__file__).parents[2] / "docs" / "paper-notes.md").read_text()
+NOTES = (Path(__file__).parents[2] / "docs" / "understand" / "paper-notes.md").read_text()
 HALF = Decimal("0.05")  # of the last printed digit
 
 

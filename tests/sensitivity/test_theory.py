@@ -1,4 +1,4 @@
-"""The paper's statements, each where it holds and where it fails. docs/theory.md says the same in words."""
+"""The paper's statements, each where it holds and where it fails. docs/understand/theory.md says the same in words."""
 
 import math
 from itertools import combinations

@@ -47,7 +47,7 @@ class DSPReg(Algorithm):
         refresh_epochs: T_update, in epochs.
         refresh_steps: Measure before steps S, 2S, … instead.
         measure_batches: Batches of 32 images per domain to measure on. With 4 the ranks of c have a reliability of
-            0.7 on PACS, with 16 of 0.83 (`python bench/noise.py`; docs/engines.md).
+            0.7 on PACS, with 16 of 0.83 (`python bench/noise.py`; docs/understand/engines.md).
         draws: Sign draws per batch, for `estimator="signed"`.
         engine: How the penalty's gradient is computed: `"exact"`, `"lookahead"`, `"lookahead(radius=0.2*weight)"`,
             `"momentum(beta=0.9)"` (another objective), `"lazy(30)"`, `"lazy(30, exact)"`. Costs 3.2, 1.9, 1.05 and

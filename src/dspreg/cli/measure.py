@@ -83,7 +83,7 @@ def _ways(group: Any) -> None:
         "what is differentiated: the loss, which needs labels, the outputs, or the loss of drawn labels (default: loss)"
     )
     group.add_argument("--of", choices=("loss", "output", "fisher"), default="loss", help=says)
-    says = "see docs/measuring.md (default: persample)"
+    says = "see docs/use/measuring.md (default: persample)"
     choices = ("persample", "loop", "signed", "minibatch")
     group.add_argument("--estimator", choices=choices, default="persample", help=says)
     group.add_argument("--draws", metavar="N", type=natural, help="sign draws per batch, of --estimator signed")

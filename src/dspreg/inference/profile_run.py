@@ -34,7 +34,7 @@ from dspreg.sensitivity.profile import Profile, tensors_of
 from dspreg.sensitivity.samples import Samples
 from dspreg.vectors import matching_names, trainable
 
-IMAGES = 512  # per domain: from there on c is reliable to 0.8 on real images (docs/engines.md)
+IMAGES = 512  # per domain: from there on c is reliable to 0.8 on real images (docs/understand/engines.md)
 MANY = 100  # outputs
 Reading = Callable[[int, int], None]  # told how many images were read, of how many
 

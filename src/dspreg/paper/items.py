@@ -29,7 +29,7 @@ def maps(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
     `--trials 5` gives pairs enough for a verdict.
 
     Expect: the paper's c falls. It shows neither ERM's nor the floor, without which a fall says nothing about DSP-Reg
-    (docs/measuring.md). The digits' network has three convolutions; there it is the last.
+    (docs/use/measuring.md). The digits' network has three convolutions; there it is the last.
     """
     scale = replace(scale, penalty={}) if scale.penalty else scale  # c of both on as many images
     return Item(
@@ -55,7 +55,7 @@ def overhead(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
     Cost: 5 arms × 3 blocks of T epochs (100 steps of PACS without sketch; small: 60, smoke: 10).
 
     Expect: 2.9 → 2.8 steps/s (1.036×) and 22.9 → 24.3 GB in the paper. A second derivative can't be had at that price:
-    `exact` takes three to four ERM steps, `lookahead` two (docs/engines.md).
+    `exact` takes three to four ERM steps, `lookahead` two (docs/understand/engines.md).
     """
     engines = ("exact", "lookahead", "momentum", "lazy(30)")
     return Item(

@@ -13,7 +13,7 @@ means what that arrow returns.
 On networks with ReLUs they are different penalties: a finite difference crosses kinks that differentiating twice does
 not see. Along a training on PACS, summed over 20 steps, lookahead's penalty has a cosine of 0.69 to exact's, and
 lazy(30, exact)'s, over 60, one of 0.06. So `exact` is the default. (`python bench/penalty.py`, `python
-bench/trajectory.py`; docs/engines.md)
+bench/trajectory.py`; docs/understand/engines.md)
 
 c is a constant here: differentiating through √v/s̄ gives NaN as soon as one parameter has v = 0.
 """

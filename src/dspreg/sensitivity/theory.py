@@ -1,7 +1,7 @@
 """The paper's sensitivity theory in a size that can be checked: Jacobians, propagated covariances, Fisher diagonals.
 
 Everything here forms J_θ in full, d_y · d_θ numbers for each input, which suits networks of a few thousand parameters.
-`dspreg.measure` is for real ones. What holds of the paper's statements, and what does not, is told in docs/theory.md.
+`dspreg.measure` is for real ones. What holds of the paper's statements, and what does not, stands in docs/understand/theory.md.
 
 Letters: d_x, d_y, d_θ numbers of inputs, outputs and parameters; B inputs; θ the trainable parameters one after
 another, in the order of `named_parameters`; j_k = ∂_k f(x) the k-th column of J_θ. A module is given in evaluation
