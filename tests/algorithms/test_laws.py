@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.distributed import ACTING
+from helpers.stacking import ACTING
 from reference import broken
 
 import dspreg.algorithms as index

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.distributed import ACTING, LAYERS, refusal
+from helpers.stacking import ACTING, LAYERS, refusal
 
 from dspreg.algorithms import Algorithm, Mixup, parse
 from dspreg.errors import ConfigError

@@ -1,28 +1,149 @@
-"""Which layers go together: every ordered pair keeps the laws, or is refused by a message that helps."""
+"""Two processes that train one model with DistributedDataParallel (gloo), and what each of them ended with.
 
-from dspreg.algorithms.spec import algorithms
-from dspreg.errors import ConfigError
-from dspreg.testing.laws import Problem, check_laws, maker
-from dspreg.testing.toy import IMAGE
+    python tests/helpers/distributed.py RANK WORLD STORE OUT
 
-LAYERS = [name for name in algorithms() if name != "ERM"]
-LAWS = ("law 2", "law 3", "soft labels", "law 5")  # repeatable, one domain, soft labels, saved whole
-ACTING = {  # small, and so that it is at work within the few steps of a law
-    "ARM": "ARM(width=4)",
-    "DANN": "DANN(mlp_width=16)",
-    "DSPReg": "DSPReg(measure_batches=2)",
-    "Fishr": "Fishr(warmup=1)",
-    "GGA": "GGA(rho=0.01, start=0, end=100, tries=3)",
-    "IRM": "IRM(warmup=1)",
-    "VREx": "VREx(warmup=1)",
-}
+Run by `together`, which starts them and reads their files.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import dspreg
+from helpers.environments import EVERY, NETWORKS, WEIGHT, Problem
+
+WORLD = 2
+SIZES = (4, 3, 5, 2, 6)  # of batches
+DOMAINS = {"photo": 0.0, "art": 1.0, "sketch": 2.5}
 
 
-def refusal(below, above):
-    """The message that `below+above` is refused with; None if it keeps the laws."""
-    spec = f"{ACTING.get(below, below)}+{ACTING.get(above, above)}"
+def tiny(out: Tensor, y: Tensor) -> Tensor:
+    """So small that squares are scaled, by each process as it sees fit."""
+    return F.cross_entropy(out, y, reduction="none") * 1e-20
+
+
+OF = ({"estimator": "persample"}, {"estimator": "signed"}, {"of": "fisher"}, {"loss": tiny})
+TIMES = (1, 1, 1, 2.0**-20)  # what rank 1's samples are multiplied with
+
+
+def loaders(rank: int | None, times: float = 1) -> dict[str, list[tuple[Tensor, Tensor]]]:
+    """Batches of three domains: every second is rank 1's, `times` as large. None: all of them. Shares are unequal."""
+    random = torch.Generator().manual_seed(3)
+    found = {}
+    for name, shift in DOMAINS.items():
+        x = [torch.randn(n, 2, 5, 5, generator=random, dtype=torch.float64) + shift for n in SIZES]
+        y = [torch.randint(3, (n,), generator=random) for n in SIZES]
+        x = [each * times if i % WORLD else each for i, each in enumerate(x)]
+        found[name] = list(zip(x, y, strict=True))[slice(rank, None, None if rank is None else WORLD)]
+    return found
+
+
+def penalty_part(problem: Problem, engine: str, view: bool, kind: str, mine: slice) -> Tensor:
+    """On this process's share, in one closure or in two of unequal size."""
+    model = DistributedDataParallel(copy.deepcopy(problem.net), gradient_as_bucket_view=view)
+    penalty = dspreg.Penalty(model, weight=WEIGHT, engine=engine)
+    penalty.coefficients = {f"module.{n}": c for n, c in problem.c.items()}
+    x, y = problem.x[mine], problem.y[mine]
+    sizes = [len(x)] if kind == "whole" else [2, len(x) - 2]
+    pieces = list(zip(x.split(sizes), y.split(sizes), strict=True))
+    closures = [lambda a=a, b=b: F.cross_entropy(model(a), b) * len(a) / len(x) for a, b in pieces]
+    return problem.part(model, penalty, lambda: penalty.backward(closures if kind == "parts" else closures[0]))
+
+
+def work(rank: int, out: Path) -> None:
+    found: dict[str, Tensor] = {}
+    said: dict[str, object] = {}
+    problem = Problem("smooth")
+    mine = slice(rank, None, WORLD)
+    for view in (False, True):
+        for engine in EVERY:
+            for kind in ("whole", "parts"):
+                found[f"part/{view}/{engine}/{kind}"] = penalty_part(problem, engine, view, kind, mine)
+
+    for i, how in enumerate(OF):
+        model = DistributedDataParallel(copy.deepcopy(problem.net))
+        penalty = dspreg.Penalty(model, weight=WEIGHT)
+        profile = penalty.refresh(loaders(rank, TIMES[i]), **how)
+        for what in ("c", "null", "c_debiased", "mean"):
+            found[f"{what}/{i}"] = getattr(profile, what).flat()
+        said[f"reliability/{i}"] = profile.reliability
+        said[f"counts/{i}"] = profile.settings["domains"]
+
+    found["same samples"] = penalty.refresh(loaders(0), estimator="signed").c.flat()
+
+    # one process has broken images
+    bad = loaders(rank)
+    if rank == 1:
+        bad["art"][0][0][0] = torch.nan
     try:
-        check_laws(maker(spec), Problem(IMAGE), LAWS)
-    except ConfigError as error:
-        return str(error)
-    return None
+        penalty.refresh(bad)
+    except dspreg.DataError as error:
+        said["broken"] = str(error)
+    other = loaders(rank)
+    if rank == 1:
+        other["clip art"] = other.pop("art")
+    try:
+        penalty.refresh(other)
+    except dspreg.DataError as error:
+        said["different"] = str(error)
+
+    # batch norm: one plain step, and one with two passes
+    for engine in (None, "lookahead", "exact"):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(NETWORKS["batch norm"]().double())
+        penalty = dspreg.Penalty(model, weight=WEIGHT if engine else 0, engine=engine or "exact")
+        for _ in range(2):
+            penalty.backward(lambda: F.cross_entropy(model(problem.x[mine]), problem.y[mine]))  # noqa: B023
+        found[f"buffers/{engine}"] = torch.cat([b.double().reshape(-1) for b in model.buffers()])
+
+    try:
+        dspreg.Penalty(fully_shard(nn.Linear(2, 2)))
+    except dspreg.ConfigError as error:
+        said["sharded"] = str(error)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", dspreg.Notice)
+        dspreg.Penalty(nn.Linear(2, 2))
+    said["no wrapper"] = [str(w.message) for w in caught]
+    save_file(found, out / f"{rank}.safetensors")
+    (out / f"{rank}.json").write_text(json.dumps(said))
+
+
+def together(out: Path, script: str = __file__) -> list[tuple[dict[str, Tensor], dict[str, object]]]:
+    """Run all processes; what each of them found and said."""
+    here = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": here}
+    commands = [[sys.executable, script, str(rank), str(WORLD), str(out / "store"), str(out)] for rank in range(WORLD)]
+    running = [subprocess.Popen(c, stderr=subprocess.PIPE, text=True, env=environment) for c in commands]
+    try:
+        for process in running:
+            _, errors = process.communicate(timeout=300)
+            assert process.returncode == 0, errors
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+    return [(load_file(out / f"{r}.safetensors"), json.loads((out / f"{r}.json").read_text())) for r in range(WORLD)]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    own, size, store, folder = sys.argv[1:]
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(own), world_size=int(size))
+    warnings.simplefilter("ignore", dspreg.Notice)
+    work(int(own), Path(folder))
+    dist.destroy_process_group()

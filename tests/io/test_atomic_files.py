@@ -12,6 +12,7 @@ import sys
 from contextlib import contextmanager
 
 import pytest
+from helpers.faults import Crash, as_nobody, operations, stopped
 
 from dspreg.errors import IntegrityError, ResourceError
 from dspreg.io import atomic_files as files
@@ -27,90 +28,6 @@ from dspreg.io.atomic_files import (
     write,
     write_json,
 )
-
-
-class Crash(BaseException):
-    """The process is gone: nobody may catch this to tidy up."""
-
-
-class Disk:
-    """Counts open for writing, write, truncate, fsync, replace and unlink, and stops at the n-th.
-
-    Args:
-        stop: Which operation, from 0; None lets all pass.
-        how: "before" it, "after" it, or "torn": a write of one half of the bytes.
-        error: Raised then; a crash or the system's refusal.
-    """
-
-    def __init__(self, monkeypatch, stop=None, how="before", error=None):
-        self.done, self.stop, self.how, self.error = [], stop, how, error or Crash()
-        replace, fsync, unlink, path_open = os.replace, os.fsync, pathlib.Path.unlink, pathlib.Path.open
-
-        def opened(path, mode="r", *rest, **more):
-            if mode.startswith("r") and "+" not in mode:
-                return path_open(path, mode, *rest, **more)
-            handle = self.operation("open", lambda: path_open(path, mode, buffering=0))
-            return Unbuffered(self, handle)
-
-        monkeypatch.setattr(pathlib.Path, "open", opened)
-        monkeypatch.setattr(files.os, "replace", lambda a, b: self.operation("replace", lambda: replace(a, b)))
-        monkeypatch.setattr(files.os, "fsync", lambda fd: self.operation("fsync", lambda: fsync(fd)))
-        monkeypatch.setattr(
-            pathlib.Path, "unlink", lambda p, missing_ok=False: self.operation("unlink", lambda: unlink(p, missing_ok))
-        )
-
-    def operation(self, name, act, half=None):
-        now = len(self.done) == self.stop
-        self.done.append(name)
-        if now and self.how == "torn" and half:
-            half()
-        if now and self.how in ("before", "torn"):
-            raise self.error
-        result = act()
-        if now:
-            if name == "open":
-                result.close()
-            raise self.error
-        return result
-
-
-class Unbuffered:
-    def __init__(self, disk, handle):
-        self.disk, self.handle = disk, handle
-
-    def write(self, data):
-        half = lambda: self.handle.write(data[: len(data) // 2])  # noqa: E731
-        return self.disk.operation("write", lambda: self.handle.write(data), half)
-
-    def truncate(self, size):
-        return self.disk.operation("truncate", lambda: self.handle.truncate(size))
-
-    def flush(self):
-        pass
-
-    def fileno(self):
-        return self.handle.fileno()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.handle.close()
-
-
-def operations(act):
-    """The durable operations of an act that succeeds."""
-    with pytest.MonkeyPatch.context() as patch:
-        disk = Disk(patch)
-        act()
-    return disk.done
-
-
-def stopped(act, stop, how, error=None):
-    with pytest.MonkeyPatch.context() as patch:
-        Disk(patch, stop, how, error)
-        act()
-
 
 OLD, NEW = b"old" * 50, b"something new, and longer" * 30
 WRITES = {
@@ -233,21 +150,6 @@ except ResourceError as error:
     finally:
         hidden.chmod(0o755)
     assert "can't be written: Permission denied; 5 bytes wanted" in said
-
-
-def as_nobody(program, folder):
-    """Run a program as a user who isn't root."""
-    command = [sys.executable, "-c", program]
-    if os.getuid() == 0:
-        if not shutil.which("setpriv"):
-            pytest.skip("runs as root, whom nothing is refused, and there is no setpriv")
-        for parent in (folder, *folder.parents):  # pytest keeps its folders to itself
-            if parent.stat().st_uid == 0 and parent != parent.parent and "pytest" in str(parent):
-                parent.chmod(parent.stat().st_mode | 0o755)
-        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *command]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HOME": "/nonexistent"})
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_unfinished_files_go_and_others_stay(tmp_path):

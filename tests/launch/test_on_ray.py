@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from helpers.small_runs import EXECUTION
-from launch.tiny_sweeps import alone as serial
-from launch.tiny_sweeps import three
+from helpers.sweeps import alone as serial
+from helpers.sweeps import three
 
 from dspreg.cli import main
 from dspreg.errors import ConfigError, Preempted, ResourceError

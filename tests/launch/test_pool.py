@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from helpers.small_runs import EXECUTION
-from launch.tiny_sweeps import alone, assert_same_bits, bytes_in, three
+from helpers.sweeps import alone, assert_same_bits, bytes_in, three
 
 from dspreg.errors import ConfigError, Notice, Preempted, ResourceError
 from dspreg.launch.board import Board

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 from helpers.small_runs import EXECUTION
-from launch.tiny_sweeps import alone, assert_same_bits, bytes_in, three
+from helpers.sweeps import alone, assert_same_bits, bytes_in, three
 
 from dspreg.errors import CantWrite, Preempted, ResourceError
 from dspreg.launch import attempt
@@ -335,7 +335,7 @@ import sys
 from dspreg import claims
 claims.Claims.__init__.__kwdefaults__["lease"] = float(sys.argv[4])
 from helpers.small_runs import EXECUTION
-from launch.tiny_sweeps import alone, three
+from helpers.sweeps import alone, three
 from dspreg.runs.store import RunStore
 store = RunStore(sys.argv[2])
 print("ready", flush=True)

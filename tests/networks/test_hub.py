@@ -66,7 +66,7 @@ os.environ["HF_ENDPOINT"] = f"http://127.0.0.1:{server.server_port}"
 
 import timm
 from dspreg.errors import DspregError
-from dspreg.networks import backbone_named, hub
+from dspreg.networks import make_backbone, hub
 
 hub.ANSWER = 0.5
 
@@ -74,7 +74,7 @@ def tried(name):
     asked.clear()
     began = time.perf_counter()
     try:
-        backbone = backbone_named(name, image_size=32)
+        backbone = make_backbone(name, image_size=32)
         said = {"weights": vars(backbone.weights), "first": next(backbone.make().parameters()).flatten()[0].item()}
     except DspregError as error:
         said = {"error": type(error).__name__, "says": str(error)}

@@ -5,9 +5,8 @@ import math
 
 import pytest
 import torch
-from helpers import processes
+from helpers.distributed import DOMAINS, OF, TIMES, loaders, tiny, together
 from helpers.environments import EVERY, Problem, likeness
-from helpers.processes import OF, TIMES, loaders, tiny, together
 
 import dspreg
 
@@ -34,7 +33,7 @@ def test_c_is_the_same_to_the_bit_everywhere(ranks, i):
     for what in ("c", "null", "c_debiased", "mean"):
         assert torch.equal(first[f"{what}/{i}"], second[f"{what}/{i}"])
     assert said[f"reliability/{i}"] == also[f"reliability/{i}"]
-    assert said[f"counts/{i}"] == {d: {"batches": 5, "samples": 20} for d in processes.DOMAINS}
+    assert said[f"counts/{i}"] == {d: {"batches": 5, "samples": 20} for d in DOMAINS}
 
 
 def test_c_of_two_processes_is_that_of_all_their_batches_in_one(ranks):

@@ -8,7 +8,7 @@ import sys
 from contextlib import nullcontext, suppress
 
 import pytest
-from test_files import as_nobody
+from helpers.faults import as_nobody
 
 from dspreg.errors import ConfigError, IntegrityError, ResourceError
 from dspreg.io.atomic_files import fenced

@@ -136,7 +136,7 @@ def test_a_store_that_another_makes_at_the_same_moment_is_shared(tmp_path, monke
 
 
 def test_a_failure_that_is_taken_away_while_it_is_read_is_none(store, monkeypatch):
-    from dspreg.runs.store import store as runs
+    from dspreg.runs import store as runs
 
     store.fail(ONE, DataError("no images"))
 

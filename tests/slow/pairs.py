@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from helpers.distributed import LAYERS, refusal
+from helpers.stacking import LAYERS, refusal
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table

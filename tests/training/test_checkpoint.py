@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from test_files import Crash, operations, stopped
+from helpers.faults import Crash, operations, stopped
 
 from dspreg.algorithms import parse
 from dspreg.errors import IntegrityError, Notice, ResourceError

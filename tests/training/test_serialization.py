@@ -138,7 +138,7 @@ PROGRAM = """
 import sys, torch
 torch.set_num_threads(1)  # the states, too, must be equal
 sys.path.insert(0, sys.argv[1])
-from test_packing import hashes
+from test_serialization import hashes
 print(*hashes())
 """
 

@@ -1,0 +1,28 @@
+"""Which layers go together: every ordered pair keeps the laws, or is refused by a message that helps."""
+
+from dspreg.algorithms.spec import algorithms
+from dspreg.errors import ConfigError
+from dspreg.testing.laws import Problem, check_laws, maker
+from dspreg.testing.toy import IMAGE
+
+LAYERS = [name for name in algorithms() if name != "ERM"]
+LAWS = ("law 2", "law 3", "soft labels", "law 5")  # repeatable, one domain, soft labels, saved whole
+ACTING = {  # small, and so that it is at work within the few steps of a law
+    "ARM": "ARM(width=4)",
+    "DANN": "DANN(mlp_width=16)",
+    "DSPReg": "DSPReg(measure_batches=2)",
+    "Fishr": "Fishr(warmup=1)",
+    "GGA": "GGA(rho=0.01, start=0, end=100, tries=3)",
+    "IRM": "IRM(warmup=1)",
+    "VREx": "VREx(warmup=1)",
+}
+
+
+def refusal(below, above):
+    """The message that `below+above` is refused with; None if it keeps the laws."""
+    spec = f"{ACTING.get(below, below)}+{ACTING.get(above, above)}"
+    try:
+        check_laws(maker(spec), Problem(IMAGE), LAWS)
+    except ConfigError as error:
+        return str(error)
+    return None
