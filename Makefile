@@ -13,10 +13,10 @@ export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint kills sweeps ray pairs parity pacs maps bench evidence pacs-ruler pacs-arms pacs-c wheel clean
+.PHONY: help demo test lint kills sweeps ray pairs parity pacs maps bench evidence evidence-open evidence-pack evidence-tables pacs-erm-variance pacs-variants pacs-ruler pacs-arms pacs-c wheel clean
 
 help:  ## this list
-	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 25
 
 $(READY): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): downloads torch the first time, a few minutes."
@@ -89,19 +89,35 @@ build/places:  # relative paths, for records say where files lay
 	@ln -sfn $(DSPREG_WEIGHTS) build/lite0.safetensors
 	@touch $@
 
-pacs-ruler: $(READY) build/places  ## ERM on PACS, five seeds: how small a difference can be seen; two hours on one core
-	$(BIN)/dspreg sweep evidence/pacs/ruler.yaml --store evidence/pacs/store
+evidence-open: $(READY)  ## unpack the records of the evidence into build/evidence, where they are not there yet
+	$(BIN)/python evidence/archives.py open build/evidence
 
-pacs-arms: $(READY) build/places  ## the frozen protocol's arms on PACS and the digits: more than a day on one core, resumable
-	$(BIN)/dspreg sweep evidence/pacs/first.yaml --store evidence/pacs/store
-	$(BIN)/dspreg sweep evidence/pacs/second.yaml --store evidence/pacs/store
-	$(BIN)/dspreg sweep evidence/digits/arms.yaml --store evidence/digits/store
-	$(BIN)/dspreg sweep evidence/digits/notes.yaml --store evidence/digits/store
-	$(BIN)/dspreg sweep evidence/digits/compose.yaml --store evidence/digits/store
-	$(BIN)/dspreg sweep evidence/digits/batch.yaml --store evidence/digits/batch
-	$(BIN)/dspreg sweep evidence/pacs/third.yaml --store evidence/pacs/store
+evidence-pack: $(READY)  ## pack build/evidence into the archives again, with their checksums
+	$(BIN)/python evidence/archives.py pack build/evidence
 
-pacs-c: $(READY) build/places  ## c along ERM and DSP-Reg, and how alike the penalties are: some hours on one core, resumable
+evidence-tables: $(READY)  ## print evidence/tables.md and draw the plots of docs/understand/evidence.md from the archives
+	@mkdir -p build
+	$(BIN)/python evidence/make_tables.py --out docs/images > build/tables.md
+	mv build/tables.md evidence/tables.md
+
+pacs-erm-variance: evidence-open build/places  ## ERM on PACS, five seeds: its variance between seeds; two hours on one core
+	$(BIN)/dspreg sweep evidence/pacs/ruler.yaml --store build/evidence/pacs/store
+	$(MAKE) evidence-pack
+
+pacs-variants: evidence-open build/places  ## the frozen protocol's variants, PACS and digits: over a day on one core, resumable
+	$(BIN)/dspreg sweep evidence/pacs/first.yaml --store build/evidence/pacs/store
+	$(BIN)/dspreg sweep evidence/pacs/second.yaml --store build/evidence/pacs/store
+	$(BIN)/dspreg sweep evidence/digits/arms.yaml --store build/evidence/digits/store
+	$(BIN)/dspreg sweep evidence/digits/notes.yaml --store build/evidence/digits/store
+	$(BIN)/dspreg sweep evidence/digits/compose.yaml --store build/evidence/digits/store
+	$(BIN)/dspreg sweep evidence/digits/batch.yaml --store build/evidence/digits/batch
+	$(BIN)/dspreg sweep evidence/pacs/third.yaml --store build/evidence/pacs/store
+	$(MAKE) evidence-pack
+
+pacs-ruler: pacs-erm-variance  # the names that the frozen protocol and its README knew
+pacs-arms: pacs-variants
+
+pacs-c: $(READY) build/places  ## c during ERM and DSP-Reg, and how similar the penalties are: some hours on one core, resumable
 	$(BIN)/dspreg sweep evidence/pacs/c.yaml --store build/c
 	$(BIN)/python evidence/c_along.py build/c --root build/data --out evidence/pacs/c.jsonl
 	$(BIN)/python evidence/choices.py build/c --root build/data --out evidence/pacs/choices.jsonl

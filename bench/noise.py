@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from noise_shown import OF, by_model, draw, show
+from plots.noise import OF, by_model, print_tables, save_plots
 from real import LITE0, without_sketch
 from rich.console import Console
 from safetensors.torch import load_file, save
@@ -181,9 +181,9 @@ def main() -> int:
         algorithm = network(options.model, options.network, options.image_size)
         measure_all(algorithm, options, which, console)
     for model, rows in by_model(records(options.out)).items():
-        show(model, rows, console)
+        print_tables(model, rows, console)
         if options.figures:
-            draw(model, rows, options.figures)
+            save_plots(model, rows, options.figures)
     return 0
 
 

@@ -23,10 +23,10 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from plots.trajectory import ENGINES, LAZY, print_table, save_plot
 from real import without_sketch
 from safetensors.torch import save_file
 from torch import Tensor
-from trajectory_shown import ENGINES, LAZY, draw, show
 
 import dspreg
 from dspreg import vectors
@@ -170,9 +170,9 @@ def main() -> int:
         sys.modules.setdefault("trajectory", sys.modules["__main__"])
         experiment = without_sketch(options.image_size, algorithm="trajectory.Watched", steps=options.steps)
         watch(experiment, options.out)
-    show(options.out)
+    print_table(options.out)
     if options.figures:
-        draw(options.out, options.figures)
+        save_plot(options.out, options.figures)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""c, its null and c without the share of noise, of the model of every evaluated step.
+"""c, its null (c under random domain labels) and c without the share of noise, at every evaluated step.
 
     dspreg sweep evidence/pacs/c.yaml --store build/c
     python evidence/c_along.py build/c --root build/data --out evidence/pacs/c.jsonl
@@ -14,8 +14,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from kept import measured, parser
-from restored import restored
+from load_checkpoint import load_checkpoint
+from measure_checkpoints import make_parser, measure_checkpoints
 
 from dspreg.algorithms import DSPReg
 from dspreg.sensitivity import Profile
@@ -25,27 +25,27 @@ ALL = 10**6  # batches: more than any domain has
 
 
 def main() -> int:
-    options = parser(__doc__).parse_args()
-    measured(
+    options = make_parser(__doc__).parse_args()
+    measure_checkpoints(
         options.store,
         options.out,
-        lambda folder, step: along(
-            restored(folder, step, options.root, options.weights)[1],
+        lambda folder, step: measure_c(
+            load_checkpoint(folder, step, options.root, options.weights)[1],
             whole=step in ENDS and folder.description()["settings"]["trial"] == 0,
         ),
     )
     return 0
 
 
-def along(algorithm: DSPReg, *, whole: bool) -> dict[str, Any]:
-    found = summary(algorithm.profile())
+def measure_c(algorithm: DSPReg, *, whole: bool) -> dict[str, Any]:
+    found = summarize(algorithm.profile())
     if whole:
         algorithm.measure_batches = ALL
-        found["whole"] = summary(algorithm.profile())
+        found["whole"] = summarize(algorithm.profile())
     return found
 
 
-def summary(profile: Profile) -> dict[str, Any]:
+def summarize(profile: Profile) -> dict[str, Any]:
     """Means over parameters, and how many of them are above their own null."""
     assert profile.null is not None
     assert profile.c_debiased is not None

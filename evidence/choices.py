@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import sys
 
-from kept import measured, parser
-from restored import NEW, restored
+from load_checkpoint import NEW, load_checkpoint
+from measure_checkpoints import make_parser, measure_checkpoints
 
 import dspreg
 from dspreg.algorithms import DSPReg
@@ -26,24 +26,24 @@ EPSILONS = (1e-8, 1e-6, 1e-4)
 
 
 def main() -> int:
-    options = parser(__doc__).parse_args()
-    measured(
+    options = make_parser(__doc__).parse_args()
+    measure_checkpoints(
         options.store,
         options.out,
-        lambda folder, step: compared(*restored(folder, step, options.root, options.weights)),
+        lambda folder, step: compare_choices(*load_checkpoint(folder, step, options.root, options.weights)),
         steps=[299],
         trials=[0],
     )
     return 0
 
 
-def compared(experiment: Experiment, algorithm: DSPReg) -> dict[str, object]:
-    usual, shown_otherwise = algorithm.profile(), augmented(experiment, algorithm)
+def compare_choices(experiment: Experiment, algorithm: DSPReg) -> dict[str, object]:
+    usual, augmented = algorithm.profile(), measure_augmented(experiment, algorithm)
     algorithm.stack.steps += NEW
-    found = {"again": algorithm.profile(), "augmented": shown_otherwise}
+    found = {"again": algorithm.profile(), "augmented": augmented}
     lines = {
-        "usual": of(usual, None),
-        **{name: of(each, usual.compare(each).agreement) for name, each in found.items()},
+        "usual": summarize(usual, None),
+        **{name: summarize(each, usual.compare(each).agreement) for name, each in found.items()},
     }
     alive = usual.alive().flat()
     c, mean, variance = (each.flat()[alive].double() for each in (usual.c, usual.mean, usual.variance))
@@ -53,7 +53,7 @@ def compared(experiment: Experiment, algorithm: DSPReg) -> dict[str, object]:
     return {"choices": lines, "median_s": float(mean.median())}
 
 
-def augmented(experiment: Experiment, algorithm: DSPReg) -> Profile:
+def measure_augmented(experiment: Experiment, algorithm: DSPReg) -> Profile:
     """On the images that a refresh takes, as training shows them."""
     shown, key, domains = experiment.shown(augment=True), (*experiment.key, algorithm.t), {}
     for part in (experiment.part(name, "in", shown) for name in experiment.sources):
@@ -63,10 +63,10 @@ def augmented(experiment: Experiment, algorithm: DSPReg) -> Profile:
     return dspreg.measure(algorithm.net, domains)
 
 
-def of(profile: Profile, agrees: float | None) -> dict[str, float | None]:
+def summarize(profile: Profile, agreement_with_usual: float | None) -> dict[str, float | None]:
     assert profile.null is not None
     c, null = (float(profile.over_alive(each).double().mean()) for each in (profile.c, profile.null))
-    return {"c": c, "null": null, "agreement": agrees}
+    return {"c": c, "null": null, "agreement": agreement_with_usual}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Tables of differences between arms, paired by trial."""
+"""Tables of differences between variants, paired by trial."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from statistics import fmean
 
 from markdown import print_table
-from rows import BATCH, FULL_DIGITS, OTHERS, Rows, arms, differences, paired, rows
+from variants import FULL_DIGITS, OTHERS, Rows, differences, pair_accuracies, read_rows, variant_labels
 
 from dspreg.report.contrasts import Contrast, contrast, verdict
 from dspreg.report.student import quantile
@@ -20,10 +21,10 @@ def print_contrasts(name: str, named: dict[str, str], found: dict[str, Rows]) ->
         for rule, words in RULES.items():
             if apart := differences(found[rule], named["DSP-Reg"], named[other]):
                 c = contrast(apart.values())
-                said = decided(c, apart, found[rule], other) if rule == "late" else ""
+                said = full_verdict(c, apart, found[rule], other) if rule == "late" else ""
                 lines.append([other, words, *cells(c), detectable(c), said])
     head = ["", "outcome", "difference", "95 % interval", "pairs", "detectable", "verdict"]
-    print_table(f"{name}: DSP-Reg less …, points of per cent; the second half decides", head, lines)
+    print_table(f"{name}: DSP-Reg minus …, percentage points; the second-half mean decides", head, lines)
 
 
 def cells(c: Contrast) -> list[str]:
@@ -42,8 +43,8 @@ def detectable(c: Contrast) -> str:
     return f"{(quantile(0.975, c.freedom) + quantile(0.80, c.freedom)) * c.error:.2f}"
 
 
-def decided(c: Contrast, apart: Apart, found: Rows, other: str) -> str:
-    """Of some targets alone there is no verdict."""
+def full_verdict(c: Contrast, apart: Apart, found: Rows, other: str) -> str:
+    """The verdict of a contrast over all targets; over some of them there is none."""
     domains = next(iter(found.values())).domains
     if len(apart) < len(domains):
         return f"none: {len(apart)} of {len(domains)} targets"
@@ -65,24 +66,24 @@ def print_targets(name: str, named: dict[str, str], found: dict[str, Rows]) -> N
             texts = [", ".join(filter(None, (f"{c.difference:+.2f}", interval(c)))) for c in rest]
             without.append([other, words, *texts])
     head = ["", "outcome"]
-    print_table(f"{name}: DSP-Reg less …, by target: mean, and how many pairs are above 0", [*head, *domains], above)
-    print_table(f"{name}: DSP-Reg less …, without one target", [*head, *(f"without {d}" for d in domains)], without)
+    print_table(f"{name}: DSP-Reg minus …, by target: mean, and how many pairs are above 0", [*head, *domains], above)
+    print_table(f"{name}: DSP-Reg minus …, without one target", [*head, *(f"without {d}" for d in domains)], without)
 
 
 def print_pairs(found: Rows, title: str, pairs: dict[str, tuple[str, str]]) -> None:
-    """Exploratory: intervals and no verdicts, for among so many some would be without 0 by chance."""
+    """Exploratory: intervals and no verdicts, since among so many some would exclude 0 by chance."""
     lines = []
     for name, (label, other) in pairs.items():
-        if pairs_of := paired(found, label, other):
+        if pairs_of := pair_accuracies(found, label, other):
             mean, its = (100 * fmean(fmean(pair[i] for pair in each) for each in pairs_of.values()) for i in (0, 1))
             apart = [[a - b for a, b in each] for each in pairs_of.values()]
             against = "DSP-Reg" if other == FULL_DIGITS else other
             lines.append([name, f"{mean:.1f}", against, f"{its:.1f}", *cells(contrast(apart))])
     head = ["", "mean", "compared with", "its mean", "difference", "95 % interval", "pairs"]
-    print_table(f"{title}, points of per cent", head, lines)
+    print_table(f"{title}, percentage points", head, lines)
 
 
-def print_batch() -> None:
-    ours = arms(40)["DSP-Reg"]
-    found = rows(BATCH, "late", {"ERM", ours})
+def print_batch(store: Path) -> None:
+    ours = variant_labels(40)["DSP-Reg"]
+    found = read_rows(store, "late", {"ERM", ours})
     print_pairs(found, "digits, 3 × 11 images", {"DSP-Reg": (ours, "ERM")})

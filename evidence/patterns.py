@@ -3,7 +3,7 @@
     python evidence/patterns.py build/c --root build/data --out evidence/pacs/patterns.jsonl
 
 At each kept step c is measured as a refresh would, and the penalty part computed on new training batches by `exact`,
-2λH(c⊙g), and by `lookahead`, g(θ + 2λ c⊙g) − g, which the arms were trained with. Beside it the parts with
+2λH(c⊙g), and by `lookahead`, g(θ + 2λ c⊙g) − g, which the variants were trained with. Beside it the parts with
 
     again       c of another draw of 512 images per domain: the share of noise
     shuffled    c permuted within each tensor
@@ -20,8 +20,8 @@ import sys
 from collections.abc import Mapping
 
 import torch
-from kept import measured, parser
-from restored import NEW, batches, restored
+from load_checkpoint import NEW, load_checkpoint, new_batches
+from measure_checkpoints import make_parser, measure_checkpoints
 from torch import Tensor
 
 from dspreg.algorithms import DSPReg
@@ -35,26 +35,26 @@ Parts = dict[str, Tensor]  # pattern → penalty part
 
 
 def main() -> int:
-    options_of = parser(__doc__)
-    options_of.add_argument("--steps", nargs="+", type=int, default=[60, 299])
-    options_of.add_argument("--trials", nargs="+", type=int, default=[0])
-    options = options_of.parse_args()
-    measured(
+    parser = make_parser(__doc__)
+    parser.add_argument("--steps", nargs="+", type=int, default=[60, 299])
+    parser.add_argument("--trials", nargs="+", type=int, default=[0])
+    options = parser.parse_args()
+    measure_checkpoints(
         options.store,
         options.out,
-        lambda folder, step: compared(*restored(folder, step, options.root, options.weights)),
+        lambda folder, step: compare_patterns(*load_checkpoint(folder, step, options.root, options.weights)),
         steps=options.steps,
         trials=options.trials,
     )
     return 0
 
 
-def compared(experiment: Experiment, algorithm: DSPReg) -> dict[str, object]:
-    patterns = patterns_of(algorithm)
+def compare_patterns(experiment: Experiment, algorithm: DSPReg) -> dict[str, object]:
+    patterns = build_patterns(algorithm)
     engines = {"exact": exact_parts, "lookahead": lookahead_parts}
     by_batch: dict[str, list[Parts]] = {name: [] for name in engines}
     lengths = []
-    for step in batches(experiment, BATCHES):
+    for step in new_batches(experiment, BATCHES):
         lengths.append(float(gradient(algorithm.loss(algorithm(step)), algorithm.net).norm()))
         for name, parts in engines.items():
             by_batch[name].append(parts(algorithm, step, patterns))
@@ -66,21 +66,21 @@ def compared(experiment: Experiment, algorithm: DSPReg) -> dict[str, object]:
     return {
         "spread_of_c": float(c.std() / c.mean()),
         "engines": {
-            "single": averaged([likeness(a["c"], b["c"]) for a, b in pairs]),
-            "summed": likeness(sums["lookahead"]["c"], sums["exact"]["c"]),
+            "single": mean_of_each([similarity(a["c"], b["c"]) for a, b in pairs]),
+            "summed": similarity(sums["lookahead"]["c"], sums["exact"]["c"]),
         },
         **{
             name: {
                 "share": sum(float(p["c"].norm()) / n for p, n in zip(found, lengths, strict=True)) / BATCHES,
-                "single": {k: averaged([likeness(p[k], p["c"]) for p in found]) for k in patterns if k != "c"},
-                "summed": {k: likeness(sums[name][k], sums[name]["c"]) for k in patterns if k != "c"},
+                "single": {k: mean_of_each([similarity(p[k], p["c"]) for p in found]) for k in patterns if k != "c"},
+                "summed": {k: similarity(sums[name][k], sums[name]["c"]) for k in patterns if k != "c"},
             }
             for name, found in by_batch.items()
         },
     }
 
 
-def patterns_of(algorithm: DSPReg) -> dict[str, ParamVector]:
+def build_patterns(algorithm: DSPReg) -> dict[str, ParamVector]:
     c = algorithm.measured_c()
     found = {"c": c}
     algorithm.stack.steps += NEW  # another draw of images
@@ -89,13 +89,13 @@ def patterns_of(algorithm: DSPReg) -> dict[str, ParamVector]:
         algorithm.coefficients = name
         found[name] = algorithm.arranged(c)
     algorithm.coefficients = "dynamic"
-    found["reversed"] = c.map(backwards)
+    found["reversed"] = c.map(reverse_ranks)
     head = set(c.select("classifier.*"))
     found["head"] = ParamVector((name, t if name in head else torch.zeros_like(t)) for name, t in c.items())
     return found
 
 
-def backwards(c: Tensor) -> Tensor:
+def reverse_ranks(c: Tensor) -> Tensor:
     """The same values, the largest where the smallest was."""
     flat = c.reshape(-1)
     order = flat.argsort()
@@ -125,12 +125,12 @@ def lookahead_parts(algorithm: DSPReg, step: list[Batch], patterns: Mapping[str,
     return found
 
 
-def likeness(a: Tensor, b: Tensor) -> list[float]:
+def similarity(a: Tensor, b: Tensor) -> list[float]:
     """Cosine, and ratio of lengths."""
     return [float(a @ b / (a.norm() * b.norm())), float(a.norm() / b.norm())]
 
 
-def averaged(values: list[list[float]]) -> list[float]:
+def mean_of_each(values: list[list[float]]) -> list[float]:
     return [sum(each) / len(values) for each in zip(*values, strict=True)]
 
 

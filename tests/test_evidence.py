@@ -1,4 +1,4 @@
-"""The evidence as it lies in the repository: whole, of one protocol, and told as it is."""
+"""The evidence as it lies in the repository: whole, of one protocol, and reported as it is."""
 
 import contextlib
 import io
@@ -11,16 +11,27 @@ import pytest
 import torch
 
 from dspreg.algorithms import DSPReg
+from dspreg.io.atomic_files import sha256_of_file
 from dspreg.penalty import Step, parse_engine
 from dspreg.report.reading import read, run_folders
+from dspreg.runs.archive import SUFFIX, unpack_store
 from dspreg.testing import ready, toy_batches, toy_task
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "evidence"
-STORES = sorted(path.parent for path in EVIDENCE.glob("*/*/store.json"))
+STORES = ("digits/batch", "digits/store", "pacs/store")
 
 
-def printed(script, *options):
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory):
+    """All archives, unpacked once."""
+    folder = tmp_path_factory.mktemp("evidence")
+    for name in STORES:
+        unpack_store(EVIDENCE / f"{name}{SUFFIX}", folder / name)
+    return folder
+
+
+def run_script(script, *options):
     """What a script of evidence/ prints."""
     before, out = (sys.argv, list(sys.path)), io.StringIO()
     sys.argv, sys.path[:] = [script, *map(str, options)], [str(EVIDENCE), *sys.path]
@@ -33,32 +44,45 @@ def printed(script, *options):
     return out.getvalue()
 
 
-@pytest.mark.parametrize("store", STORES, ids=lambda path: "/".join(path.parts[-2:]))
-def test_every_run_is_finished_verified_and_planned(store):
-    traces, damaged = read(store)
+def test_archives_are_those_of_the_checksums():
+    sums = dict(reversed(line.split("  ")) for line in (EVIDENCE / "SHA256SUMS").read_text().splitlines())
+    files = {path.relative_to(EVIDENCE).as_posix() for path in EVIDENCE.rglob(f"*{SUFFIX}")}
+    assert set(sums) == files == {f"{name}{SUFFIX}" for name in STORES}
+    assert {name: sha256_of_file(EVIDENCE / name) for name in sums} == sums
+
+
+def test_the_protocol_is_as_it_was_frozen():
+    """In commit 65c820e, before any variant but ERM was trained."""
+    frozen = "cac27906ba40853fdb66bbef4f5ab459edc98da7be50587327cb6b2f10933bf9"
+    assert sha256_of_file(EVIDENCE / "pacs/protocol.md") == frozen
+
+
+@pytest.mark.parametrize("name", STORES)
+def test_every_run_is_finished_verified_and_planned(stores, name):
+    traces, damaged = read(stores / name)
     assert damaged == []
-    folders = run_folders(store)
-    assert len(folders) == sum(trace.finished for trace in traces) > 0
+    folders = run_folders(stores / name)
+    assert len(folders) == sum(trace.finished for trace in traces) == len(traces) > 0
     assert all(folder.result() for folder in folders)
 
 
-@pytest.mark.parametrize("store", STORES, ids=lambda path: "/".join(path.parts[-2:]))
-def test_all_runs_of_a_store_differ_in_nothing_but_method_target_and_trial(store):
+@pytest.mark.parametrize("name", STORES)
+def test_all_runs_of_a_store_differ_in_nothing_but_method_target_and_trial(stores, name):
     seen = set()
-    for folder in run_folders(store):
+    for folder in run_folders(stores / name):
         described = folder.description()
         free = {k: v for k, v in described["settings"].items() if k not in ("algorithm", "targets", "trial")}
         seen.add(json.dumps([free, described["environment"], described["weights"]], sort_keys=True))
     assert len(seen) == 1
 
 
-def test_the_ruler_is_told_as_it_is():
-    """Means and standard deviations of README.md, against the script that computes them."""
+def test_the_page_has_the_seed_variance_of_erm():
+    """Means and standard deviations of README.md, against the script that computes them from the archive."""
     text = (EVIDENCE / "pacs/README.md").read_text()
     selected, late = (
         {
             cells[0]: cells[1:3]
-            for line in printed("ruler.py", EVIDENCE / "pacs/store", "--selection", rule).splitlines()
+            for line in run_script("erm_variance.py", EVIDENCE / "pacs/store.tar.xz", "--selection", rule).splitlines()
             if line.startswith("│") and len(cells := [each.strip() for each in line.strip("│").split("│")]) == 4
         }
         for rule in ("training", "late")
@@ -79,23 +103,85 @@ def tables(text):
     return [block for block in blocks if block]
 
 
-def test_all_tables_are_what_the_records_say(tmp_path):
-    assert (EVIDENCE / "tables.md").read_text() == printed("shown.py", "--out", tmp_path)
+def test_all_tables_are_what_the_records_say(stores, tmp_path):
+    assert (EVIDENCE / "tables.md").read_text() == run_script("make_tables.py", "--out", tmp_path, "--stores", stores)
 
 
 def test_every_table_of_the_page_is_one_of_them():
-    told = tables((ROOT / "docs/understand/evidence.md").read_text())
-    assert len(told) > 2
-    assert [table for table in told if table not in tables((EVIDENCE / "tables.md").read_text())] == []
+    shown = tables((ROOT / "docs/understand/evidence.md").read_text())
+    assert len(shown) > 2
+    assert [table for table in shown if table not in tables((EVIDENCE / "tables.md").read_text())] == []
+
+
+@pytest.fixture
+def run_archives(monkeypatch, capsys):
+    """`archives.py` as a function of its arguments: the exit code, and the message."""
+    monkeypatch.syspath_prepend(EVIDENCE)
+    from archives import main
+
+    def run(*arguments):
+        return main(list(map(str, arguments))), capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """Archives that a test may change: three times that of the smallest store."""
+    folder = tmp_path / "archives"
+    lines = []
+    for name in STORES:
+        path = folder / f"{name}{SUFFIX}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((EVIDENCE / "digits/batch.tar.xz").read_bytes())
+        lines.append(f"{sha256_of_file(path)}  {name}{SUFFIX}\n")
+    (folder / "SHA256SUMS").write_text("".join(lines))
+    return folder
+
+
+def test_stores_are_opened_worked_in_and_packed_again(run_archives, copy, tmp_path):
+    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    opened = tmp_path / "opened"
+    for action in ("open", "pack"):
+        assert run_archives(action, opened, "--archives", copy) == (0, "")
+        assert {path: path.read_bytes() for path in before} == before  # nothing new, so nothing changes
+    (opened / "pacs/store/runs/new").mkdir()
+    (opened / "pacs/store/runs/new/log.txt").write_text("of a new run")
+    assert run_archives("open", opened, "--archives", copy) == (0, "")  # what is there stays
+    assert run_archives("pack", opened, "--archives", copy) == (0, "")
+    changed = {path.relative_to(copy).as_posix() for path in before if path.read_bytes() != before[path]}
+    assert changed == {"pacs/store.tar.xz", "SHA256SUMS"}
+    assert run_archives("open", tmp_path / "again", "--archives", copy) == (0, "")
+    assert (tmp_path / "again/pacs/store/runs/new/log.txt").read_text() == "of a new run"
+
+
+def test_newer_archives_are_not_overwritten_by_an_older_folder(run_archives, copy, tmp_path):
+    assert run_archives("open", tmp_path / "mine", "--archives", copy) == (0, "")
+    assert run_archives("open", tmp_path / "theirs", "--archives", copy) == (0, "")
+    (tmp_path / "theirs/pacs/store/new.txt").write_text("new")
+    assert run_archives("pack", tmp_path / "theirs", "--archives", copy) == (0, "")
+    for action in ("open", "pack"):
+        code, said = run_archives(action, tmp_path / "mine", "--archives", copy)
+        assert code == 2
+        assert "was opened from other archives" in said
+
+
+def test_a_changed_archive_is_not_opened(run_archives, copy, tmp_path):
+    with (copy / "pacs/store.tar.xz").open("ab") as file:
+        file.write(b"\0")
+    code, said = run_archives("open", tmp_path / "opened", "--archives", copy)
+    assert code == 4
+    assert "its SHA-256 is not the one in SHA256SUMS" in said
+    assert not (tmp_path / "opened").exists()
 
 
 def test_penalty_parts_are_those_of_the_engines(monkeypatch):
     monkeypatch.syspath_prepend(EVIDENCE)
-    from patterns import backwards, exact_parts, lookahead_parts
+    from patterns import exact_parts, lookahead_parts, reverse_ranks
 
     algorithm, batches = ready(DSPReg(weight=0.01), toy_task(dropout=0.0)), toy_batches(0)
     c = algorithm.ones().map(torch.rand_like)
-    patterns = {"c": c, "mean": c * 0 + algorithm.ones() * 0.3, "reversed": c.map(backwards)}
+    patterns = {"c": c, "mean": c * 0 + algorithm.ones() * 0.3, "reversed": c.map(reverse_ranks)}
     for engine, parts in {"exact": exact_parts, "lookahead": lookahead_parts}.items():
         found = parts(algorithm, batches, patterns)
         for name, pattern in patterns.items():
@@ -109,7 +195,7 @@ def test_penalty_parts_are_those_of_the_engines(monkeypatch):
 
 def test_reversed_c_has_the_largest_value_where_the_smallest_was(monkeypatch):
     monkeypatch.syspath_prepend(EVIDENCE)
-    from patterns import backwards
+    from patterns import reverse_ranks
 
-    found = backwards(torch.tensor([[0.5, 0.1], [0.9, 0.2]]))
+    found = reverse_ranks(torch.tensor([[0.5, 0.1], [0.9, 0.2]]))
     torch.testing.assert_close(found, torch.tensor([[0.2, 0.9], [0.1, 0.5]]))

@@ -5,11 +5,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.testing import assert_close
-
-from dspreg.sensitivity.statistics import coefficient_of_variation
-from dspreg.sensitivity.theory import (
+from reference.theory import (
     contributions,
     covariance_propagation,
     factorised_fisher_diagonal,
@@ -20,6 +16,10 @@ from dspreg.sensitivity.theory import (
     shared_contributions,
     softmax_score,
 )
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from dspreg.sensitivity.statistics import coefficient_of_variation
 from dspreg.vectors import ParamVector
 
 HIDDEN, D_X = 4, 3

@@ -24,6 +24,7 @@ EXAMPLES = """examples:
   dspreg report runs --selection late                     mean over the second half of the steps: less noise
   dspreg report runs --format latex --out table.tex       also markdown, csv, json
   dspreg report runs --format html --out report.html      one page: tables that sort, curves, c beside null
+  dspreg report evidence/pacs/store.tar.xz                an archive of a store, read as the store would be
   dspreg report --domainbed sweep                         DomainBed's folders, printed as collect_results does
   dspreg report runs --write-domainbed sweep              folders that collect_results reads
 
@@ -33,7 +34,10 @@ steps, images, …) get rows of their own, which say how they differ."""
 
 def add(commands: Commands) -> None:
     parser = described(commands, "report", "make tables of finished runs", EXAMPLES)
-    says = "a folder of run folders, or the store of a sweep, whose tables count what was planned"
+    says = (
+        "a folder of run folders, or the store of a sweep, whose tables count what was planned; or an archive of one, "
+        "*.tar.xz"
+    )
     parser.add_argument("path", metavar="PATH", nargs="?", help=says)
     formats = ("text", "markdown", "latex", "csv", "json", "html")
     parser.add_argument("--format", choices=formats, default="text", help="default: text")
@@ -65,16 +69,20 @@ def run(given: Any) -> int:
         _put(given, _domainbed(given))
     elif given.write_domainbed is not None:
         from dspreg.report.domainbed_folders import written
+        from dspreg.runs.archive import open_store
 
         for name in ("out", "contrast", "selection", "format"):
             if getattr(given, name) != given.usual(name):
                 raise ConfigError(f"--write-domainbed OUT writes folders; --{name} is for a report")
 
-        count = written(given.path, given.write_domainbed, data_dir=given.data_dir)
+        with open_store(given.path) as folder:
+            count = written(folder, given.write_domainbed, data_dir=given.data_dir)
         print(f"{count} runs written to {given.write_domainbed}")
     else:
-        with no_collection():
-            text = _ours(given)
+        from dspreg.runs.archive import open_store
+
+        with no_collection(), open_store(given.path) as folder:
+            text = _ours(given, folder)
         _put(given, text)
     return 0
 
@@ -112,15 +120,18 @@ def _put(given: Any, text: str) -> None:
     print(f"written to {given.out}")
 
 
-def _ours(given: Any) -> str:
+def _ours(given: Any, folder: Path) -> str:
     from dspreg.report import contrasts
     from dspreg.report.formats import FORMATS
+    from dspreg.report.provenance import hidden, hiding
     from dspreg.report.reading import read
     from dspreg.report.tables import selected, tables
+    from dspreg.runs.archive import is_archive
 
-    traces, damaged = read(given.path)
+    hide = hiding(folder) if is_archive(given.path) else str  # the folder of an archive is gone when this is read
+    traces, damaged = read(folder)
     for each in damaged:
-        warnings.warn(f"left out: {each}", Notice, stacklevel=2)
+        warnings.warn(f"left out: {hide(each)}", Notice, stacklevel=2)
     if not traces:
         raise ConfigError(f"all {len(damaged)} runs in {given.path} are damaged; nothing is left to report")
     found = selected(traces, given.selection)
@@ -130,8 +141,8 @@ def _ours(given: Any) -> str:
     if given.format == "html":
         from dspreg.report.page import report_page
 
-        return report_page(found, made, damaged, given.path, _command(given))
-    return FORMATS[given.format](made)
+        return report_page(found, made, damaged, folder, _command(given))
+    return FORMATS[given.format]([hidden(table, hide) for table in made])
 
 
 def _as_reported(name: str, labels: set[str]) -> str:

@@ -13,6 +13,7 @@ from dspreg.cli.parser import Commands, described
 from dspreg.cli.status_text import status_json, status_text
 from dspreg.launch.work import ATTEMPTS
 from dspreg.overview import Looker, Overview
+from dspreg.runs.archive import is_archive, open_store
 from dspreg.runs.store import RunStore
 
 EVERY = 2.0  # seconds between looks
@@ -29,7 +30,7 @@ exit codes: 0; 5 if nothing is left to do and something failed; 2 if STORE is no
 
 def add(commands: Commands) -> None:
     parser = described(commands, "status", "show how the runs of a store stand", EXAMPLES)
-    parser.add_argument("store", metavar="STORE", help="the --store of a sweep")
+    parser.add_argument("store", metavar="STORE", help="the --store of a sweep, or an archive of one, *.tar.xz")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--once", action="store_true", help="print it once, as where there is no terminal")
     how.add_argument("--json", action="store_true", help="print it once, for programs")
@@ -39,17 +40,18 @@ def add(commands: Commands) -> None:
 
 
 def run(given: Any) -> int:
-    store = RunStore(given.store)
-    store.check()
-    looker = Looker(store, given.attempts)
-    if given.json:
-        found = looker.look()
-        print(json.dumps(status_json(found), indent=1))
-    elif given.once or not sys.stdout.isatty():
-        found = looker.look()
-        print(status_text(found, given.attempts))
-    else:
-        found = watched(looker, given.attempts)
+    with open_store(given.store) as folder:
+        store = RunStore(folder)
+        store.check()
+        looker = Looker(store, given.attempts)
+        if given.json:
+            found = looker.look()
+            print(json.dumps(status_json(found), indent=1))
+        elif given.once or is_archive(given.store) or not sys.stdout.isatty():
+            found = looker.look()
+            print(status_text(found, given.attempts))
+        else:
+            found = watched(looker, given.attempts)
     return 5 if found.settled and "failed" in found.states.values() else 0
 
 

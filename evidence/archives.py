@@ -1,0 +1,76 @@
+"""The stores of the evidence, one archive each, with their SHA-256 in SHA256SUMS.
+
+    python evidence/archives.py open build/evidence     verifies them, and unpacks those that are not there yet
+    python evidence/archives.py pack build/evidence     packs them again, and writes SHA256SUMS
+
+`dspreg report` reads an archive as it is. Sweeps write into folders: open them, train, and pack them again. A folder
+that was opened from other archives than those of SHA256SUMS is left alone, for packing it would undo what is newer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from dspreg.errors import ConfigError, DspregError, IntegrityError
+from dspreg.io.atomic_files import sha256_of_file, write
+from dspreg.runs.archive import SUFFIX, pack_store, unpack_store
+
+HERE = Path(__file__).parent
+STORES = ("digits/batch", "digits/store", "pacs/store")
+SUMS = "SHA256SUMS"  # as `sha256sum --check` reads it
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("open", "pack"))
+    parser.add_argument("folder", type=Path, help="where the stores are as folders")
+    parser.add_argument("--archives", type=Path, default=HERE, help="default: beside this file")
+    options = parser.parse_args(arguments)
+    try:
+        {"open": open_all, "pack": pack_all}[options.action](options.archives, options.folder)
+    except DspregError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def verify(archives: Path) -> None:
+    """Whether every archive is the one that SHA256SUMS names."""
+    for line in (archives / SUMS).read_text().splitlines():
+        expected, name = line.split("  ")
+        if sha256_of_file(archives / name) != expected:
+            raise IntegrityError(f"{archives / name} is damaged or was changed: its SHA-256 is not the one in {SUMS}")
+
+
+def open_all(archives: Path, folder: Path) -> None:
+    verify(archives)
+    require_same_origin(archives, folder)
+    for name in STORES:
+        if not (folder / name).exists():
+            unpack_store(archives / f"{name}{SUFFIX}", folder / name)
+    write(folder / SUMS, (archives / SUMS).read_bytes())
+
+
+def pack_all(archives: Path, folder: Path) -> None:
+    if not (folder / SUMS).exists():
+        raise ConfigError(f"{folder} holds no stores that were opened here; open them first")
+    require_same_origin(archives, folder)
+    for name in STORES:
+        pack_store(folder / name, archives / f"{name}{SUFFIX}")
+    files = [f"{name}{SUFFIX}" for name in STORES]
+    sums = "".join(f"{sha256_of_file(archives / file)}  {file}\n" for file in files).encode()
+    write(archives / SUMS, sums)
+    write(folder / SUMS, sums)
+
+
+def require_same_origin(archives: Path, folder: Path) -> None:
+    """A folder keeps the SHA256SUMS of the archives it was opened from or packed into."""
+    if (folder / SUMS).exists() and (folder / SUMS).read_bytes() != (archives / SUMS).read_bytes():
+        raise ConfigError(f"{folder} was opened from other archives than those in {archives}; remove one or the other")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

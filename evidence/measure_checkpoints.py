@@ -1,0 +1,58 @@
+"""Measures the models that runs with `keep: all` left, at every evaluated step: one line each, and none twice."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+from variants import finished_runs
+
+import dspreg
+from dspreg.io.atomic_files import write
+from dspreg.runs.folder import RunFolder
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Of a script that measures checkpoints."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("store", type=Path, help="the --store of the sweep that kept them")
+    parser.add_argument("--root", required=True, help="folder that holds the data sets")
+    parser.add_argument("--weights", default="build/lite0.safetensors", help="as the runs had them")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines; those that are there stay")
+    return parser
+
+
+def measure_checkpoints(
+    store: Path,
+    out: Path,
+    measure: Callable[[RunFolder, int], dict[str, Any]],
+    *,
+    steps: Container[int] | None = None,
+    trials: Container[int] | None = None,
+) -> None:
+    """Add to `out` what `measure` finds at each evaluated step of each finished run, or at these of these."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", dspreg.Notice)
+    lines = read_lines(out)
+    there = {(line["run"], line["step"]) for line in lines}
+    wanted = []
+    for folder in finished_runs(store):
+        described = folder.description()
+        about = {"run": described["id"], **{k: described["settings"][k] for k in ("algorithm", "targets", "trial")}}
+        for step in (record["step"] for record in folder.records):
+            chosen = (steps is None or step in steps) and (trials is None or about["trial"] in trials)
+            if chosen and (about["run"], step) not in there:
+                wanted.append((folder, about | {"step": step}))
+    for folder, about in track(wanted, "measuring"):
+        lines.append(about | measure(folder, about["step"]))
+        write(out, "".join(json.dumps(line) + "\n" for line in lines).encode())  # whole: a torn line could not be read
