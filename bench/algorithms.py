@@ -5,8 +5,8 @@
     python bench/algorithms.py --part digits --out build/digits   # 200 steps of all, and of ten stacks; resumable
 
 A step is the mean of two, because DANN takes two kinds in turn. Steps are taken after every warm-up; the refreshes of
-DSP-Reg are not in it (docs/understand/engines.md has them). GGA searches in a window of the run and is ERM outside of it: a step
-with 5 tries is timed, scaled to all of them, and weighted by the window's share of 5,001 steps.
+DSP-Reg are not in it (docs/understand/engines.md has them). GGA searches in a window of the run and is ERM outside of
+it: a step with 5 tries is timed, scaled to all of them, and weighted by the window's share of 5,001 steps.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ def test_readme_snippets_run_in_order(tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
-    assert links or page.name == "theory.md"
     for link in links:
         assert (page.parent / link).exists(), link
 

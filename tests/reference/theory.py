@@ -1,8 +1,8 @@
 """The paper's sensitivity theory in a size that can be checked: Jacobians, propagated covariances, Fisher diagonals.
 
 Everything here forms J_θ in full, d_y · d_θ numbers for each input, which suits networks of a few thousand parameters;
-`dspreg.measure` is for real ones, and nothing of the package uses this. docs/understand/theory.md says which of the paper's
-statements hold.
+`dspreg.measure` is for real ones, and nothing of the package uses this. docs/understand/theory.md says which of the
+paper's statements hold.
 
 Letters: d_x, d_y, d_θ numbers of inputs, outputs and parameters; B inputs; θ the trainable parameters one after
 another, in the order of `named_parameters`; j_k = ∂_k f(x) the k-th column of J_θ. A module is given in evaluation
