@@ -151,7 +151,7 @@ ON = ("--dataset", "FOLDER")
         ((), 2, "give --model NAME|RUN to measure, or --compare"),
         (("--model", "small-cnn", "--compare", "a", "b"), 2, "give --model NAME|RUN to measure, or --compare"),
         (("--model", "small-cnn"), 2, "on which images? Add --dataset"),
-        (("--model", "resnt50", "--weights", "none", *ON), 2, "The nearest: resnet50,"),
+        (("--model", "resnt50", "--weights", "none", *ON), 2, "Similar names: resnet50,"),
         (("--model", "runs/nowhere", *ON), 2, "there is no folder runs/nowhere"),
         (("--model", "photos"), 2, "photos holds no run"),
         (("--model", "nets_for_measure.number", *ON), 2, "returned a int; wanted an nn.Module"),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dspreg.errors import DataError
-from dspreg.networks.buffers import scratch_buffers
+from dspreg.networks.batch_norm import scratch_buffers
 from dspreg.randomness import untouched
 from dspreg.sensitivity.samples import Function, Samples, module_ids
 
