@@ -193,7 +193,7 @@ def theta_plus(net: nn.Module, v: ParamVector, c: ParamVector | None = None, h: 
     for name, old, new in zip(names, start, points, strict=True):
         if old.shape != new.shape:
             raise RuntimeError(
-                f"{name!r} has shape {tuple(old.shape)} and can't be displaced by a step of shape {tuple(v[name].shape)}"
+                f"{name!r} has shape {tuple(old.shape)} and can't be displaced by a step of {tuple(v[name].shape)}"
             )
     return ParamVector((n, new.to(old.dtype)) for n, old, new in zip(names, start, points, strict=True))
 

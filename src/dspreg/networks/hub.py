@@ -35,8 +35,8 @@ def download_weights(repo: str, model: str) -> Path:
 
     def failure(why: str) -> ResourceError:
         return ResourceError(
-            f"no weights for {model}: {why}. Either give a local file with --weights FILE (on another machine, download "
-            f"{FILE} of {repo}), or start from scratch with --weights none, or connect and try again"
+            f"no weights for {model}: {why}. Either give a local file with --weights FILE (on another machine, "
+            f"download {FILE} of {repo}), or start from scratch with --weights none, or connect and try again"
         )
 
     if constants.HF_HUB_OFFLINE:
