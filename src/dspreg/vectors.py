@@ -121,15 +121,15 @@ def matching_names(names: Iterable[str], only: Patterns = None, exclude: Pattern
     excluded = [exclude] if isinstance(exclude, str) else list(exclude or ())
     for pattern in [*(included or ()), *excluded]:
         if not any(fnmatchcase(n, pattern) for n in names):
-            raise ConfigError(f"the pattern {pattern!r} matches no parameter; the parameters are {_join_few(names)}")
+            raise ConfigError(f"the pattern {pattern!r} matches no parameter; there are {_few(names)}")
     kept = [n for n in names if included is None or any(fnmatchcase(n, p) for p in included)]
     kept = [n for n in kept if not any(fnmatchcase(n, p) for p in excluded)]
     if not kept:
-        raise ConfigError(f"only={only!r} and exclude={exclude!r} leave no parameter of {_join_few(names)}")
+        raise ConfigError(f"only={only!r} and exclude={exclude!r} leave no parameter of {_few(names)}")
     return kept
 
 
-def _join_few(names: list[str]) -> str:
+def _few(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f", … ({len(names)} in all)" if len(names) > 4 else "") if names else "none"
 
 

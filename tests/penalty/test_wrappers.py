@@ -82,7 +82,7 @@ def test_buffers_end_as_after_plain_steps(ranks, engine):
 def test_a_model_that_is_not_wrapped_is_remarked_on(ranks):
     for _, said in ranks:
         (text,) = said["no wrapper"]
-        assert text.startswith("2 processes, and no DistributedDataParallel in the model")
+        assert text.startswith("2 processes, but no DistributedDataParallel in the model")
 
 
 def test_sharded_models_are_refused(ranks):

@@ -297,7 +297,7 @@ def mixing():
         ("mlp", mlp_domains(2), {"variance": 0.0}, "variance=0.0; wanted a positive number"),
         ("mlp", mlp_domains(2), {"variance": {"0.weight": torch.ones(5, 6)}}, "variance has no entry for '0.bias'"),
         ("mlp", mlp_domains(2), {"variance": ODD_VARIANCE}, r"shape \(5, 1\); wanted \(5, 6\)"),
-        ("mlp", mlp_domains(2), {"only": "layer4.*"}, "'layer4.*' matches no parameter; the parameters are 0.weight"),
+        ("mlp", mlp_domains(2), {"only": "layer4.*"}, "'layer4.*' matches no parameter; there are 0.weight"),
         ("mlp", mlp_domains(2), {"exclude": "*"}, "leave no parameter"),
         ("mlp", mlp_domains(2), {"loss": F.cross_entropy}, r"the loss returned shape \(\) .* reduction='none'"),
         ("mlp", mlp_domains(2), {"loss": F.cross_entropy, "of": "output"}, "a loss was given, but of='output'"),

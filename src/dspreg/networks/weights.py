@@ -129,7 +129,7 @@ def _read_header(path: Path, file: BinaryIO, size: int) -> tuple[bytes, dict[str
         header.pop("__metadata__", None)
         ends = [_check_entry(entry) for entry in header.values()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        _refuse(path, start, f"its header cannot be read ({_clip(error)})")
+        _refuse(path, start, f"its header cannot be read ({_clipped(error)})")
     expected = 8 + length + max(ends, default=0)
     if expected != size:
         _refuse(path, start, f"its header describes {expected} bytes, the file has {size}")
@@ -176,7 +176,7 @@ def _compare(path: Path, header: dict[str, dict[str, Any]], expected: ExpectedWe
         and (entry["shape"] != list(t.shape) or entry["dtype"] != DTYPES.get(t.dtype))
     ]
     faults = [
-        f"{len(names)} {what} ({_join_first(names)})"
+        f"{len(names)} {what} ({_first(names)})"
         for names, what in ((missing, "missing"), (unexpected, "unexpected"), (different, "of another shape or dtype"))
         if names
     ]
@@ -195,20 +195,20 @@ def _load_state(path: Path, data: bytes, expected: ExpectedWeights) -> dict[str,
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError) as error:
-        _refuse(path, data[:8], _clip(error))
+        _refuse(path, data[:8], _clipped(error))
     state = {name: tensors.get(name, initial) for name, initial in expected.state.items()}
     broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if broken:
-        names = _join_first(broken)
+        names = _first(broken)
         raise IntegrityError(f"{path} has NaN or infinity in {len(broken)} tensor(s), {names}; download it again")
     return state
 
 
-def _join_first(names: Sequence[str], count: int = 3) -> str:
-    return ", ".join(_clip(name) for name in names[:count]) + (", …" if len(names) > count else "")
+def _first(names: Sequence[str], count: int = 3) -> str:
+    return ", ".join(_clipped(name) for name in names[:count]) + (", …" if len(names) > count else "")
 
 
-def _clip(text: object) -> str:
+def _clipped(text: object) -> str:
     """One short printable line: names in a file may be of any length and contain any characters."""
     line = "".join(c if c.isprintable() else "?" for c in str(text)[:121])
     return line if len(line) <= 120 else line[:119] + "…"

@@ -69,7 +69,7 @@ class Coefficients:
         missing = [name for name in names if name not in by_plain]
         if missing:
             raise ConfigError(
-                f"coefficients are missing for {join_few(missing)}; wanted one tensor for every penalised parameter. "
+                f"coefficients are missing for {few(missing)}; wanted one tensor for every penalised parameter. "
                 "Leave parameters out by only= or exclude=, or give them zeros"
             )
         params = trainable(self.net)
@@ -77,8 +77,8 @@ class Coefficients:
         self.values, self._ones = ParamVector(values), ParamVector()
 
 
-def join_few(names: Sequence[str]) -> str:
-    """The first names, and how many more there are, for a message."""
+def few(names: Sequence[str]) -> str:
+    """For a message."""
     return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dspreg.errors import ConfigError
 from dspreg.penalty.closures import Closure, Passes
-from dspreg.penalty.coefficients import Coefficients, join_few
+from dspreg.penalty.coefficients import Coefficients, few
 from dspreg.penalty.engines import Figures, Memory, Step, exact, figures, inner_of, kind_of
 from dspreg.penalty.naming import parse_engine
 from dspreg.penalty.wrappers import DdpProcesses, is_compiled, refuse_shards, unwrap
@@ -186,8 +186,8 @@ class Penalty:
         coarse = [n for n, p in trainable(self.net).items() if torch.finfo(p.dtype).eps > 1e-6]
         if coarse:
             raise ConfigError(
-                f"parameters in half precision ({join_few(coarse)}): engine {self.engine!r} displaces them by about "
-                "1e-6, less than their resolution. Keep them in float32 and use autocast, or engine 'exact'"
+                f"parameters in half precision ({few(coarse)}): engine {self.engine!r} displaces them by about 1e-6, "
+                "less than their spacing. Keep them in float32 and use autocast, or engine 'exact'"
             )
 
 
