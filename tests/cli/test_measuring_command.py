@@ -93,7 +93,7 @@ def test_few_images_are_called_few(here, folder, capsys):
     with_one = ("--dataset", f"folder:{folder}", "--images", "4")
     measure(*SMALL, *with_one)
     printed = capsys.readouterr()
-    assert "notice: one batch only" in printed.err
+    assert "notice: only one batch" in printed.err
     assert "reliability is unknown" in printed.out
     measure(*SMALL, *with_one, "--no-null")
     assert "no null was measured" in capsys.readouterr().out

@@ -63,7 +63,7 @@ def test_processes_draw_signs_of_their_own(ranks):
 
 def test_a_process_that_cannot_measure_tells_the_others(ranks):
     said = [each["broken"] for _, each in ranks]
-    assert "batch 0 of 'art' holds NaN" in said[1]
+    assert "batch 0 of 'art' has NaN" in said[1]
     assert said[0] == f"process 1 could not measure: DataError: {said[1]}"
 
 

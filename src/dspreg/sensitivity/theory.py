@@ -1,11 +1,11 @@
-"""The paper's sensitivity theory in a size that can be checked: Jacobians, propagated covariances, Fisher diagonals.
+"""The paper's sensitivity theory, checkable on small networks: Jacobians, propagated covariances, Fisher diagonals.
 
-Everything here forms J_θ in full, d_y · d_θ numbers for each input, which suits networks of a few thousand parameters.
-`dspreg.measure` is for real ones. What holds of the paper's statements, and what does not, stands in docs/understand/theory.md.
+Everything here forms J_θ in full, d_y · d_θ numbers per input, which suits networks of a few thousand parameters; for
+real ones there is `dspreg.measure`. Which of the paper's statements hold is in docs/understand/theory.md.
 
 Letters: d_x, d_y, d_θ numbers of inputs, outputs and parameters; B inputs; θ the trainable parameters one after
-another, in the order of `named_parameters`; j_k = ∂_k f(x) the k-th column of J_θ. A module is given in evaluation
-mode and treats the samples of a batch separately.
+another, in the order of `named_parameters`; j_k = ∂_k f(x) the k-th column of J_θ. Modules must be in evaluation mode
+and treat the samples of a batch separately.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from torch.func import functional_call, jacrev, vmap
 def jacobians(f: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     """J_x = ∂f/∂x (d_y, d_x) and J_θ = ∂f/∂θ (d_y, d_θ) at one input.
 
-    They linearise f at (x, θ): δy = J_x δx + J_θ δθ + O(‖δx‖² + ‖δθ‖²) wherever f is twice differentiable.
+    They linearise f at (x, θ): δy = J_x δx + J_θ δθ + O(‖δx‖² + ‖δθ‖²) if f is twice differentiable there.
 
     Args:
         f: Maps (1, …) to (1, …); outputs of any shape are flattened to d_y numbers.
@@ -41,11 +41,11 @@ def parameter_jacobians(f: nn.Module, xs: Tensor) -> Tensor:
 def covariance_propagation(
     f: nn.Module, x: Tensor, sigma_x: Tensor, sigma_theta: Tensor, sigma_x_theta: Tensor | None = None
 ) -> Tensor:
-    """How the covariances of small perturbations of x and θ reach the output.
+    """The covariance of the output for small perturbations of x and θ.
 
         Cov(δy) ≈ J_x Σ_x J_xᵀ + J_θ Σ_θ J_θᵀ + J_x Σ_xθ J_θᵀ + J_θ Σ_xθᵀ J_xᵀ
 
-    Centred perturbations of any law with second moments will do; the relative error vanishes with their size.
+    For centred perturbations of any distribution with second moments; the relative error vanishes with their size.
 
     Args:
         sigma_x: Cov(δx), (d_x, d_x), or its diagonal (d_x,).
@@ -68,9 +68,9 @@ def covariance_propagation(
 
 
 def contributions(f: nn.Module, x: Tensor, variance: Tensor) -> Tensor:
-    """What each parameter adds to the total output variance at one input: Var(θ_k) ‖j_k(x)‖².
+    """The contribution of each parameter to the total output variance at one input: Var(θ_k) ‖j_k(x)‖².
 
-    Their sum is Tr(J_θ Σ_θ J_θᵀ) for Σ_θ = diag(variance). Orthogonal maps of the outputs change nothing.
+    Their sum is Tr(J_θ Σ_θ J_θᵀ) for Σ_θ = diag(variance). Invariant under orthogonal maps of the outputs.
 
     Args:
         x: One input without batch dimension.
@@ -105,7 +105,7 @@ def shared_contributions(f: nn.Module, xs: Tensor, sigma_theta: Tensor) -> Tenso
 
 
 def off_diagonal_bound(f: nn.Module, xs: Tensor, sigma_theta: Tensor) -> Tensor:
-    """How far covariances between parameters can move a share from its diagonal part.
+    """A bound on how far covariances between parameters can move a share from its diagonal part.
 
         |s_k − Var(θ_k) E‖j_k‖²| ≤ Σ_{ℓ≠k} |Cov(θ_k, θ_ℓ)| E|⟨j_k, j_ℓ⟩|        s_k as in `shared_contributions`
 
@@ -145,17 +145,17 @@ def fisher_diagonal(f: nn.Module, xs: Tensor, score: Tensor) -> Tensor:
         (d_θ,). See eq. 13 of the paper.
     """
     j = parameter_jacobians(f, xs)
-    return torch.einsum("ia,iak->ik", _checked(score, j), j).square().mean(0)
+    return torch.einsum("ia,iak->ik", _check_score(score, j), j).square().mean(0)
 
 
 def factorised_fisher_diagonal(f: nn.Module, xs: Tensor, score: Tensor) -> Tensor:
     """The paper's form, E‖T‖² · E‖j_k‖², with the arguments of `fisher_diagonal`.
 
-    Equal to it when d_y = 1 and T² is uncorrelated with j_k². For d_y > 1 it forgets the angle between T and j_k and
+    Equal to it when d_y = 1 and T² is uncorrelated with j_k². For d_y > 1 it ignores the angle between T and j_k and
     is in general wrong, by a factor that differs between parameters. See the proof of Theorem 2.
     """
     j = parameter_jacobians(f, xs)
-    return _checked(score, j).square().sum(1).mean() * j.square().sum(1).mean(0)
+    return _check_score(score, j).square().sum(1).mean() * j.square().sum(1).mean(0)
 
 
 def _as_function(f: nn.Module) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor]]:
@@ -183,8 +183,8 @@ def _times(j: Tensor, sigma: Tensor, name: str) -> Tensor:
     raise ValueError(f"{name} has shape {tuple(sigma.shape)}; wanted ({n}, {n}), or ({n},) for its diagonal")
 
 
-def _checked(score: Tensor, j: Tensor) -> Tensor:
-    """A score of another shape would broadcast silently: (B, 1) is the paper's scalar T."""
+def _check_score(score: Tensor, j: Tensor) -> Tensor:
+    """Refuse a score of another shape, which would broadcast silently: (B, 1) is the paper's scalar T."""
     if score.shape != (wanted := j.shape[:2]):
         raise ValueError(f"score has shape {tuple(score.shape)}; wanted (B, d_y) = {tuple(wanted)}")
     return score

@@ -96,7 +96,7 @@ def test_convolutions_padded_as_in_tensorflow(size, kernel):
 def ways_of_convolution(monkeypatch, layer, x):
     """The names of the functions that did the work on all samples, the comparison aside."""
     used = set()
-    for name in ("unfolded", "side_by_side", "Paired"):
+    for name in ("unfold_convolution", "group_convolution", "PositionPairs"):
         found = getattr(rules, name)
         monkeypatch.setattr(rules, name, lambda *args, of=found, name=name: used.add(name) or of(*args))
     all_quick(layer, x)
@@ -105,11 +105,11 @@ def ways_of_convolution(monkeypatch, layer, x):
 
 def test_each_convolution_takes_the_path_meant_for_it(monkeypatch):
     with monkeypatch.context() as patch:
-        assert ways_of_convolution(patch, nn.Conv2d(3, 4, 3, padding=1), image(4, 3, 2, 2)) == {"Paired"}
+        assert ways_of_convolution(patch, nn.Conv2d(3, 4, 3, padding=1), image(4, 3, 2, 2)) == {"PositionPairs"}
     with monkeypatch.context() as patch:
-        assert ways_of_convolution(patch, nn.Conv2d(3, 4, 3, padding=1), image(4, 3, 8, 8)) == {"unfolded"}
+        assert ways_of_convolution(patch, nn.Conv2d(3, 4, 3, padding=1), image(4, 3, 8, 8)) == {"unfold_convolution"}
     with monkeypatch.context() as patch:
-        assert ways_of_convolution(patch, nn.Conv2d(4, 4, 3, groups=2), image(4, 4, 8, 8)) == {"side_by_side"}
+        assert ways_of_convolution(patch, nn.Conv2d(4, 4, 3, groups=2), image(4, 4, 8, 8)) == {"group_convolution"}
     with monkeypatch.context() as patch:
         assert ways_of_convolution(patch, nn.Conv2d(4, 4, 1), image(4, 4, 8, 8)) == set()
 
@@ -124,7 +124,7 @@ def test_samples_side_by_side_are_those_unfolded(channels, padding):
     g = torch.randn_like(torch.conv2d(x, w, None, *kernel[1:]))
     totals = []
     for way in (rules.unfold_convolution, rules.group_convolution):
-        sums = rules.Sums({"w": w}, 2)
+        sums = rules.Accumulator({"w": w}, 2)
         sums.set_weights(torch.tensor([[1.0] * 5, [0, 1, 2, 0, 3]], dtype=torch.float64))
         way(sums, "w", x, g, kernel)
         totals.append(sums.totals["w"])
