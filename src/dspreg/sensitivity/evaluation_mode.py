@@ -50,28 +50,28 @@ def refuse_mixed_samples(f: Function, samples: Samples) -> None:
     if len(few) == 1:  # add a second one: mirrored along its last dimension
         few = few.map(lambda t: torch.cat([t, t.flip(-1)]))
     try:
-        together = few.outputs(f)
+        batched = few.outputs(f)
     except (RuntimeError, TypeError, IndexError) as error:
         kinds = ", ".join(f"{t.dtype} {tuple(t.shape)}".removeprefix("torch.") for t in few.tensors())
         raise DataError(f"the network cannot process these samples ({kinds}): {error}") from error
-    if together.ndim == 0 or len(together) != len(few):
+    if batched.ndim == 0 or len(batched) != len(few):
         raise DataError(
-            f"the network returned shape {tuple(together.shape)} for {len(few)} samples; "
+            f"the network returned shape {tuple(batched.shape)} for {len(few)} samples; "
             "wanted a leading batch dimension: one row of outputs per sample"
         )
-    scale = together.abs().amax().clamp(min=torch.finfo(together.dtype).tiny)
+    scale = batched.abs().amax().clamp(min=torch.finfo(batched.dtype).tiny)
     if not torch.isfinite(scale):
         raise DataError("the network's output is NaN or infinite on these samples; check its weights and inputs")
-    tolerance = 1e-3 if together.dtype != torch.float64 else 1e-9
-    if (few.outputs(f) - together).abs().amax() > tolerance * scale:
+    tolerance = 1e-3 if batched.dtype != torch.float64 else 1e-9
+    if (few.outputs(f) - batched).abs().amax() > tolerance * scale:
         raise DataError(
             "the network is random in evaluation mode: the same samples gave two different outputs. "
             "Use nn.Dropout, which evaluation mode switches off, instead of F.dropout(x) or torch.rand in forward"
         )
     mixing = [n for n, m in f.named_modules() if _mixes(m)] if isinstance(f, nn.Module) else []
     try:
-        alone = torch.cat([few.take(slice(i, i + 1)).outputs(f) for i in range(len(few))])
-        mixed = bool((alone - together).abs().amax() > tolerance * scale)
+        single = torch.cat([few.take(slice(i, i + 1)).outputs(f) for i in range(len(few))])
+        mixed = bool((single - batched).abs().amax() > tolerance * scale)
     except ValueError:  # batch norm without running statistics refuses a single sample
         mixed = bool(mixing)
         if not mixed:

@@ -1,4 +1,7 @@
-"""Plots of one profile, or of two of the same network. c always beside its null, on one scale from 0 to √(D−1)."""
+"""Plots of one profile, or of two of the same network.
+
+c is always drawn beside null, c under random domain labels, on one scale from 0 to √(D−1).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""c alone, for the refreshes of a training: without null and reliability, and with as few vectors as possible."""
+"""c alone, for the refreshes of a training: as few vectors as possible, and no null (c under random domain labels)."""
 
 from __future__ import annotations
 

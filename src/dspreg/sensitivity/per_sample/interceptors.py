@@ -29,7 +29,7 @@ def _linear(taps: ParameterTaps, x: Tensor, weight: Tensor, bias: Tensor | None 
     kept, version = x.detach(), x._version
 
     def use(g: Tensor) -> None:
-        x = _unchanged(kept, version)
+        x = _check_unchanged(kept, version)
         rules.linear(taps.sums, taps.active(w), taps.active(b), batch_first(x), batch_first(g))
 
     return taps.tap(out, w, b, kept, use)
@@ -61,7 +61,7 @@ def _convolution(
     kept, version = x.detach(), x._version
 
     def use(g: Tensor) -> None:
-        rules.convolution(taps.sums, taps.active(w), taps.active(b), _unchanged(kept, version), g, kernel)
+        rules.convolution(taps.sums, taps.active(w), taps.active(b), _check_unchanged(kept, version), g, kernel)
 
     return taps.tap(out, w, b, kept, use)
 
@@ -85,7 +85,7 @@ def _batch_norm(
     kept, version = x.detach(), x._version
 
     def use(g: Tensor) -> None:
-        rules.fixed_norm(taps.sums, taps.active(w), taps.active(b), _unchanged(kept, version), g, mean, rstd)
+        rules.fixed_norm(taps.sums, taps.active(w), taps.active(b), _check_unchanged(kept, version), g, mean, rstd)
 
     return taps.tap(out, w, b, kept, use)
 
@@ -107,7 +107,7 @@ def _layer_norm(
     kept, version = x.detach(), x._version
 
     def use(g: Tensor) -> None:
-        x = _unchanged(kept, version)
+        x = _check_unchanged(kept, version)
         rules.layer_norm(taps.sums, taps.active(w), taps.active(b), batch_first(x), batch_first(g), dims, eps)
 
     return taps.tap(out, w, b, kept, use)
@@ -128,7 +128,7 @@ def _group_norm(
     kept, version = x.detach(), x._version
 
     def use(g: Tensor) -> None:
-        rules.group_norm(taps.sums, taps.active(w), taps.active(b), _unchanged(kept, version), g, num_groups, eps)
+        rules.group_norm(taps.sums, taps.active(w), taps.active(b), _check_unchanged(kept, version), g, num_groups, eps)
 
     return taps.tap(out, w, b, kept, use)
 
@@ -170,7 +170,7 @@ def _multiply(taps: ParameterTaps, x: Any, y: Any) -> Tensor | None:
     out = other * p.detach()
 
     def use(g: Tensor) -> None:
-        rules.broadcast(taps.sums, name, g * _unchanged(kept, version), p.shape)
+        rules.broadcast(taps.sums, name, g * _check_unchanged(kept, version), p.shape)
 
     return taps.tap(out, name, None, kept, use)
 
@@ -196,7 +196,7 @@ def _detach(p: Any, name: str | None) -> Any:
     return p.detach() if p is not None and name is not None else p
 
 
-def _unchanged(kept: Tensor, version: int) -> Tensor:
+def _check_unchanged(kept: Tensor, version: int) -> Tensor:
     if kept._version != version:
         raise RuntimeError("the input of a layer was changed in place after the layer had read it")
     return kept

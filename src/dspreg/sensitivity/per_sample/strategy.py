@@ -54,11 +54,11 @@ def compare_strategies(
     nonzero = {name: p for name, p in params.items() if name in exact.totals and exact.totals[name].any()}
     if not nonzero:
         return {}
-    correct, _ = _agreeing(rules, nonzero, few, exact)
+    correct, _ = _find_agreeing(rules, nonzero, few, exact)
     strategies = dict.fromkeys(correct, "rules")
     rest = {name: p for name, p in nonzero.items() if name not in strategies}
     if rest:
-        correct, error = _agreeing(vmap, rest, few, exact)
+        correct, error = _find_agreeing(vmap, rest, few, exact)
         strategies |= {name: "vmap" if name in correct else "loop" for name in rest}
         warn_slow(net, [name for name in rest if name not in correct], error)
     return strategies
@@ -76,7 +76,7 @@ def warn_slow(net: nn.Module, names: list[str], error: Exception | None) -> None
     warnings.warn(f"{text}: the same numbers, slower", Notice, stacklevel=2)
 
 
-def _agreeing(
+def _find_agreeing(
     estimate: Estimate, params: Params, few: Samples, exact: Accumulator
 ) -> tuple[set[str], Exception | None]:
     """The parameters for which a strategy gives the exact squares, or the error that it raised."""
