@@ -142,7 +142,7 @@ def test_every_option_of_measuring_is_used(options):
         meter = Meter(stack.net, **others, key=("toy", 2, "measure"))
         each = []
         for d, batches in enumerate(samples.values()):
-            pairs = [(meter.labelled(stack.net, Samples(b.x, b.y), d, i), i) for i, b in enumerate(batches)]
+            pairs = [(meter.with_labels(stack.net, Samples(b.x, b.y), d, i), i) for i, b in enumerate(batches)]
             sums = meter.sums()
             for s, i in pairs:
                 meter.add(stack.net, s, sums, d, i)
