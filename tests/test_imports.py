@@ -26,6 +26,7 @@ SLOW = frozenset({"pandas", "matplotlib", "rich"})
 
 TABLE = {
     "errors": Place(1, NUMPY),
+    "choices": Place(1),
     "columns": Place(1, frozenset(), frozenset({"rich"})),
     "io": Place(1),
     "names": Place(1),
@@ -216,7 +217,7 @@ def test_the_check_lets_pass_what_it_should(tmp_path, file, code):
     assert faults(path, tmp_path) == []
 
 
-@pytest.mark.parametrize("module", ["dspreg", "dspreg.errors, dspreg.distributions"])
+@pytest.mark.parametrize("module", ["dspreg", "dspreg.errors, dspreg.distributions, dspreg.choices"])
 def test_importing_starts_without_torch(module):
     program = f"import sys, {module}; print([m for m in ('torch', 'pandas', 'matplotlib') if m in sys.modules])"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -53,7 +53,7 @@ _HOMES = {
     "train": "training",
     "load": "training",
     "Execution": "protocol.settings",
-    "Run": "protocol.run",
+    "Run": "runs.run",
     "leave_one_out": "protocol.enumerate",
     "train_step": "training",
     # write your own

@@ -24,12 +24,12 @@ class Batch:
         return len(self.x)
 
 
-Objective = Callable[[Sequence[Batch]], Tensor]  # what is minimised, as a function that a layer may ask again
+Objective = Callable[[Sequence[Batch]], Tensor]  # what is minimised; a function, so that a layer may evaluate it again
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the network made of one batch per domain, samples of all domains in one tensor."""
+    """The network's outputs for one batch per domain, samples of all domains in one tensor."""
 
     features: Tensor  # (N, F)
     logits: Tensor  # (N, C)
@@ -37,7 +37,7 @@ class Outputs:
     sizes: tuple[int, ...]  # samples per domain, in the order of `domains`
     domains: tuple[int, ...]
     weights: Tensor  # (D,) share of each domain's risk
-    extras: Mapping[str, Tensor] = field(default_factory=dict)  # what a layer's forward has for its loss, by its name
+    extras: Mapping[str, Tensor] = field(default_factory=dict)  # what a layer's forward passes to its loss, by name
 
     @classmethod
     def of(cls, batches: Sequence[Batch], features: Tensor, logits: Tensor) -> Outputs:
@@ -61,12 +61,12 @@ class Outputs:
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Half precision is for networks, not for sums over a batch."""
+    """float32 instead of half precision, which is for networks and not for sums over a batch."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def join_labels(labels: Sequence[Tensor]) -> Tensor:
-    """One tensor of labels. If some are soft they must all be: only a layer that knows C can soften them."""
+    """One tensor of labels, all hard or all soft: only a layer that knows C can convert hard ones."""
     if len({y.ndim for y in labels}) > 1:
         raise ValueError("hard and soft labels in one step; give every domain (B,) labels or every domain (B, C)")
     return torch.cat(list(labels))
@@ -78,7 +78,7 @@ def soft_labels(y: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
 
 
 def mean_over_pairs(distance: Callable[[Tensor, Tensor], Tensor], parts: Sequence[Tensor]) -> Tensor:
-    """The mean of `distance` over all unordered pairs; 0 for a single part, so one domain has nothing to align."""
+    """The mean of `distance` over all unordered pairs; 0 for a single part: one domain has nothing to align."""
     with torch.autocast(parts[0].device.type, enabled=False):
         distances = [distance(a, b) for a, b in combinations(map(at_least_float32, parts), 2)]
     return torch.stack(distances).mean() if distances else parts[0].new_zeros(())

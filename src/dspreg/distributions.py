@@ -1,4 +1,4 @@
-"""Where random search draws an option from, with DomainBed's seeds, so that the same seed gives the same draw."""
+"""Search distributions of hyper-parameters, with DomainBed's seeds: the same seed gives DomainBed's draw."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Distribution(ABC):
     def draw(self, seed: int, name: str) -> Any:
         """The value for one random configuration.
 
-        Each option has a generator of its own, so adding an option does not move the others.
+        Each option has its own generator, so that a new option does not change the draws of the others.
 
         Args:
-            seed: Of the configuration, `seed_hash(draw, trial)` in DomainBed.
-            name: The key where the prior has none, `"Class.option"`.
+            seed: Seed of the configuration, `seed_hash(draw, trial)` in DomainBed.
+            name: Used where the distribution has no key, `"Class.option"`.
         """
         return self.sample(np.random.RandomState(seed_hash(seed, self.key or name)))
 
@@ -40,7 +40,7 @@ class Distribution(ABC):
 
 @dataclass(frozen=True)
 class Uniform(Distribution):
-    """U(low, high), truncated to a whole number on request."""
+    """U(low, high), truncated to an integer with `integer`."""
 
     low: float
     high: float
@@ -57,7 +57,7 @@ class Uniform(Distribution):
 
 @dataclass(frozen=True)
 class LogUniform(Distribution):
-    """base^U(low, high): `low` and `high` are exponents, of 10 unless said otherwise."""
+    """base^U(low, high): `low` and `high` are exponents, of 10 by default."""
 
     low: float
     high: float
@@ -75,7 +75,7 @@ class LogUniform(Distribution):
 
 @dataclass(frozen=True, init=False)
 class Choice(Distribution):
-    """One of the values, with equal odds."""
+    """One of the values, with equal probability."""
 
     values: tuple[Any, ...]
     key: str | None

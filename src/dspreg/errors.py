@@ -1,8 +1,8 @@
-"""What can go wrong, sorted by who can mend it. The exit code is the command line's."""
+"""Errors by what has to be fixed: a setting, the data, a file, the machine. `exit_code` is that of the command line."""
 
 
 class DspregError(Exception):
-    """Anything dspreg refuses, with a message that says what to do."""
+    """Base class. The message says what is wrong and what to do."""
 
     exit_code = 1
 
@@ -14,7 +14,7 @@ class ConfigError(DspregError, ValueError):
 
 
 class DataError(DspregError, ValueError):
-    """The data are not what the computation needs."""
+    """The data do not fit the computation."""
 
     exit_code = 3
 
@@ -26,27 +26,27 @@ class IntegrityError(DspregError):
 
 
 class ResourceError(DspregError):
-    """Disk, permission, memory or network is not there."""
+    """Disk, permission, memory or network is missing."""
 
     exit_code = 6
 
 
 class CantWrite(ResourceError):
-    """The disk is full, or refuses: whatever comes next would meet the same."""
+    """The disk is full or read-only, so that further writes would fail as well."""
 
 
 class InUse(ResourceError):
-    """Another process works there."""
+    """Another process is using the folder."""
 
 
 class Preempted(DspregError):
-    """Told to stop; the run can be resumed."""
+    """Stopped from outside, by a signal or a scheduler; the run can be resumed."""
 
     exit_code = 75
 
 
 class Diverged(DspregError):
-    """Training came to something that is not a number."""
+    """A loss, a parameter or an output became NaN or infinite."""
 
     exit_code = 5
 
@@ -56,4 +56,4 @@ class Diverged(DspregError):
 
 
 class Notice(UserWarning):
-    """Something worth knowing that is not an error: a fallback, a floor, an odd magnitude."""
+    """Something worth knowing that is not an error: a fallback, a default, an unusual magnitude."""

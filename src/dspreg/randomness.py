@@ -1,4 +1,4 @@
-"""Randomness that is keyed, not streamed: the same key gives the same numbers, whatever ran before."""
+"""Keyed randomness: the same key gives the same numbers, whatever was drawn before."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def seed_for(*key: Key) -> int:
 
 
 def generator(*key: Key) -> torch.Generator:
-    """A generator of one's own, on the CPU."""
+    """A new CPU generator, independent of torch's global one."""
     return torch.Generator().manual_seed(seed_for(*key))
 
 
 @contextmanager
 def seeded(*key: Key) -> Iterator[None]:
     """Inside, torch's global generators start from `key`; afterwards they are as before."""
-    if not (torch.cuda.is_available() or torch.backends.mps.is_available()):  # the quick way, for every image loaded
+    if not (torch.cuda.is_available() or torch.backends.mps.is_available()):  # fast path: called for every image
         state = torch.default_generator.get_state()
         torch.default_generator.manual_seed(seed_for(*key))
         try:
@@ -42,7 +42,7 @@ def seeded(*key: Key) -> Iterator[None]:
 
 
 class Generators:
-    """The global generators of torch, numpy and Python as they are now."""
+    """A snapshot of the global generators of torch, numpy and Python."""
 
     def __init__(self) -> None:
         self.python, self.legacy = random.getstate(), np.random.get_state()
@@ -62,7 +62,7 @@ class Generators:
 
 @contextmanager
 def untouched() -> Iterator[None]:
-    """Whatever is drawn inside, the global generators of torch, numpy and Python are afterwards as before."""
+    """Afterwards the global generators of torch, numpy and Python are as before, whatever was drawn inside."""
     before = Generators()
     try:
         yield
@@ -71,10 +71,10 @@ def untouched() -> Iterator[None]:
 
 
 class Noise:
-    """The random numbers of one training step: `replayed()` gives the same ones every time.
+    """The random numbers of one training step: every `replayed()` block draws the same ones.
 
-    Dropout, Mixup and style mixing are then part of a fixed function of θ for the length of a step. Without it a
-    second evaluation elsewhere in parameter space would differ by the noise and not by the displacement.
+    Dropout, Mixup and style mixing are thus part of a fixed function of θ for the length of a step. Otherwise a second
+    evaluation, at a displaced θ, would differ by the noise as well as by the displacement.
     """
 
     def __init__(self, *key: Key):

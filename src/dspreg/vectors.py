@@ -1,4 +1,4 @@
-"""Vectors in parameter space, so that code reads like the paper.
+"""Vectors in parameter space, so that the code reads like the paper.
 
 Gradients `g`, sensitivities `s`, coefficients `c` and displacements are all `ParamVector`s.
 """
@@ -16,13 +16,13 @@ from dspreg.errors import ConfigError
 
 
 class ParamVector(Mapping[str, Tensor]):
-    """One tensor per named parameter. A name that is absent stands for zeros.
+    """One tensor per named parameter. An absent name stands for zeros.
 
-    So a parameter that a loss does not reach, or that a penalty leaves out, is simply not there:
-    sums keep the names of either side, products those of both, and `optimizer.step` skips what has no gradient.
+    A parameter that a loss does not reach, or that a penalty leaves out, is simply absent: sums keep the names of
+    either side, products those of both, and `optimizer.step` skips parameters without a gradient.
     """
 
-    __array_ufunc__ = None  # a numpy number times a vector is our product
+    __array_ufunc__ = None  # so that numpy scalar * vector calls our __rmul__
 
     def __init__(self, tensors: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] = ()):
         self._tensors = dict(tensors)
@@ -43,7 +43,7 @@ class ParamVector(Mapping[str, Tensor]):
         return sum(t.numel() for t in self.values())
 
     def map(self, fn: Callable[..., Tensor], *others: ParamVector) -> ParamVector:
-        """`fn` tensor by tensor. Every other vector must have all the names of this one."""
+        """Apply `fn` tensor by tensor. Every other vector must have all the names of this one."""
         for other in others:
             missing = [name for name in self if name not in other]
             if missing:
@@ -51,12 +51,12 @@ class ParamVector(Mapping[str, Tensor]):
         return ParamVector((n, fn(t, *(o[n] for o in others))) for n, t in self.items())
 
     def __add__(self, other: ParamVector) -> ParamVector:
-        only_there = {n: t for n, t in other.items() if n not in self}
-        return ParamVector({n: t + other[n] if n in other else t for n, t in self.items()} | only_there)
+        only_in_other = {n: t for n, t in other.items() if n not in self}
+        return ParamVector({n: t + other[n] if n in other else t for n, t in self.items()} | only_in_other)
 
     def __sub__(self, other: ParamVector) -> ParamVector:
-        only_there = {n: -t for n, t in other.items() if n not in self}
-        return ParamVector({n: t - other[n] if n in other else t for n, t in self.items()} | only_there)
+        only_in_other = {n: -t for n, t in other.items() if n not in self}
+        return ParamVector({n: t - other[n] if n in other else t for n, t in self.items()} | only_in_other)
 
     def __mul__(self, other: ParamVector | Tensor | float) -> ParamVector:
         if isinstance(other, ParamVector):
@@ -93,38 +93,37 @@ class ParamVector(Mapping[str, Tensor]):
         return norms.square().sum().sqrt()
 
     def cosine(self, other: ParamVector) -> Tensor:
-        """⟨a, b⟩/(‖a‖ ‖b‖), and 0 where one of them is 0."""
+        """⟨a, b⟩/(‖a‖ ‖b‖), and 0 if either is 0."""
         return self.dot(other) / (self.norm().clamp(min=1e-8) * other.norm().clamp(min=1e-8))
 
     def flat(self) -> Tensor:
-        """All numbers in one row, in the order of the names. (P,)"""
+        """All entries as one 1-D tensor, in the order of the names. (P,)"""
         return torch.cat([t.reshape(-1) for t in self.values()]) if self else torch.zeros(0)
 
     def to(self, dtype: torch.dtype) -> ParamVector:
         return self.map(lambda t: t.to(dtype))
 
     def select(self, only: Patterns = None, exclude: Patterns = None) -> ParamVector:
-        """The part whose names match a pattern of `only` and none of `exclude`."""
-        chosen = matching_names(self, only, exclude)
-        return ParamVector((n, self[n]) for n in chosen)
+        """The entries whose names match a pattern of `only` and none of `exclude`."""
+        return ParamVector((n, self[n]) for n in matching_names(self, only, exclude))
 
 
 Patterns = str | Iterable[str] | None
 
 
 def matching_names(names: Iterable[str], only: Patterns = None, exclude: Patterns = None) -> list[str]:
-    """The names that match a pattern of `only` (all without one) and none of `exclude`; `*`, `?`, `[…]` as in a shell.
+    """The names that match a pattern of `only` (default: all) and none of `exclude`; `*`, `?`, `[…]` as in a shell.
 
-    A pattern that matches nothing is refused: it is a misspelling more often than a wish.
+    A pattern that matches nothing is an error: it is more often a typo than intended.
     """
     names = list(names)
-    wanted = [only] if isinstance(only, str) else None if only is None else list(only)
-    unwanted = [exclude] if isinstance(exclude, str) else list(exclude or ())
-    for pattern in [*(wanted or ()), *unwanted]:
+    included = [only] if isinstance(only, str) else None if only is None else list(only)
+    excluded = [exclude] if isinstance(exclude, str) else list(exclude or ())
+    for pattern in [*(included or ()), *excluded]:
         if not any(fnmatchcase(n, pattern) for n in names):
             raise ConfigError(f"the pattern {pattern!r} matches no parameter; there are {_few(names)}")
-    kept = [n for n in names if wanted is None or any(fnmatchcase(n, p) for p in wanted)]
-    kept = [n for n in kept if not any(fnmatchcase(n, p) for p in unwanted)]
+    kept = [n for n in names if included is None or any(fnmatchcase(n, p) for p in included)]
+    kept = [n for n in kept if not any(fnmatchcase(n, p) for p in excluded)]
     if not kept:
         raise ConfigError(f"only={only!r} and exclude={exclude!r} leave no parameter of {_few(names)}")
     return kept
@@ -154,7 +153,7 @@ def gradient(loss: Tensor, net: nn.Module, create_graph: bool = False) -> ParamV
 
 
 def leaves(value: Tensor) -> list[Tensor]:
-    """All tensors that `value.backward()` would give a gradient to, parameters of a network or not."""
+    """All tensors that `value.backward()` would accumulate a gradient in, parameters of a network or not."""
     found, nodes, queue = [], set(), [value.grad_fn]
     while queue:
         node = queue.pop()
@@ -163,68 +162,68 @@ def leaves(value: Tensor) -> list[Tensor]:
         nodes.add(node)
         if (leaf := getattr(node, "variable", None)) is not None:
             found.append(leaf)
-        queue.extend(following for following, _ in node.next_functions)
+        queue.extend(parent for parent, _ in node.next_functions)
     return found
 
 
 @torch.no_grad()
 def move_to(net: nn.Module, point: ParamVector) -> None:
-    """Put the parameters named in `point` there, bit for bit."""
+    """Set the parameters named in `point` to its values, bitwise."""
     params = trainable(net)
     for name, value in point.items():
         params[name].copy_(value)
-    torch.clear_autocast_cache()  # it holds casts of the parameters as they were
+    torch.clear_autocast_cache()  # which holds casts of the old parameters
 
 
 def displaced(net: nn.Module, delta: ParamVector) -> AbstractContextManager[None]:
-    """Evaluate at θ + delta."""
+    """Inside, the parameters are θ + delta."""
     return standing_at(net, theta_plus(net, delta))
 
 
 @torch.no_grad()
 def theta_plus(net: nn.Module, v: ParamVector, c: ParamVector | None = None, h: float = 1.0) -> ParamVector:
-    """θ + h·v, or θ + h·c⊙v in one pass over memory; only the parameters that all of these name."""
+    """θ + h·v, or θ + h·c⊙v in one pass over memory; only for the names that v (and c) have."""
     params = trainable(net)
     names = [name for name in v if c is None or name in c]
-    start, along = [params[n].detach() for n in names], [v[n] for n in names]
+    start, direction = [params[n].detach() for n in names], [v[n] for n in names]
     if c is None:
-        points = torch._foreach_add(start, along, alpha=h)
+        points = torch._foreach_add(start, direction, alpha=h)
     else:
-        points = torch._foreach_addcmul(start, along, [c[n] for n in names], value=h)
+        points = torch._foreach_addcmul(start, direction, [c[n] for n in names], value=h)
     for name, old, new in zip(names, start, points, strict=True):
         if old.shape != new.shape:
             raise RuntimeError(
-                f"{name!r} has shape {tuple(old.shape)}; a step of {tuple(v[name].shape)} leads elsewhere"
+                f"{name!r} has shape {tuple(old.shape)} and can't be displaced by a step of {tuple(v[name].shape)}"
             )
     return ParamVector((n, new.to(old.dtype)) for n, old, new in zip(names, start, points, strict=True))
 
 
 @contextmanager
 def standing_at(net: nn.Module, point: ParamVector) -> Iterator[None]:
-    """Evaluate with the parameters named in `point` there, and have the old ones back to the bit, come what may.
+    """Inside, the parameters named in `point` have its values; afterwards their old ones, bitwise, also after an error.
 
-    The parameters take other memory for a while and then their own again: nothing is copied, nothing rounded.
+    The parameters point to other memory inside and to their own again afterwards: nothing is copied or rounded.
     """
     params = trainable(net)
     before = {name: params[name].data for name in point}
     try:
-        _exchange(params, point)
+        _swap_data(params, point)
         yield
     finally:
-        _exchange(params, before)
+        _swap_data(params, before)
 
 
 @torch.no_grad()
-def _exchange(params: Mapping[str, nn.Parameter], point: Mapping[str, Tensor]) -> None:
+def _swap_data(params: Mapping[str, nn.Parameter], point: Mapping[str, Tensor]) -> None:
     for name, value in point.items():
         p = params[name]
         p.data = value
-        p.detach()[None][:0].zero_()  # writes nothing, but a graph that was built before will refuse the new values
-    torch.clear_autocast_cache()  # it holds casts of the parameters as they were
+        p.detach()[None][:0].zero_()  # writes nothing, but a graph built before will refuse the new values
+    torch.clear_autocast_cache()  # which holds casts of the old parameters
 
 
 def average(vectors: Iterable[ParamVector]) -> ParamVector:
-    """Their mean; names absent in some count as zero there."""
+    """The mean vector; an absent name counts as zero."""
     total, n = ParamVector(), 0
     for vector in vectors:
         total, n = total + vector, n + 1

@@ -93,7 +93,7 @@ def test_few_images_are_called_few(here, folder, capsys):
     with_one = ("--dataset", f"folder:{folder}", "--images", "4")
     measure(*SMALL, *with_one)
     printed = capsys.readouterr()
-    assert "notice: one batch only" in printed.err
+    assert "notice: only one batch" in printed.err
     assert "reliability is unknown" in printed.out
     measure(*SMALL, *with_one, "--no-null")
     assert "no null was measured" in capsys.readouterr().out
@@ -151,7 +151,7 @@ ON = ("--dataset", "FOLDER")
         ((), 2, "give --model NAME|RUN to measure, or --compare"),
         (("--model", "small-cnn", "--compare", "a", "b"), 2, "give --model NAME|RUN to measure, or --compare"),
         (("--model", "small-cnn"), 2, "on which images? Add --dataset"),
-        (("--model", "resnt50", "--weights", "none", *ON), 2, "The nearest: resnet50,"),
+        (("--model", "resnt50", "--weights", "none", *ON), 2, "Similar names: resnet50,"),
         (("--model", "runs/nowhere", *ON), 2, "there is no folder runs/nowhere"),
         (("--model", "photos"), 2, "photos holds no run"),
         (("--model", "nets_for_measure.number", *ON), 2, "returned a int; wanted an nn.Module"),

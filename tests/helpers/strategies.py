@@ -47,12 +47,12 @@ def quick(net: nn.Module, x: Tensor) -> tuple[dict[str, Tensor], set[str]]:
 
     def noted(reading, rest, *args, **options):
         slow.update(rest)
-        return slowly(reading, rest, *args, **options)
+        return estimate_rest(reading, rest, *args, **options)
 
-    slowly = persample.slowly
+    estimate_rest = persample.estimate_rest
     with (
         evaluation_mode(net),
-        mock.patch.object(persample, "slowly", noted),
+        mock.patch.object(persample, "estimate_rest", noted),
         warnings.catch_warnings(action="ignore", category=dspreg.Notice),
     ):
         persample.estimate_per_sample(readings(net, "output"), params, Samples(x), sums, net=net)

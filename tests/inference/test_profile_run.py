@@ -108,7 +108,7 @@ def test_images_are_streamed_where_there_is_no_floor(folder):
     assert torch.equal(with_null.c.flat(), without.c.flat())
 
 
-@pytest.mark.filterwarnings("ignore:one batch only")
+@pytest.mark.filterwarnings("ignore:only one batch")
 @pytest.mark.parametrize("algorithm", ["ERM", "DSPReg(refresh_steps=2)"])
 def test_the_profile_of_a_run_is_the_one_training_left(folder, tmp_path, algorithm):
     given = {

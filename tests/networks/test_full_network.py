@@ -144,8 +144,8 @@ def test_a_network_of_ones_own_with_and_without_a_file(own, tmp_path):
         ("own_networks.needs", "called without arguments, raised TypeError"),
         ("own_networks.nothing", "has no attribute 'nothing'"),
         ("no_such_package.make", "no module 'no_such_package'; is its folder on PYTHONPATH"),
-        ("resnt50.tv_in1k", "no module 'resnt50'.* Or was timm's 'resnet50' meant"),
-        ("resnt50", "no network is called 'resnt50'. The nearest: resnet50,"),
+        ("resnt50.tv_in1k", "no module 'resnt50'.* Or did you mean timm's 'resnet50'"),
+        ("resnt50", "no network is called 'resnt50'. Similar names: resnet50,"),
         ("torchvision.resnt50", "torchvision has no network for images called 'resnt50'. Did you mean 'resnet50'"),
     ],
 )

@@ -68,7 +68,7 @@ import timm
 from dspreg.errors import DspregError
 from dspreg.networks import make_backbone, hub
 
-hub.ANSWER = 0.5
+hub.RESPONSE_TIMEOUT = 0.5
 
 def tried(name):
     asked.clear()
@@ -140,7 +140,7 @@ def test_failures_name_the_model_the_reason_and_three_ways_out(hub, case, model,
     assert why in failed["says"]
     for way in (
         "--weights FILE",
-        f"fetch model.safetensors of timm/{model}",
+        f"download model.safetensors of timm/{model}",
         "--weights none",
         "connect and try again",
     ):
@@ -184,11 +184,11 @@ def test_behind_a_proxy_the_proxy_is_what_must_be_reached(monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    assert ours._door("https://hub.example") == ("hub.example", 443)
-    assert ours._door("http://hub.example:8080") == ("hub.example", 8080)
+    assert ours._first_hop("https://hub.example") == ("hub.example", 443)
+    assert ours._first_hop("http://hub.example:8080") == ("hub.example", 8080)
     monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
-    assert ours._door("https://hub.example") == ("proxy.example", 3128)
+    assert ours._first_hop("https://hub.example") == ("proxy.example", 3128)
     monkeypatch.setenv("no_proxy", "hub.example")
-    assert ours._door("https://hub.example") == ("hub.example", 443)
+    assert ours._first_hop("https://hub.example") == ("hub.example", 443)
     monkeypatch.setenv("https_proxy", "proxy.example:3128")
-    assert ours._door("https://other.example") == ("proxy.example", 3128)
+    assert ours._first_hop("https://other.example") == ("proxy.example", 3128)

@@ -96,8 +96,8 @@ def test_small_cnn_has_no_weights_to_start_from():
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("resnet50x", {}, "no network is called 'resnet50x'. The nearest: resnet50"),
-        ("ResNet-18", {}, "nearest: resnet18"),
+        ("resnet50x", {}, "no network is called 'resnet50x'. Similar names: resnet50"),
+        ("ResNet-18", {}, "Similar names: resnet18"),
         ("smallcnn", {}, "small-cnn"),
         ("timm/resnet18", {}, "no network is called 'timm/resnet18'"),
         ("hf-hub:timm/resnet18", {}, "no network is called"),
@@ -107,9 +107,9 @@ def test_small_cnn_has_no_weights_to_start_from():
         ("resnet18", {"dropout": 1.0}, "0 ≤ dropout < 1, not 1.0"),
         ("resnet18", {"dropout": float("nan")}, "not nan"),
         ("resnet18", {"image_size": 0}, "image_size is a number of pixels"),
-        ("convnext_atto", {"image_size": 8}, "images of 8 pixels are too small for convnext_atto, which is known for"),
+        ("convnext_atto", {"image_size": 8}, "images of 8 pixels are too small for convnext_atto, whose default is"),
         ("vit_tiny_patch16_224", {"image_size": 8}, "8 pixels are too small for vit_tiny_patch16_224"),
-        ("resnet18", {"weights": "imagenet"}, "no file imagenet.*a tag of timm's belongs to the name"),
+        ("resnet18", {"weights": "imagenet"}, "no file imagenet.*a timm tag is part of the name"),
     ],
 )
 def test_what_cannot_be_is_said(name, options, says):
@@ -132,7 +132,7 @@ def registered(monkeypatch, name, entry):
 
 def test_a_network_that_does_not_pool_is_refused(monkeypatch):
     registered(monkeypatch, "unpooled", Unpooled)
-    with pytest.raises(ConfigError, match=r"unpooled makes of two images \(2, 4, 30, 30\) and not"):
+    with pytest.raises(ConfigError, match=r"unpooled returned shape \(2, 4, 30, 30\) for two images"):
         make_backbone("unpooled", weights="none", image_size=32)
 
 

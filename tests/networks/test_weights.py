@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from dspreg.errors import ConfigError, IntegrityError, ResourceError
 from dspreg.networks import SmallCNN, Weights, make_backbone
-from dspreg.networks.weights import LONGEST_HEADER, Wanted
+from dspreg.networks.weights import MAX_HEADER, ExpectedWeights
 
 
 def saved(path, name="test_resnet", change=lambda state: None, **options):
@@ -85,15 +85,15 @@ def test_weights_saved_at_the_same_size_keep_their_positions(tmp_path):
 
 def test_weights_for_a_third_size_are_compared_with_the_size_asked_for(tmp_path):
     saved(tmp_path / "w.safetensors", "vit_tiny_patch16_224", img_size=32)
-    with pytest.raises(IntegrityError, match=r"pos_embed is F32 \[1, 5, 192\] and not F32 \[1, 17, 192\]"):
+    with pytest.raises(IntegrityError, match=r"pos_embed is F32 \[1, 5, 192\] instead of F32 \[1, 17, 192\]"):
         loaded(tmp_path / "w.safetensors", "vit_tiny_patch16_224", image_size=64)
 
 
 def test_what_the_network_keeps_of_its_head_is_not_left_in_the_file():
-    wanted = Wanted("mine", {"head.norm.weight": torch.ones(2)}, heads=("head",))
-    assert wanted.is_head("head.fc.weight")
-    assert not wanted.is_head("head.norm.weight")
-    assert not wanted.is_head("header.weight")
+    expected = ExpectedWeights("mine", {"head.norm.weight": torch.ones(2)}, heads=("head",))
+    assert expected.is_head("head.fc.weight")
+    assert not expected.is_head("head.norm.weight")
+    assert not expected.is_head("header.weight")
 
 
 def test_small_cnn_loads_its_own_state(tmp_path):
@@ -143,8 +143,8 @@ def hostile(state):
     [
         (without, r"1 missing \(conv1\.0\.weight\)"),
         (with_more, r"5 unexpected \(extra\.0, extra\.1, extra\.2, …\)"),
-        (reshaped, r"1 of another shape or dtype \(\S+ is F32 \[\d+, \d+\] and not F32 \[\d+, \d+, \d+, \d+\]\)"),
-        (halved, r"1 of another shape or dtype \(\S+ is F16 .* and not F32"),
+        (reshaped, r"1 of another shape or dtype \(\S+ is F32 \[\d+, \d+\] instead of F32 \[\d+, \d+, \d+, \d+\]\)"),
+        (halved, r"1 of another shape or dtype \(\S+ is F16 .* instead of F32"),
         (broken, r"NaN or infinity in 1 tensor"),
         (crowned, r"\d+ belong to the head"),
         (hostile, r"1 unexpected \(\?\[31mx{50}"),
@@ -185,22 +185,22 @@ ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     [
         (lambda d: b"", "it has 0 bytes"),
         (lambda d: b"abc", "it has 3 bytes"),
-        (lambda d: d[:-1], "its header tells of"),
-        (lambda d: d + b"\0", "its header tells of"),
+        (lambda d: d[:-1], "its header describes"),
+        (lambda d: d + b"\0", "its header describes"),
         (lambda d: d[:100], "its header would have"),
         (flipped, "header cannot be read"),
-        (lambda d: (LONGEST_HEADER + 1).to_bytes(8, "little") + b" " * (LONGEST_HEADER + 1), "its header would have"),
+        (lambda d: (MAX_HEADER + 1).to_bytes(8, "little") + b" " * (MAX_HEADER + 1), "its header would have"),
         (lambda d: b"\xff" * 8 + d, "its header would have"),
         (lambda d: framed(b"[" * 200_000), "header cannot be read"),
         (lambda d: framed([1, 2]), "header cannot be read"),
         (lambda d: framed({"a": 1}), "header cannot be read"),
         (lambda d: framed({"a": {}}), "header cannot be read"),
-        (lambda d: framed({"a": ENTRY | {"shape": [-1]}}, bytes(4)), "is not one"),
-        (lambda d: framed({"a": ENTRY | {"shape": [True]}}, bytes(4)), "is not one"),
+        (lambda d: framed({"a": ENTRY | {"shape": [-1]}}, bytes(4)), "is invalid"),
+        (lambda d: framed({"a": ENTRY | {"shape": [True]}}, bytes(4)), "is invalid"),
         (lambda d: framed({"a": ENTRY | {"shape": [10**30]}}, bytes(4)), "does not hold weights"),
-        (lambda d: framed({"a": ENTRY | {"data_offsets": [4, 0]}}), "does not fit its shape"),
-        (lambda d: framed({"a": ENTRY | {"data_offsets": [0, 2**62]}}), "its header tells of"),
-        (lambda d: framed(b'{"a": 1, "a": 2}'), "stands there twice"),
+        (lambda d: framed({"a": ENTRY | {"data_offsets": [4, 0]}}), "do not fit its shape"),
+        (lambda d: framed({"a": ENTRY | {"data_offsets": [0, 2**62]}}), "its header describes"),
+        (lambda d: framed(b'{"a": 1, "a": 2}'), "occurs twice"),
         (lambda d: framed({}), "does not hold weights"),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_folder_a_gap_and_a_pipe_are_wrong_options(tmp_path):
     with pytest.raises(ConfigError, match="there is no file"):
         loaded(tmp_path / "gone.safetensors")
     os.mkfifo(tmp_path / "pipe")  # opening it would wait for a writer
-    with pytest.raises(ConfigError, match="not an ordinary file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         loaded(tmp_path / "pipe")
 
 

@@ -26,13 +26,13 @@ def backward(model, closure, **options):
 CLOSURES = {
     "a loss instead of a closure": (
         lambda m: F.cross_entropy(m(X), Y),
-        "a loss that is computed already; wanted a function that computes it",
+        "a computed loss; wanted a function that computes it",
     ),
     "not a function": (lambda m: None, "was given a NoneType; wanted a function"),
     "an empty list": (lambda m: [], "an empty list; wanted at least one closure"),
     "loss not scalar": (
         lambda m: lambda: F.cross_entropy(m(X), Y, reduction="none"),
-        r"a loss of shape \(12,\); wanted one number",
+        r"a loss of shape \(12,\); wanted a scalar",
     ),
     "detached loss": (lambda m: lambda: F.cross_entropy(m(X), Y).detach(), "the closure's loss has no gradient"),
     "a number": (lambda m: lambda: F.cross_entropy(m(X), Y).item(), "the closure returned a float; wanted a scalar"),
@@ -66,12 +66,12 @@ def test_model_changed_since_refresh(model):
     penalty = dspreg.Penalty(model, engine="lookahead")
     penalty.refresh({"a": [(X, Y)] * 2, "b": [(X + 1, Y)] * 2})
     model[3] = nn.Linear(36, 5).double()
-    message = r"the model has changed since c was measured: '3.weight' is of shape \(5, 36\), and its c is of shape \(3"
+    message = r"the model has changed since c was measured: '3.weight' has shape \(5, 36\), and its c has shape \(3"
     with pytest.raises(dspreg.ConfigError, match=message):
         penalty.backward(lambda: F.cross_entropy(model(X), Y))
     model.append(nn.Linear(5, 3).double())
     model[3] = nn.Linear(36, 3).double()
-    with pytest.raises(dspreg.ConfigError, match=r"'4.weight' is of shape \(3, 5\), and there is no c of it"):
+    with pytest.raises(dspreg.ConfigError, match=r"'4.weight' has shape \(3, 5\), and there is no c for it"):
         penalty.backward(lambda: F.cross_entropy(model[:4](X), Y))
 
 
@@ -103,7 +103,7 @@ def test_one_domain(model):
 
 
 def test_patterns_are_chosen_once(model):
-    with pytest.raises(dspreg.ConfigError, match="only= is chosen once, by Penalty"):
+    with pytest.raises(dspreg.ConfigError, match="only= is set once, by Penalty"):
         dspreg.Penalty(model).refresh({"a": [(X, Y)], "b": [(X, Y)]}, only="0.*")
     with pytest.raises(dspreg.ConfigError, match=r"the pattern '9.*' matches no parameter"):
         dspreg.Penalty(model, only="9.*")

@@ -326,10 +326,10 @@ def test_a_state_holds_tensors_numbers_and_names_alone(tmp_path):
     other = dspreg.Penalty(model, engine="momentum")
     other.load_state_dict(loaded)
     assert other.state_dict().keys() == loaded.keys()
-    assert other._c.given is None
+    assert other._c.values is None
     mean = penalty.state_dict()["memory"]["mean"]
     assert all(torch.equal(other._memory.mean[n], t) for n, t in mean.items())
-    with pytest.raises(dspreg.ConfigError, match=re.escape("of engine 'momentum', and this penalty's is 'exact'")):
+    with pytest.raises(dspreg.ConfigError, match=re.escape("of engine 'momentum', but this penalty uses 'exact'")):
         dspreg.Penalty(model).load_state_dict(loaded)
 
 

@@ -62,7 +62,7 @@ def test_processes_draw_signs_of_their_own(ranks):
 
 def test_a_process_that_cannot_measure_tells_the_others(ranks):
     said = [each["broken"] for _, each in ranks]
-    assert "batch 0 of 'art' holds NaN" in said[1]
+    assert "batch 0 of 'art' has NaN" in said[1]
     assert said[0] == f"process 1 could not measure: DataError: {said[1]}"
 
 
@@ -81,7 +81,7 @@ def test_buffers_end_as_after_plain_steps(ranks, engine):
 def test_a_model_that_is_not_wrapped_is_remarked_on(ranks):
     for _, said in ranks:
         (text,) = said["no wrapper"]
-        assert text.startswith("2 processes, and no DistributedDataParallel in the model")
+        assert text.startswith("2 processes, but no DistributedDataParallel in the model")
 
 
 def test_sharded_models_are_refused(ranks):

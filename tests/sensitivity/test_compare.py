@@ -96,11 +96,11 @@ def test_the_layers_that_changed_most_come_first(two):
         (lambda: network(width=6), r"0.weight is \[5, 4\] before and \[6, 4\] after"),
         (
             lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Tanh(), nn.Linear(5, 3)),
-            "2.weight is in the first alone",
+            "2.weight is in the first only",
         ),
         (
             lambda: nn.Sequential(nn.Linear(4, 5, bias=False), nn.ReLU(), nn.Linear(5, 3)),
-            "0.bias is in the first alone",
+            "0.bias is in the first only",
         ),
     ],
 )
@@ -113,7 +113,7 @@ def test_what_was_measured_differently_is_noted(two):
     one = dspreg.measure(network(1), domains(("a", "b")), of="output", null=False)
     notes = " ".join(compare(two[0], one).notes)
     assert "of was loss and is output" in notes
-    assert "the domains were a, b, c and are a, b, so that c goes to 1.41 and to 1.00" in notes
+    assert "the domains were a, b, c and are a, b, so that the maximum of c is 1.41 and 1.00" in notes
     assert "no null was measured after" in notes
     fewer = dspreg.measure(network(1), domains(batches=2))
     assert "a 64 and 32" in " ".join(compare(two[0], fewer).notes)
@@ -151,9 +151,9 @@ def test_findings_are_the_profiles_numbers(two):
     ("c", "null", "reliability", "says"),
     [
         (0.60, 0.20, 0.9, []),
-        (0.60, 0.55, 0.9, ["hardly above its floor"]),
+        (0.60, 0.55, 0.9, ["hardly above its null"]),
         (0.60, 0.20, 0.3, ["reliability of c is low"]),
-        (0.60, 0.55, 0.3, ["hardly above its floor", "reliability of c is low"]),
+        (0.60, 0.55, 0.3, ["hardly above its null", "reliability of c is low"]),
         (0.60, None, None, ["no null was measured", "reliability is unknown"]),
     ],
 )
@@ -166,7 +166,7 @@ def test_doubtful_numbers_are_called_so(c, null, reliability, says):
 def test_equal_domains_are_told_from_different_ones():
     one = domains(("a",), batches=24)["a"]
     alike = dspreg.measure(network(), {name: one[start::3] for start, name in enumerate("abc")})
-    assert any("hardly above its floor" in text for text in summarize_profile(alike)["remarks"])
+    assert any("hardly above its null" in text for text in summarize_profile(alike)["remarks"])
     assert any(row["near_null"] for row in rank_layers(alike))
     differ = dspreg.measure(network(), domains())
     assert summarize_profile(differ)["remarks"] == []

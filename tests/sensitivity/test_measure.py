@@ -314,7 +314,7 @@ def mixing():
             "mlp",
             mlp_domains(2, sketch=[(torch.ones(4, 6).float(), torch.tensor([0, 1, 2, 0]))]),
             {},
-            r"cannot take these samples \(float32 \(4, 6\)",
+            r"cannot process these samples \(float32 \(4, 6\)",
         ),
         (
             "mlp",
@@ -419,7 +419,7 @@ def test_domains_without_any_difference_have_no_reliability_and_can_be_saved(tmp
 
 
 def test_one_batch_gives_c_but_neither_reliability_nor_a_debiased_c():
-    with pytest.warns(dspreg.Notice, match="one batch only of photo, sketch"):
+    with pytest.warns(dspreg.Notice, match="only one batch of photo, sketch"):
         profile = dspreg.measure(problems.model("mlp"), mlp_domains(2, batches=1))
     assert profile.c_debiased is None
     assert profile.reliability is None

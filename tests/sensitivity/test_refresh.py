@@ -48,7 +48,7 @@ def passes(monkeypatch):
 @pytest.mark.parametrize("together", [0, 11, 48])
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_c_is_that_of_single_samples(monkeypatch, name, together, count):
-    monkeypatch.setattr(refresh, "TOGETHER", together)
+    monkeypatch.setattr(refresh, "PASS_SIZE", together)
     model, domains = problems.model(name), ragged(name, count)
     for eps in (0.0, 1e-3):
         c, expected = refreshed(model, domains, eps=eps), by_loops(problems.model(name), domains, eps)
@@ -61,7 +61,7 @@ def test_c_is_that_of_single_samples(monkeypatch, name, together, count):
 def test_c_does_not_depend_on_what_shares_a_pass(monkeypatch, options):
     found = []
     for together in (0, 48):
-        monkeypatch.setattr(refresh, "TOGETHER", together)
+        monkeypatch.setattr(refresh, "PASS_SIZE", together)
         found.append(refreshed(problems.model("cnn"), ragged("cnn", 3), **options).flat())
     assert torch.allclose(*found, rtol=1e-9, atol=1e-10)
 

@@ -13,7 +13,7 @@ from dspreg.algorithms.base import Algorithm, Direction, Log
 from dspreg.batches import Batch
 from dspreg.distributions import Choice
 from dspreg.errors import ConfigError
-from dspreg.networks.buffers import scratch_buffers
+from dspreg.networks.batch_norm import scratch_buffers
 from dspreg.penalty.autocast import autocast_off
 from dspreg.randomness import generator
 from dspreg.vectors import ParamVector, gradient, move_to, standing_at, theta

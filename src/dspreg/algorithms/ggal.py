@@ -12,7 +12,7 @@ from dspreg.algorithms.base import Algorithm
 from dspreg.batches import Batch, Objective
 from dspreg.distributions import LogUniform
 from dspreg.errors import ConfigError
-from dspreg.networks.buffers import scratch_buffers
+from dspreg.networks.batch_norm import scratch_buffers
 from dspreg.randomness import generator
 from dspreg.vectors import ParamVector, gradient
 

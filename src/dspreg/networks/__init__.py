@@ -1,4 +1,4 @@
-"""Networks as a featurizer and a classifier."""
+"""Networks: a featurizer and a classifier."""
 
 from dspreg.networks.backbones import SmallCNN, TinyCNN, TinyMLP
 from dspreg.networks.network import Featurizer, Network

@@ -1,4 +1,4 @@
-"""Featurizers for small inputs. Pretrained ones for photographs are any timm model."""
+"""Featurizers for small inputs. For photographs, use any timm model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dspreg.networks.network import Featurizer
 
 
 class SmallCNN(Featurizer):
-    """Three convolutions with group norm for images of about 28 pixels.
+    """Three convolutions with group norm, for images of about 28 pixels.
 
-    Group norm, because batch norm mixes the samples of a batch while it trains, and with them the domains. Pooled to
-    3 × 3 places and not to one: where a stroke lies tells a 6 from a 9.
+    Group norm, because batch norm mixes the samples of a batch in training, and with them the domains. Pooled to 3 × 3
+    positions instead of one: the position of a stroke distinguishes a 6 from a 9.
     """
 
     stages = ("layers.2", "layers.5")

@@ -1,4 +1,4 @@
-"""Whole networks, head included, to be measured: `small-cnn`, timm's, torchvision's, or what a function makes."""
+"""Networks with their heads, for `dspreg measure`: `small-cnn`, timm's, torchvision's, or a factory function's."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from dspreg.networks.pretrained import NO_WEIGHTS, make_backbone
 from dspreg.networks.timm_models import (
     create_with_head,
     heads_of,
+    hub_location,
     load_pretrained,
     normalisation,
-    on_the_hub,
     pretrained_config,
 )
-from dspreg.networks.weights import Weights, load_file, outputs_in
+from dspreg.networks.weights import Weights, count_outputs, load_file
 from dspreg.randomness import Key, seeded
 
-Three = tuple[float, float, float]
-IMAGENET: tuple[Three, Three] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+PerChannel = tuple[float, float, float]
+IMAGENET: tuple[PerChannel, PerChannel] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
 class FullNetwork:
-    """A network by name, and what must be known to feed it and to repeat it."""
+    """A network by name, with the normalisation it expects and the origin of its weights."""
 
     name: str
     net: nn.Module
-    mean: Three  # of the images it wants, per channel
-    std: Three
+    mean: PerChannel  # of the images it expects
+    std: PerChannel
     weights: Weights
-    head: str  # "new" and random, or its "own": from the file, the hub or the function that made it
-    outputs: int | None = None  # None: nobody knows before it has run
+    head: str  # "new" (randomly initialised) or its "own": from the file, the hub or the factory function
+    outputs: int | None = None  # None: unknown before the first forward pass
 
 
 def make_full_network(
@@ -55,15 +55,15 @@ def make_full_network(
     """A network with its head.
 
     Args:
-        name: `"small-cnn"`, a network of timm's with or without a tag (`"resnet50.tv_in1k"`), one of torchvision's
+        name: `"small-cnn"`, a timm network with or without a tag (`"resnet50.tv_in1k"`), a torchvision network
             (`"torchvision.resnet50"`), or the import path of a function or class of yours that is called without
-            arguments and returns an nn.Module. A name of timm's comes before an import path.
-        weights: A safetensors file, `"none"`, or `"default"`: timm's from the hub, your own as it comes.
+            arguments and returns an nn.Module. timm's names take precedence over import paths.
+        weights: A safetensors file, `"none"`, or `"default"`: timm's from the hub, your own network's as created.
         image_size: Height and width of the images in pixels.
-        classes: Of the data, if they have any.
-        labels: Whether labels are used, so that the head must have `classes` outputs: a file's head is taken if it
-            has, and is new otherwise, as in training. Without, a file's head is taken whatever its outputs.
-        key: Of all that is drawn: a new head, or the whole network from scratch.
+        classes: Number of classes of the data, if they have labels.
+        labels: Whether labels are used, so that the head must have `classes` outputs: a file's head is used if it has
+            that many, and is new otherwise, as in training. Without labels, a file's head is always used.
+        key: Seed of whatever is initialised at random: a new head, or the whole network from scratch.
 
     Raises:
         ConfigError: No such name, tag, file or size, or a function that returns something else.
@@ -77,7 +77,7 @@ def make_full_network(
         if name.startswith(torchvision_models.PREFIX):
             return _torchvision(name, weights, image_size, wanted, classes)
         if is_import_path(name) and not _known_to_timm(name):
-            return _own(name, weights)
+            return _from_factory(name, weights)
         return _timm(name, weights, image_size, wanted, classes)
 
 
@@ -87,7 +87,7 @@ def _timm(name: str, weights: str, image_size: int, wanted: int | None, classes:
         net, source, outputs, new = create_with_head(name, image_size, classes)[0], NO_WEIGHTS, classes, True
     else:
         if weights == "default":
-            repo, tag = on_the_hub(name, config)
+            repo, tag = hub_location(name, config)
             path, kind = download_weights(repo, tag), "hub"
         else:
             path = Path(weights).expanduser()
@@ -111,7 +111,7 @@ def _torchvision(name: str, weights: str, image_size: int, wanted: int | None, c
             True,
         )
     elif weights == "default":
-        torchvision_models.create_network(bare, image_size, classes)  # a name that is wrong is said first
+        torchvision_models.create_network(bare, image_size, classes)  # first, so that a wrong name is reported as such
         raise ConfigError(
             f"torchvision publishes the weights of {bare} as a pickle, which can run any code and is not opened. Give "
             f"a safetensors file of them with --weights FILE, or --weights none, or timm's network with torchvision's "
@@ -127,48 +127,50 @@ def _torchvision(name: str, weights: str, image_size: int, wanted: int | None, c
 
 
 def _head(path: Path, heads: tuple[str, ...], wanted: int | None, classes: int | None) -> tuple[int | None, bool]:
-    """How many outputs to make (None: as many as the network is known for), and whether the file has no such head."""
-    there = outputs_in(path, heads)
-    if there is not None and wanted in (None, there):
-        return there, False
+    """Number of outputs (None: the architecture's default), and whether the head is new: not in the file."""
+    in_file = count_outputs(path, heads)
+    if in_file is not None and wanted in (None, in_file):
+        return in_file, False
     return classes, True
 
 
 def _small_cnn(weights: str, image_size: int, classes: int | None) -> FullNetwork:
     if classes is None:
-        raise ConfigError("small-cnn has no outputs of its own; give images with classes, domain/class/image")
+        raise ConfigError("small-cnn has no outputs of its own; give images in class folders, domain/class/image")
     backbone = make_backbone("small-cnn", weights=weights, image_size=image_size)
     features = backbone.make()
     net = Network(features, nn.Linear(features.width, classes))
     return FullNetwork("small-cnn", net, backbone.mean, backbone.std, backbone.weights, "new", classes)
 
 
-def _own(name: str, weights: str) -> FullNetwork:
-    made = _made(name, _found(name))
+def _from_factory(name: str, weights: str) -> FullNetwork:
+    net = _call_factory(name, _import_factory(name))
     source = NO_WEIGHTS
     if weights not in ("default", "none"):
         path = Path(weights).expanduser()
-        source = Weights("file", path.name, load_file(made, name, path))
-    mean, std = normalisation(made) if getattr(made, "pretrained_cfg", None) else IMAGENET
-    return FullNetwork(name, made, mean, std, source, "own")
+        source = Weights("file", path.name, load_file(net, name, path))
+    mean, std = normalisation(net) if getattr(net, "pretrained_cfg", None) else IMAGENET
+    return FullNetwork(name, net, mean, std, source, "own")
 
 
-def _found(name: str) -> Any:
+def _import_factory(name: str) -> Any:
     import timm
 
     try:
         return imported(name)
     except ConfigError as error:
         near = nearest(name.partition(".")[0], timm.list_models(), 0.7)
-        hint = f" Or was timm's {near!r} meant?" if near and "no module" in str(error) else ""
+        hint = f" Or did you mean timm's {near!r}?" if near and "no module" in str(error) else ""
         raise ConfigError(f"{error}{hint}") from error
 
 
-def _made(name: str, make: Callable[[], Any]) -> nn.Module:
-    if not callable(make):
-        raise ConfigError(f"{name!r} is a {type(make).__name__}; wanted a function or class that returns an nn.Module")
+def _call_factory(name: str, factory: Callable[[], Any]) -> nn.Module:
+    if not callable(factory):
+        raise ConfigError(
+            f"{name!r} is a {type(factory).__name__}; wanted a function or class that returns an nn.Module"
+        )
     try:
-        net = make()
+        net = factory()
     except DspregError:
         raise
     except Exception as error:

@@ -1,4 +1,4 @@
-"""A model's weights from the Hugging Face hub, or within a second an error that says what else to do."""
+"""Weights from the Hugging Face hub, or, within a second, an error with the alternatives."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from urllib.request import getproxies, proxy_bypass
 
 from dspreg.errors import ResourceError
 
-FILE = "model.safetensors"  # the one format that cannot run code
-PATIENCE = 0.8  # seconds for finding and reaching the hub; left to itself, the download tries for most of a minute
-ANSWER = 5.0  # seconds for the hub's first answer
+FILE = "model.safetensors"  # the only format that cannot run code
+CONNECT_TIMEOUT = 0.8  # seconds, for DNS and the connection; by default, the download retries for most of a minute
+RESPONSE_TIMEOUT = 5.0  # seconds, for the hub's first response
 PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 
 
 def download_weights(repo: str, model: str) -> Path:
-    """The weights of `repo` as a local file: from the cache where they are there, without asking the network.
+    """The weights of `repo` as a local file: from the cache if they are there, without a network request.
 
     Args:
-        repo: `owner/name` on the hub, and `@revision` if it is not the main one.
-        model: The network and its tag, for the message.
+        repo: `owner/name` on the hub, or `owner/name@revision`.
+        model: The network and its tag, for messages.
     """
     import huggingface_hub as hub
     from huggingface_hub import constants
@@ -35,45 +35,45 @@ def download_weights(repo: str, model: str) -> Path:
 
     def failure(why: str) -> ResourceError:
         return ResourceError(
-            f"no weights for {model}: {why}. Either give a local file with --weights FILE (elsewhere, fetch {FILE} "
-            f"of {repo}), or start from scratch with --weights none, or connect and try again"
+            f"no weights for {model}: {why}. Either give a local file with --weights FILE (on another machine, "
+            f"download {FILE} of {repo}), or start from scratch with --weights none, or connect and try again"
         )
 
     if constants.HF_HUB_OFFLINE:
-        raise failure("the hub cannot be reached, HF_HUB_OFFLINE is set, and its cache does not have them")
+        raise failure("the hub cannot be reached, since HF_HUB_OFFLINE is set, and they are not in its cache")
     if not _reachable(constants.ENDPOINT):
-        raise failure(f"the hub cannot be reached at {constants.ENDPOINT}, and its cache does not have them")
+        raise failure(f"the hub cannot be reached at {constants.ENDPOINT}, and they are not in its cache")
     try:
-        # asked for first, because the download repeats a question that fails, with a minute for each answer
+        # metadata first: the download retries a failing request, with a timeout of a minute each
         url = hub.hf_hub_url(repo, FILE, revision=revision or None)
-        hub.get_hf_file_metadata(url, timeout=ANSWER)
-        return Path(hub.hf_hub_download(repo, FILE, revision=revision or None, etag_timeout=ANSWER))
+        hub.get_hf_file_metadata(url, timeout=RESPONSE_TIMEOUT)
+        return Path(hub.hf_hub_download(repo, FILE, revision=revision or None, etag_timeout=RESPONSE_TIMEOUT))
     except LocalEntryNotFoundError as error:
-        raise failure("the hub stopped answering") from error
+        raise failure("the hub stopped responding") from error
     except EntryNotFoundError as error:
         raise failure(f"{repo} has no {FILE}, and other formats are not opened") from error
-    except Exception as error:  # the hub's library passes on the errors of three others
+    except Exception as error:  # huggingface_hub lets the errors of three other libraries through
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise failure(f"the hub could not deliver {FILE} of {repo} ({lines[0].rstrip('.')})") from error
 
 
 def _reachable(endpoint: str) -> bool:
-    """Whether a connection can be opened, in a thread because looking up a name cannot be given a time limit."""
+    """Whether a connection can be opened; in a thread, because a DNS lookup has no timeout."""
     reached = []
 
-    def knock() -> None:
-        with suppress(OSError, ValueError):  # ValueError: no such name or port can be
-            socket.create_connection(_door(endpoint), timeout=PATIENCE).close()
+    def connect() -> None:
+        with suppress(OSError, ValueError):  # ValueError: an invalid host or port
+            socket.create_connection(_first_hop(endpoint), timeout=CONNECT_TIMEOUT).close()
             reached.append(True)
 
-    thread = Thread(target=knock, daemon=True)
+    thread = Thread(target=connect, daemon=True)
     thread.start()
-    thread.join(PATIENCE)
+    thread.join(CONNECT_TIMEOUT)
     return bool(reached)
 
 
-def _door(endpoint: str) -> tuple[str, int]:
-    """Host and port of the first machine on the way to the hub: the proxy, where there is one."""
+def _first_hop(endpoint: str) -> tuple[str, int]:
+    """Host and port to connect to: those of the proxy, if there is one, else the hub's."""
     url = urlsplit(endpoint)
     if not proxy_bypass(url.hostname or ""):
         proxies = getproxies()

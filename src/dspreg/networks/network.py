@@ -1,4 +1,4 @@
-"""A network in two halves, because many methods look at the features between them."""
+"""A network in two parts, because many methods use the features between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Featurizer(nn.Module):
     """Maps images (B, …) to features (B, width)."""
 
     width: int
-    stages: ClassVar[tuple[str, ...]] = ()  # modules that end the early stages, for those who look at feature maps
+    stages: ClassVar[tuple[str, ...]] = ()  # last modules of the early stages, for methods that use feature maps
 
 
 class Network(nn.Module):

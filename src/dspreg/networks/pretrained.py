@@ -1,4 +1,4 @@
-"""Backbones by name: `small-cnn`, or any of timm's, from scratch, from a file or from the hub."""
+"""Backbones by name: `small-cnn` or any timm network, from scratch, from a file or from the hub."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dspreg.networks.hub import download_weights
 from dspreg.networks.network import Featurizer
 from dspreg.networks.timm_models import (
     create_backbone,
+    hub_location,
     load_pretrained,
     normalisation,
-    on_the_hub,
     pretrained_config,
     width_of,
 )
-from dspreg.networks.weights import Wanted, Weights, read_weights
+from dspreg.networks.weights import ExpectedWeights, Weights, read_weights
 from dspreg.randomness import untouched
 
 NO_WEIGHTS = Weights("none", "none", None)
@@ -31,19 +31,19 @@ NO_WEIGHTS = Weights("none", "none", None)
 
 @dataclass(frozen=True)
 class Backbone:
-    """A featurizer by name, and what must be known to feed it and to repeat it."""
+    """A featurizer by name, with the normalisation it expects and the origin of its weights."""
 
     name: str
-    make: Callable[[], Featurizer]  # from scratch, it draws from torch's global generator; loaded, it is a copy
-    mean: tuple[float, float, float]  # of the images it wants, per channel
+    make: Callable[[], Featurizer]  # initialised by torch's global generator, or a copy of the loaded one
+    mean: tuple[float, float, float]  # of the images it expects, per channel
     std: tuple[float, float, float]
     weights: Weights
 
 
 class TimmFeaturizer(Featurizer):
-    """A timm model without its head, and dropout after the pooling: images (B, 3, H, W) to features (B, width).
+    """A timm model without its head, with dropout after the pooling: images (B, 3, H, W) to features (B, width).
 
-    With `frozen_bn` batch norm stays in evaluation mode whatever `train` is called with; its scale and shift train.
+    With `frozen_bn`, batch norm stays in evaluation mode in training too; its scale and shift are still trained.
     """
 
     def __init__(self, model: nn.Module, width: int, dropout: float = 0.0, frozen_bn: bool = True):
@@ -75,13 +75,13 @@ def make_backbone(
     """A backbone by name.
 
     Args:
-        name: `"small-cnn"`, or a network of timm's with or without a tag: `"resnet50"`, `"resnet50.tv_in1k"`.
-            Without a tag it is timm's first, which for ResNet-50 is not DomainBed's: that is `resnet50.tv_in1k`.
-        weights: `"default"` for the pretrained weights of the tag (for `small-cnn` none), `"none"` to start from
+        name: `"small-cnn"`, or a timm network with or without a tag: `"resnet50"`, `"resnet50.tv_in1k"`. Without a tag,
+            timm's default, which for ResNet-50 is not DomainBed's: that is `resnet50.tv_in1k`.
+        weights: `"default"` for the pretrained weights of the tag (none for `small-cnn`), `"none"` to start from
             scratch, or a safetensors file.
-        image_size: Height and width of the images in pixels. A transformer gets its position embedding for it.
-        dropout: Probability, after the pooling, as in DomainBed.
-        frozen_bn: Keep batch norm in evaluation mode, as in DomainBed. From scratch this leaves its statistics at
+        image_size: Height and width of the images in pixels. A transformer's position embedding is made for it.
+        dropout: Probability of dropout after the pooling, as in DomainBed.
+        frozen_bn: Keep batch norm in evaluation mode, as in DomainBed. From scratch, its statistics then stay at
             mean 0 and variance 1, so that it does not normalise.
 
     Raises:
@@ -102,7 +102,7 @@ def make_backbone(
             model = create_backbone(name, image_size)
         source = NO_WEIGHTS
     elif weights == "default":
-        repo, tag = on_the_hub(name, config)
+        repo, tag = hub_location(name, config)
         model, sha256 = load_pretrained(name, image_size, download_weights(repo, tag))
         source = Weights("hub", tag, sha256)
     else:
@@ -123,11 +123,11 @@ def make_backbone(
 
 
 def size_of(name: str, image_size: int, classes: int) -> int:
-    """Bytes of a network with a linear classifier, in float32; its weights need not be there."""
+    """Bytes of a network with a linear classifier, in float32; needs no weights."""
     with untouched():
-        made = SmallCNN() if name == "small-cnn" else create_backbone(name, image_size)
-    width = made.width if isinstance(made, SmallCNN) else width_of(made, name, image_size)
-    tensors = [*made.parameters(), *made.buffers()]
+        net = SmallCNN() if name == "small-cnn" else create_backbone(name, image_size)
+    width = net.width if isinstance(net, SmallCNN) else width_of(net, name, image_size)
+    tensors = [*net.parameters(), *net.buffers()]
     return sum(t.numel() * t.element_size() for t in tensors) + 4 * (width + 1) * classes
 
 
@@ -138,6 +138,6 @@ def _small_cnn(weights: str, dropout: float) -> Backbone:
     with untouched():
         template = SmallCNN(dropout=dropout)
     path = Path(weights).expanduser()
-    state, sha256 = read_weights(path, Wanted("small-cnn", template.state_dict()))
+    state, sha256 = read_weights(path, ExpectedWeights("small-cnn", template.state_dict()))
     template.load_state_dict(state)
     return Backbone("small-cnn", lambda: deepcopy(template), half, half, Weights("file", path.name, sha256))

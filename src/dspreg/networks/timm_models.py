@@ -1,4 +1,4 @@
-"""timm's networks without their heads: found, made, loaded and tried."""
+"""timm networks: look them up, create them with or without a head, load their weights."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from dspreg.errors import ConfigError, IntegrityError
 from dspreg.networks.weights import load_file
 from dspreg.randomness import untouched
 
-# what a network raises when an image does not go through it
+# what a network raises for images of a size it cannot process
 UNFIT = (RuntimeError, ValueError, AssertionError, IndexError, ZeroDivisionError)
 
 
 def pretrained_config(name: str) -> Any:
-    """timm's notes on the pretrained weights of a name, or None where it has none."""
+    """timm's configuration of the pretrained weights of a name; None if there are none."""
     import timm
 
     architecture, dot, tag = name.partition(".")
     known = timm.list_models()
     if architecture not in known:
         like = difflib.get_close_matches(name.lower().replace("-", "_"), ["small-cnn", *known], n=4, cutoff=0.5)
-        nearest = f" The nearest: {', '.join(like)}." if like else ""
+        nearest = f" Similar names: {', '.join(like)}." if like else ""
         raise ConfigError(f"no network is called {name!r}.{nearest} Known are small-cnn and all of timm.list_models()")
     try:
         if dot and not tag:
@@ -36,8 +36,8 @@ def pretrained_config(name: str) -> Any:
         raise ConfigError(f"{architecture} has no tag {tag!r}; its tags: {', '.join(tags) or 'none'}") from error
 
 
-def on_the_hub(name: str, config: Any) -> tuple[str, str]:
-    """Where the weights of a name are: the repository on the hub, and the name with its tag."""
+def hub_location(name: str, config: Any) -> tuple[str, str]:
+    """Where the weights of a network are: the repository on the hub, and the name with its tag."""
     if config is None or not config.hf_hub_id:
         raise ConfigError(
             f"timm has no weights for {name} on the hub. Start from scratch with --weights none, or give a "
@@ -48,17 +48,17 @@ def on_the_hub(name: str, config: Any) -> tuple[str, str]:
 
 
 def create_backbone(name: str, image_size: int | None) -> nn.Module:
-    """A fresh network without its head; `None` for the image size it is known for."""
+    """A new network without its head; `image_size` None for its default size."""
     return create_with_head(name, image_size, 0)[0]
 
 
 def create_with_head(name: str, image_size: int | None, num_classes: int | None) -> tuple[nn.Module, str]:
-    """A fresh network with timm's own head, and the call of timm that makes it.
+    """A new network with timm's own head, and the timm call that creates it.
 
     Args:
         name: As timm knows it.
-        image_size: Of one side in pixels; None for the size it is known for.
-        num_classes: Outputs of the head; 0 for a network without, None for as many as it is known for.
+        image_size: Height and width in pixels; None for the network's default.
+        num_classes: Outputs of the head; 0 for no head, None for the network's default.
     """
     import timm
 
@@ -69,10 +69,10 @@ def create_with_head(name: str, image_size: int | None, num_classes: int | None)
             sized = timm.create_model(name, pretrained=False, **classes, img_size=image_size)
             return sized, f"{call}, img_size={image_size})"
         except TypeError as error:
-            if "img_size" not in str(error):  # a network that takes any size does not know the word
+            if "img_size" not in str(error):  # a network that takes any size has no such argument
                 raise
         except UNFIT as error:
-            raise _unfit(name, image_size, error) from error
+            raise _size_error(name, image_size, error) from error
     return timm.create_model(name, pretrained=False, **classes), f"{call})"
 
 
@@ -81,16 +81,16 @@ def load_pretrained(
 ) -> tuple[nn.Module, str]:
     """The network with the weights of a file, and the file's SHA-256.
 
-    Outputs as in `create_with_head`, head as in `load_file`.
+    `num_classes` as in `create_with_head`, `new_head` as in `load_file`.
 
-    A transformer's weights are for one image size. They may be those for `image_size`, or for the size that the
-    network is known for; timm then resamples the positions.
+    A transformer's weights are for one image size: `image_size`, or the network's default size, in which case timm
+    resamples the position embedding.
     """
     with untouched():
         model = create_with_head(name, image_size, num_classes)[0]
         try:
             return model, _load(model, name, path, new_head)
-        except IntegrityError as wrong:
+        except IntegrityError as mismatch:
             model = create_with_head(name, None, num_classes)[0]
             resize = getattr(model, "set_input_size", None)
             if resize is None:
@@ -98,11 +98,11 @@ def load_pretrained(
             try:
                 sha256 = _load(model, name, path, new_head)
             except IntegrityError:
-                raise wrong from None  # what is wrong for the size that was asked for
+                raise mismatch from None  # the one for the requested size
         try:
             resize(img_size=image_size)
         except UNFIT as error:
-            raise _unfit(name, image_size, error) from error
+            raise _size_error(name, image_size, error) from error
         return model, sha256
 
 
@@ -111,36 +111,36 @@ def _load(model: nn.Module, name: str, path: Path, new_head: bool) -> str:
 
 
 def heads_of(config: Any) -> tuple[str, ...]:
-    """The modules that timm's notes on a network call its classifier."""
+    """The modules that timm's configuration of a network names as its classifier."""
     named = (config or {}).get("classifier") or ()
     return (named,) if isinstance(named, str) else tuple(named)
 
 
 def _heads(model: nn.Module, state: dict[str, Tensor]) -> tuple[str, ...]:
-    """The modules that `num_classes=0` has taken away."""
+    """The modules that `num_classes=0` removes."""
     heads = heads_of(getattr(model, "pretrained_cfg", {}))
-    # LeViT's is called "head.linear", but "head" with its batch norm has gone as a whole
+    # LeViT's is called "head.linear", but all of "head", with its batch norm, is removed
     parents = (head.rpartition(".")[0] for head in heads)
-    gone = (p for p in parents if p and not any(tensor.startswith(f"{p}.") for tensor in state))
-    return tuple(dict.fromkeys((*heads, *gone)))
+    removed = (p for p in parents if p and not any(tensor.startswith(f"{p}.") for tensor in state))
+    return tuple(dict.fromkeys((*heads, *removed)))
 
 
 def width_of(model: nn.Module, name: str, image_size: int) -> int:
-    """How many features come out: tried, because `num_features` is another number for some networks."""
+    """The number of features, by a forward pass: for some networks `num_features` is a different number."""
     model.eval()
     try:
         with torch.no_grad():
             features = model(torch.zeros(2, 3, image_size, image_size))
     except UNFIT as error:
-        raise _unfit(name, image_size, error) from error
+        raise _size_error(name, image_size, error) from error
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
-        came = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        got = f"shape {tuple(features.shape)}" if isinstance(features, Tensor) else f"a {type(features).__name__}"
         raise ConfigError(
-            f"{name} makes of two images {came} and not one row of features each, (2, width); take another network, "
+            f"{name} returned {got} for two images; wanted one row of features each, (2, width). Use another network, "
             "or wrap it in a Featurizer that pools"
         )
     if not features.isfinite().all():
-        raise _unfit(name, image_size, ValueError("its features are not finite"))
+        raise _size_error(name, image_size, ValueError("its features are not finite"))
     return features.shape[1]
 
 
@@ -151,11 +151,11 @@ def normalisation(model: nn.Module) -> tuple[tuple[float, float, float], tuple[f
     return config["mean"], config["std"]
 
 
-def _unfit(name: str, image_size: int, error: Exception) -> ConfigError:
+def _size_error(name: str, image_size: int, error: Exception) -> ConfigError:
     import timm
 
     config = timm.get_pretrained_cfg(name)
-    own = config.input_size[-1] if config else 224
-    size = "too small for" if image_size < own else "no size for"
+    default = config.input_size[-1] if config else 224
+    fault = "too small for" if image_size < default else "not possible with"
     detail = str(error).strip().partition("\n")[0] or type(error).__name__
-    return ConfigError(f"images of {image_size} pixels are {size} {name}, which is known for {own}: {detail}")
+    return ConfigError(f"images of {image_size} pixels are {fault} {name}, whose default is {default}: {detail}")

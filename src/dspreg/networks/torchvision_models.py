@@ -1,4 +1,4 @@
-"""torchvision's networks for images, head included: `torchvision.resnet50`."""
+"""torchvision's image classifiers, with their heads: `torchvision.resnet50`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREFIX = "torchvision."
 
 
 def create_network(name: str, image_size: int, num_classes: int | None) -> nn.Module:
-    """A fresh network; `num_classes` None for as many outputs as it is known for, 1,000."""
+    """A new network; `num_classes` None for its default, 1,000."""
     known = models.list_models(module=models)
     if name not in known:
         raise ConfigError(
@@ -24,26 +24,26 @@ def create_network(name: str, image_size: int, num_classes: int | None) -> nn.Mo
         )
     options: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     if name in ("inception_v3", "googlenet"):
-        options["init_weights"] = True  # said, because they warn where it is left out
+        options["init_weights"] = True  # explicit, because they warn without it
     if name.startswith("vit_"):
-        options["image_size"] = image_size  # the others take any
+        options["image_size"] = image_size  # the others take any size
     try:
         net: nn.Module = models.get_model(name, weights=None, **options)
     except (ValueError, AssertionError, RuntimeError) as error:
         detail = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"torchvision.{name} can't be made for {image_size} pixels: {detail}") from error
+        raise ConfigError(f"torchvision.{name} can't be created for images of {image_size} pixels: {detail}") from error
     return net
 
 
 def heads_of(name: str, image_size: int) -> tuple[str, ...]:
-    """The modules whose tensors change their shape with the number of classes."""
-    with torch.device("meta"):  # shapes alone
-        one, other = (create_network(name, image_size, classes).state_dict() for classes in (11, 13))
-    changed = [tensor for tensor in one if one[tensor].shape != other[tensor].shape]
-    return tuple(dict.fromkeys(tensor.rpartition(".")[0] for tensor in changed))
+    """The modules with tensors whose shape depends on the number of classes."""
+    with torch.device("meta"):  # shapes only
+        first, second = (create_network(name, image_size, classes).state_dict() for classes in (11, 13))
+    differing = [tensor for tensor in first if first[tensor].shape != second[tensor].shape]
+    return tuple(dict.fromkeys(tensor.rpartition(".")[0] for tensor in differing))
 
 
 def normalisation(name: str) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    """Mean and standard deviation of the images its published weights were trained on."""
-    shown = next(iter(models.get_model_weights(name))).transforms()
-    return tuple(shown.mean), tuple(shown.std)
+    """Mean and standard deviation with which its published weights were trained."""
+    transforms = next(iter(models.get_model_weights(name))).transforms()
+    return tuple(transforms.mean), tuple(transforms.std)

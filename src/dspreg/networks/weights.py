@@ -1,4 +1,4 @@
-"""Pretrained weights out of a safetensors file, which is believed only as far as it fits the model."""
+"""Pretrained weights from a safetensors file, which is not trusted: header and tensors must fit the model exactly."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from dspreg.errors import ConfigError, IntegrityError, ResourceError
 
-LONGEST_HEADER = 8 * 2**20  # bytes; those of the largest timm models have a few hundred thousand
-HEAD_TENSORS = 8  # at most this many per classifier: a weight, a bias, and a normalisation's five
+MAX_HEADER = 8 * 2**20  # bytes; the largest timm models have a few hundred thousand
+MAX_HEAD_TENSORS = 8  # per classifier: a weight, a bias, and the five of a normalisation layer
 PICKLES = {".pt", ".pth", ".bin", ".pkl", ".ckpt"}
 DTYPES = {
     torch.float64: "F64",
@@ -36,7 +36,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Weights:
-    """Where the weights at the start of training came from. Goes into every record."""
+    """Origin of the weights at the start of training. Written to every record."""
 
     source: str  # "none" | "file" | "hub"
     tag: str  # e.g. "resnet50.tv_in1k", or the file's name; "none"
@@ -44,52 +44,52 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a file must hold to be weights of `name`."""
+class ExpectedWeights:
+    """What a file of weights of `name` must contain."""
 
     name: str
     state: Mapping[str, Tensor]  # of the network without its head
-    heads: tuple[str, ...] = ()  # modules whose tensors may be in the file and are left there
+    heads: tuple[str, ...] = ()  # modules whose tensors may be in the file and are ignored
 
     def is_head(self, tensor: str) -> bool:
         return tensor not in self.state and any(tensor.startswith(f"{head}.") for head in self.heads)
 
 
-def read_weights(path: Path, wanted: Wanted) -> tuple[dict[str, Tensor], str]:
-    """The state of the network without its head, and the SHA-256 of the file it came from.
+def read_weights(path: Path, expected: ExpectedWeights) -> tuple[dict[str, Tensor], str]:
+    """The state of the network without its head, and the SHA-256 of the file.
 
-    The header is compared with the model before the numbers are read, and the file is read once: what was hashed is
-    what is returned. Only `num_batches_tracked` may be missing, which older files do not have.
+    The header is compared with the model before the tensors are read, and the file is read once, so that the hash is
+    that of the returned tensors. Only `num_batches_tracked`, which older files lack, may be missing.
     """
     with _opened(path) as (file, size):
-        start, header = _header(path, file, size)
-        _compare(path, header, wanted)
+        start, header = _read_header(path, file, size)
+        _compare(path, header, expected)
         data = start + file.read(size - len(start))
-    return _state(path, data, wanted), hashlib.sha256(data).hexdigest()
+    return _load_state(path, data, expected), hashlib.sha256(data).hexdigest()
 
 
 def load_file(net: nn.Module, name: str, path: Path, heads: tuple[str, ...] = (), *, new_head: bool = False) -> str:
-    """Put a file's weights into a network; returns the SHA-256 of the file.
+    """Load a file's weights into a network, and return the SHA-256 of the file.
 
     Args:
         net: The network.
-        name: Its, for messages.
-        path: Of the file.
-        heads: Modules that the file may have and the network not.
-        new_head: They are the network's own, too, and stay as they are: the file has none, or one of another size.
+        name: Its name, for messages.
+        path: The file.
+        heads: Modules that the file may contain and the network may lack.
+        new_head: Keep the network's own head: the file has none, or one of another size.
     """
     state = net.state_dict()
     kept = {n: t for n, t in state.items() if new_head and any(n.startswith(f"{head}.") for head in heads)}
     body = {n: t for n, t in state.items() if n not in kept}
-    read, sha256 = read_weights(path, Wanted(name, body, heads))
+    read, sha256 = read_weights(path, ExpectedWeights(name, body, heads))
     net.load_state_dict(read | kept)
     return sha256
 
 
-def outputs_in(path: Path, heads: Sequence[str]) -> int | None:
-    """How many outputs the head in a file has, by its first module's bias or weight; None where there is no head."""
+def count_outputs(path: Path, heads: Sequence[str]) -> int | None:
+    """The number of outputs of the head in a file, by its first module's bias or weight; None without a head."""
     with _opened(path) as (file, size):
-        _, header = _header(path, file, size)
+        _, header = _read_header(path, file, size)
     tensors = (f"{head}.{part}" for head in heads for part in ("bias", "weight"))
     shapes = [header[name]["shape"] for name in tensors if name in header]
     return shapes[0][0] if shapes and shapes[0] else None
@@ -97,60 +97,60 @@ def outputs_in(path: Path, heads: Sequence[str]) -> int | None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """An ordinary file and its size, or what is wrong with it."""
+    """A regular file and its size, or an error that names the problem."""
     try:
-        found = path.stat()
-        if stat.S_ISDIR(found.st_mode):
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
             raise ConfigError(f"{path} is a folder; give the file in it, such as {path / 'model.safetensors'}")
-        if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"{path} is not an ordinary file; give a safetensors file")
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path} is not a regular file; give a safetensors file")
         with path.open("rb") as file:
-            yield file, found.st_size
+            yield file, status.st_size
     except FileNotFoundError as error:
         raise ConfigError(
-            f"there is no file {path}. The weights are 'default', 'none' or a safetensors file; "
-            "a tag of timm's belongs to the name of the network: 'resnet50.tv_in1k'"
+            f"there is no file {path}. Weights are 'default', 'none' or a safetensors file; "
+            "a timm tag is part of the name of the network: 'resnet50.tv_in1k'"
         ) from error
     except OSError as error:
         raise ResourceError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _header(path: Path, file: BinaryIO, size: int) -> tuple[bytes, dict[str, dict[str, Any]]]:
-    """The first bytes of the file, and what they say of every tensor: dtype, shape and place."""
+def _read_header(path: Path, file: BinaryIO, size: int) -> tuple[bytes, dict[str, dict[str, Any]]]:
+    """The first bytes of the file, and dtype, shape and offsets of every tensor."""
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if size < 8:
         _refuse(path, start, f"it has {size} bytes")
-    if length > min(LONGEST_HEADER, size - 8):
+    if length > min(MAX_HEADER, size - 8):
         _refuse(path, start, f"its header would have {length} bytes, the file has {size}")
     start += file.read(length)
     try:
-        header = json.loads(start[8:].decode(), object_pairs_hook=_without_repetition)
+        header = json.loads(start[8:].decode(), object_pairs_hook=_refuse_duplicates)
         header.pop("__metadata__", None)
-        ends = [_end(entry) for entry in header.values()]
+        ends = [_check_entry(entry) for entry in header.values()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         _refuse(path, start, f"its header cannot be read ({_clipped(error)})")
-    promised = 8 + length + max(ends, default=0)
-    if promised != size:
-        _refuse(path, start, f"its header tells of {promised} bytes, the file has {size}")
+    expected = 8 + length + max(ends, default=0)
+    if expected != size:
+        _refuse(path, start, f"its header describes {expected} bytes, the file has {size}")
     return start, header
 
 
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
-        raise ValueError("a name stands there twice")  # readers differ in which of the two they take
+        raise ValueError("a name occurs twice")  # readers differ in which of the two they use
     return entries
 
 
-def _end(entry: dict[str, Any]) -> int:
-    """Where a tensor's bytes end, or an error: this comes from a file of unknown origin."""
+def _check_entry(entry: dict[str, Any]) -> int:
+    """The end of a tensor's bytes, if its entry is valid: the file may come from anywhere."""
     numbers = [*entry["shape"], *entry["data_offsets"]]
     if any(type(n) is not int or n < 0 for n in numbers) or not isinstance(entry["dtype"], str):
-        raise ValueError("a dtype, a shape or a place is not one")
+        raise ValueError("a dtype, a shape or an offset is invalid")
     first, end = entry["data_offsets"]
     if (first == end) != (math.prod(entry["shape"]) == 0) or first > end:
-        raise ValueError("a tensor's place does not fit its shape")
+        raise ValueError("a tensor's offsets do not fit its shape")
     return int(end)
 
 
@@ -159,47 +159,48 @@ def _refuse(path: Path, start: bytes, why: str) -> NoReturn:
     if path.suffix.lower() in PICKLES or (start and zipped_or_pickled):
         raise IntegrityError(
             f"{path} is a pickle, not a safetensors file. Pickles can run any code and are not opened. If you trust "
-            "it, load it yourself with torch.load and save its state with safetensors.torch.save_file"
+            "it, load it yourself with torch.load and save its state dict with safetensors.torch.save_file"
         )
-    raise IntegrityError(f"{path} is damaged or not a safetensors file: {why}. Fetch or save it again")
+    raise IntegrityError(f"{path} is damaged or not a safetensors file: {why}. Download or save it again")
 
 
-def _compare(path: Path, header: dict[str, dict[str, Any]], wanted: Wanted) -> None:
-    """Every tensor of the network is in the file, under its name, in its shape and dtype; and no other one."""
-    body = {name: entry for name, entry in header.items() if not wanted.is_head(name)}
-    missing = [n for n in wanted.state if n not in body and not n.endswith("num_batches_tracked")]
-    unexpected = [n for n in body if n not in wanted.state]
-    other = [
-        f"{name} is {entry['dtype']} {entry['shape']} and not {DTYPES.get(t.dtype, t.dtype)} {list(t.shape)}"
+def _compare(path: Path, header: dict[str, dict[str, Any]], expected: ExpectedWeights) -> None:
+    """Require every tensor of the network, with its name, shape and dtype, and no other tensor."""
+    body = {name: entry for name, entry in header.items() if not expected.is_head(name)}
+    missing = [n for n in expected.state if n not in body and not n.endswith("num_batches_tracked")]
+    unexpected = [n for n in body if n not in expected.state]
+    different = [
+        f"{name} is {entry['dtype']} {entry['shape']} instead of {DTYPES.get(t.dtype, t.dtype)} {list(t.shape)}"
         for name, entry in body.items()
-        if (t := wanted.state.get(name)) is not None
+        if (t := expected.state.get(name)) is not None
         and (entry["shape"] != list(t.shape) or entry["dtype"] != DTYPES.get(t.dtype))
     ]
     faults = [
         f"{len(names)} {what} ({_first(names)})"
-        for names, what in ((missing, "missing"), (unexpected, "unexpected"), (other, "of another shape or dtype"))
+        for names, what in ((missing, "missing"), (unexpected, "unexpected"), (different, "of another shape or dtype"))
         if names
     ]
-    if len(header) - len(body) > HEAD_TENSORS * len(wanted.heads):
+    if len(header) - len(body) > MAX_HEAD_TENSORS * len(expected.heads):
         faults.append(f"{len(header) - len(body)} belong to the head")
     if faults:
-        head = f", with or without its head ({', '.join(wanted.heads)})" if wanted.heads else ""
+        head = f", with or without its head ({', '.join(expected.heads)})" if expected.heads else ""
         raise IntegrityError(
-            f"{path} does not hold weights of {wanted.name}: of its {len(header)} tensors and the network's "
-            f"{len(wanted.state)}, {'; '.join(faults)}. Give the file of this network{head}, or name the network "
-            "that the file is for"
+            f"{path} does not hold weights of {expected.name}: of its {len(header)} tensors and the network's "
+            f"{len(expected.state)}, {'; '.join(faults)}. Give a file of this network{head}, or the name of the "
+            "network that the file is for"
         )
 
 
-def _state(path: Path, data: bytes, wanted: Wanted) -> dict[str, Tensor]:
+def _load_state(path: Path, data: bytes, expected: ExpectedWeights) -> dict[str, Tensor]:
     try:
         tensors = load(data)
     except (SafetensorError, ValueError, KeyError) as error:
         _refuse(path, data[:8], _clipped(error))
-    state = {name: tensors.get(name, fresh) for name, fresh in wanted.state.items()}
+    state = {name: tensors.get(name, initial) for name, initial in expected.state.items()}
     broken = [name for name, tensor in state.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if broken:
-        raise IntegrityError(f"{path} has NaN or infinity in {len(broken)} tensor(s), {_first(broken)}; fetch it again")
+        names = _first(broken)
+        raise IntegrityError(f"{path} has NaN or infinity in {len(broken)} tensor(s), {names}; download it again")
     return state
 
 
@@ -208,6 +209,6 @@ def _first(names: Sequence[str], count: int = 3) -> str:
 
 
 def _clipped(text: object) -> str:
-    """On one short line, whatever it is: names in a file may be of any length and have any characters."""
+    """One short printable line: names in a file may be of any length and contain any characters."""
     line = "".join(c if c.isprintable() else "?" for c in str(text)[:121])
     return line if len(line) <= 120 else line[:119] + "…"

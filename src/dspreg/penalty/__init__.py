@@ -1,4 +1,4 @@
-"""The penalty λ Σ c_k g_k²: engines that compute its gradient, and `Penalty`, which adds it to anybody's loop."""
+"""The penalty λ Σ c_k g_k²: engines that compute its gradient, and `Penalty`, which adds it to any training loop."""
 
 from dspreg.penalty.engines import (
     Engine,

@@ -1,4 +1,4 @@
-"""Full precision where a penalty needs it, also inside code that asks for less."""
+"""Full precision where a penalty needs it, also inside code that enables autocast."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def autocast_off(device: str) -> Iterator[None]:
 
     A training loop enters autocast inside the closure it hands over as often as around it, and torch has no switch
     that forbids it. So the first use replaces `torch.autocast.__enter__` for the whole process; outside of this block
-    and in other threads it does what it always did. Three ways without a patch were tried. A `TorchFunctionMode` that
+    and in other threads it behaves as before. Three ways without a patch were tried. A `TorchFunctionMode` that
     runs every function with autocast off is right for eager models, but `torch.compile` traces the backward pass under
     the autocast it finds, and the penalty part was off by 14 %. The same with compiled models run eagerly
-    (`torch.compiler.set_stance`) takes compilation from those who never use autocast. Refusing autocast in closures
-    would have to notice it first, which is the same problem. Autocast written inside a compiled module is part of its
+    (`torch.compiler.set_stance`) disables compilation for users who never enter autocast. Refusing autocast in closures
+    would have to detect it first, which is the same problem. Autocast written inside a compiled module is part of its
     graph and not seen.
     """
     if _installed.acquire(blocking=False):  # once, and never released
-        _watch()
+        _patch_autocast()
     _off.depth += 1
     try:
         with torch.autocast(device, enabled=False):
@@ -41,16 +41,16 @@ def autocast_off(device: str) -> Iterator[None]:
         _off.depth -= 1
 
 
-def _watch() -> None:
+def _patch_autocast() -> None:
     enter: Any = torch.autocast.__enter__
 
-    def watched(self: Any) -> Any:
+    def enter_unless_off(self: Any) -> Any:
         if not _off.depth:
             return enter(self)
-        wanted, self._enabled = self._enabled, False
+        enabled, self._enabled = self._enabled, False
         try:
             return enter(self)
         finally:
-            self._enabled = wanted
+            self._enabled = enabled
 
-    torch.autocast.__enter__ = watched  # type: ignore[method-assign]
+    torch.autocast.__enter__ = enter_unless_off  # type: ignore[method-assign]

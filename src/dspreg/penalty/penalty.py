@@ -1,4 +1,4 @@
-"""`Penalty`: DSP-Reg in anybody's training loop."""
+"""`Penalty`: DSP-Reg in your own training loop."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Penalty:
 
     Args:
         model: Any network; compiled, or wrapped in DistributedDataParallel, as it is called in the closures.
-        weight: λ. An attribute: change it as you like. 0 is `loss.backward()`.
+        weight: λ. An attribute that may be changed at any time. 0 is `loss.backward()`.
         engine: `"exact"`, `"lookahead"`, `"momentum"`, `"lazy(30)"`, …; see `dspreg.penalty.engines`. `exact` is the
-            paper's formula and takes three passes' time; a compiled model needs one of the others.
+            paper's formula and takes as long as three passes; a compiled model needs one of the others.
         only, exclude: Which parameters are penalised, by shell patterns on their names. The others have c = 0.
-        warmup: Steps before the penalty counts.
+        warmup: Steps before the penalty is added.
     """
 
     def __init__(
@@ -75,22 +75,22 @@ class Penalty:
 
     @coefficients.setter
     def coefficients(self, c: Mapping[str, Tensor]) -> None:
-        self._c.give(c)
+        self._c.set(c)
 
     def refresh(self, domains: Mapping[str, Iterable[Any]], **options: Any) -> Profile:
         """Measure c anew: `dspreg.measure(model, domains, **options)`, kept as `profile`.
 
-        With DDP every process gives its own batches of the same domains, and all get the same c.
+        With DDP, every process passes its own batches of the same domains, and all get the same c.
         """
         if own := sorted({"only", "exclude"} & options.keys()):
-            raise ConfigError(f"{own[0]}= is chosen once, by Penalty(model, {own[0]}=…), and not at a refresh")
+            raise ConfigError(f"{own[0]}= is set once, by Penalty(model, {own[0]}=…), and not at a refresh")
         options.setdefault("key", self.steps)
-        # what measures by layer has to see the layers
+        # per-sample gradients are computed layer by layer, so the layers must be visible
         eager = torch.compiler.set_stance("force_eager") if is_compiled(self.model) else nullcontext()
         with eager:
             names = [glob.escape(name) for name in self._c.names().values()]
             profile = measure(self.net, domains, only=names, group=self._processes.group, **options)
-        self.coefficients = self._plainly(profile.c)
+        self.coefficients = self._by_plain_name(profile.c)
         self.profile = profile
         return profile
 
@@ -100,28 +100,30 @@ class Penalty:
         """Add ∇(L + λR) to `.grad`, as `loss.backward()` adds ∇L, and return L.
 
         Args:
-            closure: Computes the loss, and may be asked more than once in a step, with the same random numbers. A
+            closure: Computes the loss. It may be called more than once in a step, with the same random numbers. A
                 list of closures is one batch in parts: L is the **sum** of what they return, so scale each, as with
                 repeated `loss.backward()`.
             scaler: Closures return unscaled losses; `.grad` is then scaled, ready for `scaler.step(optimizer)`.
-            record: Also take L, R and the penalty's share of the gradient, for `self.record`. May cost a pass.
+            record: Also compute L, R and the penalty's part of the gradient, for `self.record`. May cost a pass.
 
         Returns:
-            L at θ, detached (with engine `"momentum"` where it evaluates, next to θ). If the closure returns
-            `(loss, anything)`, the pair of L and that; for a list of closures a list of that.
+            L at θ, detached (with engine `"momentum"`: at the displaced point). If the closure returns
+            `(loss, anything)`, the pair of L and that; for a list of closures, a list of them.
         """
-        closures = _closures(closure)
+        closures = _check_closures(closure)
         if torch.is_inference_mode_enabled():
-            raise ConfigError("inference mode is on, where nothing has a gradient: leave it before penalty.backward()")
+            raise ConfigError(
+                "inference mode is on, in which nothing has a gradient; leave it before penalty.backward()"
+            )
         if not (math.isfinite(self.weight) and self.weight >= 0):
             raise ConfigError(f"weight={self.weight}; wanted a finite number ≥ 0")
-        self.record = None if record else self.record  # in a warm-up there is nothing to record
+        self.record = None if record else self.record  # during warm-up there is nothing to record
         passes = Passes(self.net, self._processes, 1.0 if scaler is None else self._scale(scaler))
         if not self.weight or self.steps < self.warmup:
             loss, total = passes.gradient(passes.loss, closures)
             passes.add(total)
         else:
-            loss = self._penalised(passes, closures, record)
+            loss = self._add_penalised(passes, closures, record)
         self._memory.commit()
         self.steps += 1
         if not any(passes.others):
@@ -129,15 +131,15 @@ class Penalty:
         others = [each[0] if len(each) == 1 else tuple(each) for each in passes.others]
         return loss, others if isinstance(closure, Sequence) else others[0]
 
-    def _penalised(self, passes: Passes, closures: Sequence[Closure], record: bool) -> Tensor:
+    def _add_penalised(self, passes: Passes, closures: Sequence[Closure], record: bool) -> Tensor:
         in_parts = len(closures) > 1 or self._processes.ddp is not None
         step = Step(
-            passes.gradient, passes.loss, closures, self.net, self._c.now(), self.weight, self._memory,
+            passes.gradient, passes.loss, closures, self.net, self._c.current(), self.weight, self._memory,
             keeps_plain=record, second=passes.second if in_parts else None,
         )  # fmt: skip
         try:
             result = self._engine(step)
-            if passes.scale != 1:  # a step that the scaler will skip leaves nothing behind
+            if passes.scale != 1:  # a step that the scaler will skip must not enter the mean
                 self._memory.seen = [(g, beta) for g, beta in self._memory.seen if torch.isfinite(g.norm())]
             if record:
                 self.record = figures(step, result, self._engine)
@@ -152,28 +154,28 @@ class Penalty:
         return result.loss
 
     def _scale(self, scaler: torch.amp.GradScaler) -> float:
-        # by scaling a number: a scaler that never scaled anything refuses to step
+        # by scaling a number: a scaler that has never scaled anything refuses to step
         return float(scaler.scale(torch.ones((), device=next(self.net.parameters()).device)))
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed training needs: tensors, numbers and names."""
-        mean = {plain: t.clone() for plain, t in self._plainly(self._memory.mean).items()}
+        mean = {plain: t.clone() for plain, t in self._by_plain_name(self._memory.mean).items()}
         memory = {"mean": mean, "mass": self._memory.mass, "steps": self._memory.steps}
-        c = None if self._c.given is None else dict(self.coefficients)
+        c = None if self._c.values is None else dict(self.coefficients)
         return {"engine": self.engine, "steps": self.steps, "coefficients": c, "memory": memory}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["engine"] != self.engine:
-            raise ConfigError(f"the state is of engine {state['engine']!r}, and this penalty's is {self.engine!r}")
+            raise ConfigError(f"the state is of engine {state['engine']!r}, but this penalty uses {self.engine!r}")
         if state["coefficients"] is None:
-            self._c.given = None
+            self._c.values = None
         else:
             self.coefficients = state["coefficients"]
         params, names, memory = trainable(self.net), self._c.names(), state["memory"]
         mean = {names[n]: t.to(params[names[n]].device, copy=True) for n, t in memory["mean"].items() if n in names}
         self._memory, self.steps = Memory(memory["steps"], ParamVector(mean), memory["mass"]), state["steps"]
 
-    def _plainly(self, vector: ParamVector) -> dict[str, Tensor]:
+    def _by_plain_name(self, vector: ParamVector) -> dict[str, Tensor]:
         return {plain: vector[name] for plain, name in self._c.names().items() if name in vector}
 
     def _check_engine(self) -> None:
@@ -195,13 +197,13 @@ _COMPILED = (
 )
 
 
-def _closures(closure: Any) -> Sequence[Closure]:
+def _check_closures(closure: Any) -> Sequence[Closure]:
     closures = closure if isinstance(closure, Sequence) else [closure]
     for one in closures:
         if isinstance(one, Tensor) or not callable(one):
-            what = "a loss that is computed already" if isinstance(one, Tensor) else f"a {type(one).__name__}"
+            what = "a computed loss" if isinstance(one, Tensor) else f"a {type(one).__name__}"
             raise ConfigError(
-                f"penalty.backward was given {what}; wanted a function that computes it, since it may be asked twice: "
+                f"penalty.backward was given {what}; wanted a function that computes it, since it may be called twice: "
                 "penalty.backward(lambda: criterion(model(x), y))"
             )
     if not closures:

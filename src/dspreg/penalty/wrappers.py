@@ -1,4 +1,4 @@
-"""What wraps a model: `torch.compile`, and the processes that train it together."""
+"""Models wrapped by `torch.compile` or DistributedDataParallel, and the processes that train them together."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from dspreg.vectors import ParamVector
 
 
 class DdpProcesses:
-    """The processes that share the steps of a model: those of the DDP in it, or this one alone."""
+    """The processes that train a model together: those of its DDP wrapper, or this one alone."""
 
     def __init__(self, model: nn.Module):
         self.ddp = next((m for m in model.modules() if isinstance(m, DistributedDataParallel)), None)
         if self.ddp is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             warnings.warn(
-                f"{dist.get_world_size()} processes, and no DistributedDataParallel in the model: each of them gets a "
-                "penalty of its own. Give Penalty the wrapped model",
+                f"{dist.get_world_size()} processes, but no DistributedDataParallel in the model: each process "
+                "computes a penalty of its own. Pass the wrapped model to Penalty",
                 Notice,
                 stacklevel=3,
             )
 
     @property
     def group(self) -> Any:
-        """Their process group, None for one process."""
+        """The process group; None for one process."""
         return None if self.ddp is None else self.ddp.process_group
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
+    def no_sync(self) -> Iterator[None]:
         """Inside, gradients are not averaged."""
         if self.ddp is None:
             yield
             return
-        broadcasts = self.ddp.require_forward_param_sync  # of buffers, which no_sync switches off for the next pass too
+        broadcasts = self.ddp.require_forward_param_sync  # of buffers; DDP's no_sync disables it for the next pass too
         try:
             with self.ddp.no_sync():
                 yield
@@ -48,18 +48,18 @@ class DdpProcesses:
             self.ddp.require_forward_param_sync = broadcasts
 
     def own_copy(self, g: Tensor) -> Tensor:
-        """A gradient that the next pass does not write over."""
+        """A gradient that the next pass does not overwrite."""
         return g.clone() if self.ddp is not None and self.ddp.gradient_as_bucket_view else g
 
     def mean(self, g: ParamVector, params: Mapping[str, Tensor]) -> ParamVector:
-        """The mean over processes, of the parameters that DDP averages. What no process has stays absent."""
+        """The mean over processes, of the parameters that DDP averages. A name that is absent in all stays absent."""
         if self.ddp is None:
             return g
         shared = {id(p) for p in self.ddp.parameters()}
         names = [name for name, p in params.items() if id(p) in shared]
-        here = torch.tensor([float(name in g) for name in names], device=params[names[0]].device)
-        dist.all_reduce(here, group=self.group)
-        names = [name for name, somewhere in zip(names, here.tolist(), strict=True) if somewhere]
+        present = torch.tensor([float(name in g) for name in names], device=params[names[0]].device)
+        dist.all_reduce(present, group=self.group)
+        names = [name for name, count in zip(names, present.tolist(), strict=True) if count]
         flat = torch.cat([(g[n] if n in g else torch.zeros_like(params[n])).reshape(-1) for n in names])
         dist.all_reduce(flat, group=self.group)
         flat /= dist.get_world_size(self.group)
@@ -70,15 +70,15 @@ class DdpProcesses:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model itself."""
+    """The model inside its wrappers."""
     while (inside := _inside(model)) is not None:
         model = model.get_submodule(inside)
     return model
 
 
 def plain_names(model: nn.Module) -> dict[str, str]:
-    """Every trainable parameter's name without the parts that wrappers add → its name in the model."""
-    found = {}
+    """The trainable parameters: name without the parts that wrappers add → name in the model."""
+    names = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
             module, parts = model, []
@@ -86,17 +86,17 @@ def plain_names(model: nn.Module) -> dict[str, str]:
                 if part != _inside(module):
                     parts.append(part)
                 module = getattr(module, part)
-            found[".".join([*parts, name.rpartition(".")[2]])] = name
-    return found
+            names[".".join([*parts, name.rpartition(".")[2]])] = name
+    return names
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether `torch.compile` has a part in it."""
+    """Whether the model or a part of it is compiled by `torch.compile`."""
     return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
 
 
 def refuse_shards(model: nn.Module) -> None:
-    """A parameter of which every process holds a piece cannot be displaced by a piece of c⊙g that fits another."""
+    """Refuse sharded parameters: a shard of θ cannot be displaced by the shard of c⊙g of another process."""
     names = {kind.__name__ for m in model.modules() for kind in type(m).__mro__}
     names |= {kind.__name__ for p in model.parameters() for kind in (type(p), type(p.data))}
     if found := names & {"FullyShardedDataParallel", "FSDPModule", "DTensor"}:
@@ -107,7 +107,7 @@ def refuse_shards(model: nn.Module) -> None:
 
 
 def _inside(module: nn.Module) -> str | None:
-    """The name under which a wrapper holds what it wraps."""
+    """The attribute under which a wrapper holds the wrapped module."""
     if isinstance(module, (DistributedDataParallel, DataParallel)):
         return "module"
     return "_orig_mod" if hasattr(module, "_orig_mod") else None

@@ -1,4 +1,4 @@
-"""How sensitive a network is to each of its parameters, on each domain, and how much that differs."""
+"""How sensitive a network is to each of its parameters on each domain, and how much this differs between domains."""
 
 from dspreg.sensitivity.compare import Comparison, compare
 from dspreg.sensitivity.measure import measure

@@ -1,4 +1,4 @@
-"""Two profiles of one network: what rose, what fell, and whether it is the same parameters that are sensitive."""
+"""Two profiles of one network: how c changed, and whether the same parameters are domain-sensitive."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SETTINGS = ("of", "estimator", "draws", "eps", "variance", "loss")
 
 @dataclass(frozen=True)
 class Comparison:
-    """One network at two times, or with two weights. Made by `compare`."""
+    """Two profiles of one network, at two times or with different weights. Returned by `compare`."""
 
     before: Profile
     after: Profile
-    notes: tuple[str, ...]  # in what they were measured differently, in sentences
-    agreement: float | None  # Spearman's rank correlation of c, over parameters sensitive both times
+    notes: tuple[str, ...]  # how the measurements differ, in sentences
+    agreement: float | None  # Spearman's rank correlation of c, over parameters that are sensitive in both
 
     def both(self) -> ParamVector:
         """True for parameters that some domain is sensitive to both before and after."""
@@ -40,24 +40,24 @@ class Comparison:
         for which in ("median", "mean"):
             table[f"c {which} before"], table[f"c {which} after"] = first[f"c {which}"], second[f"c {which}"]
             table[f"c {which} change"] = second[f"c {which}"] - first[f"c {which}"]
-            for name, one in (("before", first), ("after", second)):
-                if f"null {which}" in one:
-                    table[f"null {which} {name}"] = one[f"null {which}"]
+            for name, layers in (("before", first), ("after", second)):
+                if f"null {which}" in layers:
+                    table[f"null {which} {name}"] = layers[f"null {which}"]
         return table
 
     def overall(self) -> dict[str, Any]:
-        """c and null before and after: means over the parameters sensitive both times, so that none comes or goes."""
+        """c and null (c under random domain labels) before and after: means over the parameters sensitive in both."""
         both = self.both().flat()
-        found: dict[str, Any] = {"parameters": int(both.numel()), "sensitive_both_times": int(both.sum())}
+        numbers: dict[str, Any] = {"parameters": int(both.numel()), "sensitive_both_times": int(both.sum())}
         for name, profile in (("before", self.before), ("after", self.after)):
             for what, vector in (("c", profile.c), ("null", profile.null)):
                 mean = None if vector is None or not both.any() else float(vector.flat()[both].double().mean())
-                found[f"{what}_{name}"] = mean
-            found[f"reliability_{name}"] = profile.reliability
-        return found
+                numbers[f"{what}_{name}"] = mean
+            numbers[f"reliability_{name}"] = profile.reliability
+        return numbers
 
     def figure(self, kind: str = "layers", layer: str | None = None) -> Figure:
-        """A picture: `"layers"`, both on one scale, or `"map"`, the same parameters of one layer before and after."""
+        """A figure: `"layers"`, both on one scale, or `"map"`, the same parameters of one layer before and after."""
         from dspreg.sensitivity.plots import draw_comparison
 
         return draw_comparison(self, kind, layer)
@@ -67,27 +67,28 @@ def compare(before: Profile, after: Profile) -> Comparison:
     """What changed from one profile to another of the same network.
 
     Raises:
-        ConfigError: They are of different networks; names the first tensor that differs.
+        ConfigError: The networks differ; the message names the first tensor that does.
     """
     difference = _first_difference(before.c, after.c)
     if difference:
         raise ConfigError(f"these are profiles of different networks, or of different parts of one: {difference}")
-    after = _in_the_order_of(before.c, after)
+    after = _reorder(after, before.c)
     both = _alive_in_both(before, after).flat()
     first, second = before.c.flat()[both], after.c.flat()[both]
-    found = agreement(first, second) if len(first) > 1 else None
-    return Comparison(before, after, tuple(_notes(before, after)), found)
+    correlation = agreement(first, second) if len(first) > 1 else None
+    return Comparison(before, after, tuple(_notes(before, after)), correlation)
 
 
-def _in_the_order_of(names: ParamVector, profile: Profile) -> Profile:
-    """Modules may have been registered in another order; what is compared number by number lies in one."""
+def _reorder(profile: Profile, names: ParamVector) -> Profile:
+    """`profile` in the order of `names`: modules may be registered in another order, and entries are compared flat."""
 
-    def ordered(vector: ParamVector) -> ParamVector:
+    def reorder(vector: ParamVector) -> ParamVector:
         return ParamVector((name, vector[name]) for name in names)
 
-    found = {name: getattr(profile, name) for name in VECTORS}
-    vectors: dict[str, Any] = {name: ordered(each) for name, each in found.items() if each is not None}
-    return replace(profile, s={domain: ordered(each) for domain, each in profile.s.items()}, **vectors)
+    vectors: dict[str, Any] = {
+        name: reorder(vector) for name in VECTORS if (vector := getattr(profile, name)) is not None
+    }
+    return replace(profile, s={domain: reorder(s) for domain, s in profile.s.items()}, **vectors)
 
 
 def _alive_in_both(before: Profile, after: Profile) -> ParamVector:
@@ -97,9 +98,9 @@ def _alive_in_both(before: Profile, after: Profile) -> ParamVector:
 def _first_difference(before: ParamVector, after: ParamVector) -> str:
     for name in dict.fromkeys((*before, *after)):
         if name not in after:
-            return f"{name} is in the first alone ({len(before)} tensors before, {len(after)} after)"
+            return f"{name} is in the first only ({len(before)} tensors before, {len(after)} after)"
         if name not in before:
-            return f"{name} is in the second alone ({len(before)} tensors before, {len(after)} after)"
+            return f"{name} is in the second only ({len(before)} tensors before, {len(after)} after)"
         if before[name].shape != after[name].shape:
             return f"{name} is {list(before[name].shape)} before and {list(after[name].shape)} after"
     return ""
@@ -107,19 +108,19 @@ def _first_difference(before: ParamVector, after: ParamVector) -> str:
 
 def _notes(before: Profile, after: Profile) -> Iterator[str]:
     for name in SETTINGS:
-        was, is_now = before.settings.get(name), after.settings.get(name)
-        if was != is_now:
-            yield f"{name} was {was} and is {is_now}: c of one is not c of the other"
+        first, second = before.settings.get(name), after.settings.get(name)
+        if first != second:
+            yield f"{name} was {first} and is {second}: the two c are not comparable"
     if set(before.domains) != set(after.domains):
         text = f"the domains were {', '.join(before.domains)} and are {', '.join(after.domains)}"
         if len(before.domains) != len(after.domains):
-            text += f", so that c goes to {before.bound:.2f} and to {after.bound:.2f}"
+            text += f", so that the maximum of c is {before.bound:.2f} and {after.bound:.2f}"
         yield text
     samples = [{name: d["samples"] for name, d in p.settings.get("domains", {}).items()} for p in (before, after)]
     shared = [name for name in samples[0] if name in samples[1]]
-    other = [name for name in shared if samples[0][name] != samples[1][name]]
-    if other:
-        each = ", ".join(f"{name} {samples[0][name]:,} and {samples[1][name]:,}" for name in other)
+    differing = [name for name in shared if samples[0][name] != samples[1][name]]
+    if differing:
+        each = ", ".join(f"{name} {samples[0][name]:,} and {samples[1][name]:,}" for name in differing)
         yield f"the numbers of images differ ({each}): fewer give a higher c and a higher null"
     for when, profile in (("before", before), ("after", after)):
         if profile.null is None:

@@ -1,19 +1,19 @@
-"""Four ways to estimate how strongly each parameter moves the result on a batch.
+"""Estimators of how sensitive a network is to each parameter on a batch.
 
-All take the *readings* of a batch, a matrix (B, A) of scalars per sample, and the parameters θ_k, and add to `sums`
-what divided by the number of samples is
+All take the *readings* of a batch, a matrix (B, A) of scalars per sample, and the parameters θ_k, and add B·s_k to
+`sums`, with
 
     s_k = 1/B Σ_i Σ_a (∂_k reading_ia)²
 
-With `of="loss"` the one reading is the sample's loss: the paper's practice, the empirical Fisher. With `of="output"`
+With `of="loss"` the only reading is the sample's loss: the paper's practice, the empirical Fisher. With `of="output"`
 there is a reading per output coordinate, and Σ_a (∂_k f_a)² is the squared norm in the paper's definition of s_k. With
 `of="fisher"` the labels are drawn from the network's own softmax, which makes it the true Fisher's diagonal.
 
-`loop` and `persample` (in a module of its own) take the square per sample, before averaging. `signed` is unbiased for
-the same number. `minibatch` squares the gradient of the mean: another and smaller quantity. A weight used twice, or
-shared between layers, has its gradients summed before the square, as the derivative with respect to it is.
+`loop` and `persample` (in `per_sample/`) square per sample, before averaging. `signed` is unbiased for
+the same number. `minibatch` squares the gradient of the mean: another, smaller quantity. The gradients of a weight
+that is used twice, or shared between layers, are summed before squaring, as in its derivative.
 
-Squares are summed in the parameters' own dtype, scaled by powers of two where they would leave its range.
+Squares are summed in the parameters' own dtype, scaled by powers of two if they would leave its range.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Params = Mapping[str, Tensor]
 
 
 def readings(f: Function, of: str, loss: Loss | None = None, random: torch.Generator | None = None) -> Readings:
-    """The scalars per sample (B, A) whose gradients are squared. Samples without labels get drawn ones, by `random`."""
+    """The scalars per sample (B, A) whose gradients are squared. Missing labels are drawn by `random`."""
 
     def outputs(samples: Samples) -> Tensor:
         return samples.outputs(f).reshape(len(samples), -1)
@@ -50,7 +50,7 @@ def readings(f: Function, of: str, loss: Loss | None = None, random: torch.Gener
         if values.shape != (len(samples),):
             raise DataError(
                 f"the loss returned shape {tuple(values.shape)} for {len(samples)} samples; "
-                f"wanted ({len(samples)},), one value per sample: use reduction='none' and average the rest yourself"
+                f"wanted ({len(samples)},), one value per sample: use reduction='none', and average other dimensions"
             )
         return values[:, None]
 
@@ -64,12 +64,12 @@ def draw_labels(out: Tensor, random: torch.Generator) -> Tensor:
 
 
 def estimate_by_loop(reading: Readings, params: Params, samples: Samples, sums: Accumulator) -> None:
-    """One sample and one reading at a time: the reference.
+    """The reference: one sample and one reading at a time.
 
     Args:
         reading: See `readings`.
         params: The θ_k by name.
-        samples: B samples, as `sums` weighs them.
+        samples: B samples, with the weights set in `sums`.
         sums: Σ_a (∂_k reading_ia)² of every sample i is added to it.
     """
     for i in range(len(samples)):
@@ -84,8 +84,9 @@ def estimate_by_signs(
 ) -> None:
     """The square of one random combination, (∂_k Σ_ia ε_ia reading_ia)² with ε = ±1, averaged over `draws`.
 
-    Signs are independent, so cross terms vanish in expectation and it is unbiased for s; one backward pass a draw.
-    Unbiased for s is not unbiased for c: a few draws give a large c where there is none. Compare with null.
+    Signs are independent, so cross terms vanish in expectation and it is unbiased for s; one backward pass per draw.
+    Unbiased for s is not unbiased for c: with few draws c is large by chance. Compare with null, c under random domain
+    labels.
     """
     values = reading(samples)
     sums.set_weights(sums.groups[:, :1] / draws)
@@ -97,7 +98,7 @@ def estimate_by_signs(
 def estimate_by_minibatch(reading: Readings, params: Params, samples: Samples, sums: Accumulator) -> None:
     """B times the square of the mean gradient, B Σ_a (∂_k 1/B Σ_i reading_ia)²; one forward and A backward passes.
 
-    Not s: where s has the mean of squares this has the square of the mean, smaller by up to the batch size.
+    Not s, which is the mean of squares: the square of the mean is smaller by up to the batch size.
     """
     sums.set_weights(sums.groups[:, :1] * len(samples))
     values = reading(samples).mean(0)
@@ -106,15 +107,15 @@ def estimate_by_minibatch(reading: Readings, params: Params, samples: Samples, s
 
 
 def add_squares(value: Tensor, params: Params, sums: Accumulator, *, retain_graph: bool) -> None:
-    """Add the squares of one gradient, parameter by parameter as they come, so that it is never held as a whole."""
+    """Add the squares of one gradient, parameter by parameter during backward: it is never in memory as a whole."""
 
-    def taken(name: str, g: Tensor) -> Tensor:
+    def consume(name: str, g: Tensor) -> Tensor:
         with torch.no_grad():
             sums.choose_scale(name, g)
             sums.add_sample(name, g, 0)
         return g.new_zeros(()).expand_as(g)  # autograd keeps this instead
 
-    hooks = [p.register_hook(partial(taken, name)) for name, p in params.items()]
+    hooks = [p.register_hook(partial(consume, name)) for name, p in params.items()]
     try:
         gradient(value, params, retain_graph=retain_graph)
     finally:
@@ -123,7 +124,7 @@ def add_squares(value: Tensor, params: Params, sums: Accumulator, *, retain_grap
 
 
 def gradient(value: Tensor, params: Params, *, retain_graph: bool) -> dict[str, Tensor]:
-    """The gradient, without the parameters that `value` does not depend on."""
+    """The gradient by name, without parameters that `value` does not depend on."""
     if not value.requires_grad:
         return {}
     grads = torch.autograd.grad(value, list(params.values()), retain_graph=retain_graph, allow_unused=True)

@@ -1,4 +1,4 @@
-"""Measuring leaves no trace, and is refused where it would have no meaning."""
+"""Evaluation mode without side effects, and a check that samples do not influence each other."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from dspreg.errors import DataError
-from dspreg.networks.buffers import scratch_buffers
+from dspreg.networks.batch_norm import scratch_buffers
 from dspreg.randomness import untouched
-from dspreg.sensitivity.samples import Function, Samples, module_ids
+from dspreg.sensitivity.samples import Function, Samples, architecture
 
 
 @contextmanager
 def evaluation_mode(net: nn.Module) -> Iterator[None]:
-    """Inside, every module is in evaluation mode; afterwards flags, buffers and all random state are as before."""
+    """Inside, every module is in evaluation mode; afterwards flags, buffers and random state are as before."""
     flags = {module: module.training for module in net.modules()}
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
@@ -35,44 +35,44 @@ _separate: WeakKeyDictionary[nn.Module, set[tuple[object, ...]]] = WeakKeyDictio
 
 
 def require_separate_samples(net: nn.Module, f: Function, samples: Samples) -> None:
-    """Refuse a network that mixes samples. Looked at once for each network and sort of samples."""
-    sort = (module_ids(net), samples.sort)
-    seen = _separate.setdefault(net, set())
-    if sort not in seen:
+    """Refuse a network that mixes samples. Checked once for each network and signature of samples."""
+    key = (architecture(net), samples.signature)
+    checked = _separate.setdefault(net, set())
+    if key not in checked:
         refuse_mixed_samples(f, samples)
-        seen.add(sort)
+        checked.add(key)
 
 
 @torch.no_grad()
 def refuse_mixed_samples(f: Function, samples: Samples) -> None:
     """Refuse a network whose output for one sample depends on the others: it has no per-sample gradient."""
     few = samples.take(slice(0, 4))
-    if len(few) == 1:  # set it beside another one: mirrored along its last dimension
+    if len(few) == 1:  # add a second one: mirrored along its last dimension
         few = few.map(lambda t: torch.cat([t, t.flip(-1)]))
     try:
-        together = few.outputs(f)
+        batched = few.outputs(f)
     except (RuntimeError, TypeError, IndexError) as error:
         kinds = ", ".join(f"{t.dtype} {tuple(t.shape)}".removeprefix("torch.") for t in few.tensors())
-        raise DataError(f"the network cannot take these samples ({kinds}): {error}") from error
-    if together.ndim == 0 or len(together) != len(few):
+        raise DataError(f"the network cannot process these samples ({kinds}): {error}") from error
+    if batched.ndim == 0 or len(batched) != len(few):
         raise DataError(
-            f"the network returned shape {tuple(together.shape)} for {len(few)} samples; "
+            f"the network returned shape {tuple(batched.shape)} for {len(few)} samples; "
             "wanted a leading batch dimension: one row of outputs per sample"
         )
-    scale = together.abs().amax().clamp(min=torch.finfo(together.dtype).tiny)
+    scale = batched.abs().amax().clamp(min=torch.finfo(batched.dtype).tiny)
     if not torch.isfinite(scale):
-        raise DataError("the network's output is NaN or infinite on these samples; look at its weights and inputs")
-    tolerance = 1e-3 if together.dtype != torch.float64 else 1e-9
-    if (few.outputs(f) - together).abs().amax() > tolerance * scale:
+        raise DataError("the network's output is NaN or infinite on these samples; check its weights and inputs")
+    tolerance = 1e-3 if batched.dtype != torch.float64 else 1e-9
+    if (few.outputs(f) - batched).abs().amax() > tolerance * scale:
         raise DataError(
             "the network is random in evaluation mode: the same samples gave two different outputs. "
             "Use nn.Dropout, which evaluation mode switches off, instead of F.dropout(x) or torch.rand in forward"
         )
     mixing = [n for n, m in f.named_modules() if _mixes(m)] if isinstance(f, nn.Module) else []
     try:
-        alone = torch.cat([few.take(slice(i, i + 1)).outputs(f) for i in range(len(few))])
-        mixed = bool((alone - together).abs().amax() > tolerance * scale)
-    except ValueError:  # batch norm refuses a single sample where it would have to normalise by it
+        single = torch.cat([few.take(slice(i, i + 1)).outputs(f) for i in range(len(few))])
+        mixed = bool((single - batched).abs().amax() > tolerance * scale)
+    except ValueError:  # batch norm without running statistics refuses a single sample
         mixed = bool(mixing)
         if not mixed:
             raise

@@ -1,4 +1,4 @@
-"""A profile, or two compared, as a page."""
+"""A profile, or a comparison of two, as an HTML page."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PROFILE = """
 {{ "%.1f"|format(100 * f.insensitive) }} % no domain is sensitive to.</p>
 {% for remark in f.remarks %}<p class="remark">{{ remark }}</p>{% endfor %}
 <p class="quiet">c is 0 where all domains agree on how much a parameter matters, and {{ number(f.c_bound) }} where one
-domain alone decides. <em>null</em> is c of the same images dealt at random to as many groups: what chance gives.
-Only what stands above it says something about domains. Reliability is the rank correlation of c from one half of the
-images with c from the other.</p>
+domain alone decides. <em>null</em> is c under random domain labels: the same images dealt at random to as many groups.
+Only c above null says something about domains. Reliability is the rank correlation of c from one half of the images
+with c from the other.</p>
 <h2>The most domain-sensitive layers</h2>
 <div class="wide"><table><tr><th>layer<th>kind<th class="n">parameters<th class="n">c<th class="n">null
 <th class="n">insensitive<th></tr>
@@ -60,7 +60,7 @@ layers rose, that of {{ f.fell }} fell.</p>
 
 
 def profile_page(found: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
-    """Of what `summarize_profile` says, with pictures by caption."""
+    """The page of what `summarize_profile` returns, with pictures by caption."""
     about = found["settings"].get("about", {})
     title = f"Domain sensitivity of {about['model']} on {about['data']}" if about else "Domain sensitivity"
     shown = [(caption, inline(image)) for caption, image in pictures.items()]
@@ -68,7 +68,7 @@ def profile_page(found: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str
 
 
 def comparison_page(found: Mapping[str, Any], pictures: Mapping[str, bytes], names: tuple[str, str]) -> str:
-    """Of what `summarize_comparison` says; `names` are those of the two files."""
+    """The page of what `summarize_comparison` returns; `names` are the names of the two files."""
     shown = [(caption, inline(image)) for caption, image in pictures.items()]
     each = [
         (when, [("file", name), *provenance(found["settings"][when])])
@@ -78,7 +78,7 @@ def comparison_page(found: Mapping[str, Any], pictures: Mapping[str, bytes], nam
 
 
 def provenance(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What the numbers came from, a name and a text each."""
+    """What was measured and how, as pairs of name and text."""
     about = settings.get("about", {})
     for name in ("model", "run", "algorithm", "which", "step", "head", "outputs"):
         if about.get(name) is not None:
@@ -88,13 +88,13 @@ def provenance(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "weights", w["tag"] + (f", SHA-256 {w['sha256']}" if w["sha256"] else "")
     if "data" in about:
         yield "data", about["data"]
-    for name, counted in settings.get("domains", {}).items():
-        there = about.get("domains", {}).get(name)
-        of = f" of {there['images']:,}{PARTS[there['part']]}" if there else ""
-        yield f"images of {name}", f"{counted['samples']:,}{of}, in {counted['batches']} batches"
+    for name, counts in settings.get("domains", {}).items():
+        data = about.get("domains", {}).get(name)
+        of = f" of {data['images']:,}{PARTS[data['part']]}" if data else ""
+        yield f"images of {name}", f"{counts['samples']:,}{of}, in {counts['batches']} batches"
     if "image_size" in about:
         numbers = (", ".join(f"{x:.3g}" for x in about[what]) for what in ("mean", "std"))
-        yield "images shown", "{} pixels, mean {}, deviation {}".format(about["image_size"], *numbers)
+        yield "input", "{} pixels, mean {}, standard deviation {}".format(about["image_size"], *numbers)
     for name in ("of", "estimator", "draws", "eps", "variance"):
         if settings.get(name) is not None:
             yield name, str(settings[name])

@@ -1,4 +1,4 @@
-"""`measure`: how sensitive a network is to each of its parameters on each domain, and how much that differs."""
+"""`measure`: how sensitive a network is to each parameter on each domain, and how much this differs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dspreg.randomness import Key
 from dspreg.sensitivity.distributed import ProcessGroup
 from dspreg.sensitivity.estimators import Loss
 from dspreg.sensitivity.evaluation_mode import evaluation_mode, require_separate_samples
-from dspreg.sensitivity.meter import Meter, finite
+from dspreg.sensitivity.meter import Meter, require_finite
 from dspreg.sensitivity.null import FunctionOf, PermutationNull, Walk
 from dspreg.sensitivity.profile import Profile, kinds_of
 from dspreg.sensitivity.samples import Samples, batches_of
@@ -47,31 +47,31 @@ def measure(
 
         s_k^(d) = Var(θ_k) · E_{x ~ d} [(∂_k ℓ)²]        c_k = √(Var_d s_k^(d)) / (mean_d s_k^(d) + ε)
 
-    Runs in evaluation mode and leaves no trace: weights, buffers, gradients, flags and random state stay as they are.
+    Runs in evaluation mode without side effects: weights, buffers, gradients, flags and random state stay as they are.
 
     Args:
         model: Any network that treats samples separately in evaluation mode. Frozen parameters are left out.
         domains: At least two, by name. A loader is any iterable of (x, y), of x alone, or of dictionaries; it is
             iterated once.
-        loss: Maps (output, y) to one value per sample; cross-entropy unless given.
+        loss: Maps (output, y) to one value per sample; cross-entropy by default.
         of: `"loss"` (the paper's practice), `"output"` (its definition: the Jacobian of the outputs) or `"fisher"`
             (labels drawn from the network). The last two need no labels.
-        estimator: `"persample"`, its slow reference `"loop"`, `"signed"` (one backward pass a draw, unbiased for s)
+        estimator: `"persample"`, its slow reference `"loop"`, `"signed"` (one backward pass per draw, unbiased for s)
             or `"minibatch"` (squares the mean gradient: another quantity).
-        variance: Var(θ_k): a number, a vector by parameter name, or a `RunningVariance`. Scales s; cancels in c.
+        variance: Var(θ_k): a number, a vector by parameter name, or a `RunningVariance`. Scales s and cancels in c.
         eps: ε above. With 0, the default, c does not depend on the scale of the loss.
         only, exclude: Shell patterns on parameter names, such as `"layer4.*"`.
-        max_batches: Of each domain; all unless given.
+        max_batches: Per domain; all by default.
         draws: Sign draws per batch, for `"signed"`.
         progress: Show a progress bar, on stderr.
-        null: Also measure the floor of c. Holds all batches in memory, and `"signed"` and `"minibatch"` take twice
-            as long.
-        key: Of the drawn labels, signs and pseudo-domains: the same key gives the same numbers.
-        group: A `torch.distributed` process group whose members each give their own batches of the same domains; all
-            get the profile of all batches, to the bit.
+        null: Also measure the null, c under random domain labels. Holds all batches in memory; `"signed"` and
+            `"minibatch"` take twice as long.
+        key: Seed of drawn labels, signs and pseudo-domains: the same key gives the same numbers.
+        group: A `torch.distributed` process group. Each process passes its own batches of the same domains, and all
+            get the profile of all batches, bitwise identical.
 
     Returns:
-        A `Profile` with s by domain, their mean and variance, c, its floor `null`, `c_debiased` and `reliability`.
+        A `Profile` with s by domain, its mean and variance over domains, c, `null`, `c_debiased` and `reliability`.
     """
     if not isinstance(domains, Mapping) or len(domains) < 2:
         got = f"{len(domains)} domain(s)" if isinstance(domains, Mapping) else f"a {type(domains).__name__}"
@@ -80,8 +80,8 @@ def measure(
         raise ConfigError(f"eps={eps}; wanted a finite number ≥ 0")
     if max_batches is not None and max_batches < 1:
         raise ConfigError(f"max_batches={max_batches}; wanted at least 1, or None for all")
-    together = ProcessGroup(group) if group is not None else None
-    own: tuple[Key, ...] = () if together is None else (together.rank,)  # or all would draw the same signs
+    processes = ProcessGroup(group) if group is not None else None
+    rank: tuple[Key, ...] = () if processes is None else (processes.rank,)  # or all would draw the same signs
     meter = Meter(
         model,
         of=of,
@@ -90,7 +90,7 @@ def measure(
         loss=loss,
         only=only,
         exclude=exclude,
-        key=("measure", key, *own),
+        key=("measure", key, *rank),
     )
     device = next(iter(meter.params.values())).device
     with evaluation_mode(model), torch.autocast(device.type, enabled=False), progress_bar(progress) as walk:
@@ -103,7 +103,7 @@ def measure(
             eps=eps,
             null=null,
             walk=walk,
-            together=together,
+            processes=processes,
         )
 
 
@@ -116,28 +116,28 @@ def build_profile(
     eps: float = 0.0,
     null: bool = True,
     walk: Walk = lambda batches, _what: batches,
-    together: ProcessGroup | None = None,
+    processes: ProcessGroup | None = None,
 ) -> Profile:
-    """All that is known of samples that are ready, for a network in evaluation mode. What `measure` stands on.
+    """The profile of a network in evaluation mode, from checked samples. The core of `measure`.
 
     Args:
         meter: The estimator.
-        f: Given a batch and the position of its domain, the function to measure on it.
+        f: Returns the function to measure on a batch, from the batch and the position of its domain.
         domains: Batches by domain, iterated once.
         variance, eps, null: As in `measure`.
-        walk: Shows how far it is.
-        together: The processes that measure, each its own batches.
+        walk: Iterates over batches, displaying progress.
+        processes: The processes that measure together, each its own batches.
     """
     scale = variance_of(variance, meter.params)
-    if together is None:
-        measured, pseudo = _summed(meter, f, domains, null, walk)
+    if processes is None:
+        measured, pseudo = _accumulate(meter, f, domains, null, walk)
     else:
-        with together.raise_together():
-            measured, pseudo = _summed(meter, f, domains, null, walk)
-        pseudo = together.join(measured, pseudo, meter)
+        with processes.raise_together():
+            measured, pseudo = _accumulate(meter, f, domains, null, walk)
+        pseudo = processes.merge(measured, pseudo, meter)
     few = [name for name, domain in measured.items() if domain.within.count < 2]
     if few:
-        text = f"one batch only of {', '.join(few)}: c_debiased and reliability need two per domain"
+        text = f"only one batch of {', '.join(few)}: c_debiased and reliability need two per domain"
         warnings.warn(text, Notice, stacklevel=3)
 
     summary = Summary(meter.scales, scale, eps)
@@ -158,43 +158,45 @@ def build_profile(
     )
 
 
-def _summed(
+def _accumulate(
     meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]], null: bool, walk: Walk
 ) -> tuple[dict[str, Domain], list[ParamVector] | None]:
-    """What the batches give: for every domain, and for every pseudo-domain of the floor."""
+    """The sums of every domain, and s of every pseudo-domain of the null."""
     loaded: dict[str, Iterable[Samples]] = {
         name: attach_labels(meter, f, name, d, batches, again=null) for d, (name, batches) in enumerate(domains.items())
     }
-    floor = None
+    permutation = None
     if null:
-        kept = {name: list(batches) for name, batches in loaded.items()}
-        loaded = dict(kept)
-        floor = PermutationNull(meter, f, list(kept.values()), walk)
-    at_once = floor is not None and meter.takes_groups
-    # The first row is the current batch. The others, where there are any, are the pseudo-domains of the floor.
-    sums = meter.sums(1 + len(loaded) if at_once else 1)
+        in_memory = {name: list(batches) for name, batches in loaded.items()}
+        loaded = dict(in_memory)
+        permutation = PermutationNull(meter, f, list(in_memory.values()), walk)
+    same_pass = permutation is not None and meter.takes_groups
+    # The first row is the current batch. The others, if there are any, are the pseudo-domains of the null.
+    sums = meter.sums(1 + len(loaded) if same_pass else 1)
 
     measured: dict[str, Domain] = {}
     for d, (name, batches) in enumerate(loaded.items()):
         domain = measured[name] = Domain()
         for b, samples in enumerate(walk(batches, f"measuring {name}")):
             groups = None
-            if floor and at_once:
-                groups = torch.cat([torch.ones(1, len(samples), dtype=torch.float64), floor.members(d, b)])
+            if permutation and same_pass:
+                groups = torch.cat([torch.ones(1, len(samples), dtype=torch.float64), permutation.members(d, b)])
             meter.add(f(samples, d), samples, sums, d, b, groups=groups)
             domain.add(sums.row(0), len(samples))
             sums.clear(0)
-        finite(domain.within.mean)
-    pseudo = None
-    if floor:
-        pseudo = [sums.mean(1 + d, n) for d, n in enumerate(floor.sizes)] if at_once else floor.again()
+        require_finite(domain.within.mean)
+    pseudo: list[ParamVector] | None = None
+    if permutation and same_pass:
+        pseudo = [sums.mean(1 + d, n) for d, n in enumerate(permutation.sizes)]
+    elif permutation:
+        pseudo = permutation.second_pass()
     return measured, pseudo
 
 
 def attach_labels(
     meter: Meter, f: FunctionOf, name: str, d: int, batches: Iterable[Samples], *, again: bool
 ) -> Iterator[Samples]:
-    """The batches of one domain with the labels that count, looked at. `again`: they will be asked for twice."""
+    """The batches of one domain with the labels to be used, checked. `again`: they will be measured twice."""
     for b, samples in enumerate(batches):
         if b == 0:
             require_separate_samples(meter.net, f(samples, d), samples)
@@ -206,7 +208,7 @@ def attach_labels(
 
 @contextmanager
 def progress_bar(show: bool) -> Iterator[Walk]:
-    """A function that walks through batches, with a progress bar if wanted: on stderr, where results are not."""
+    """A function that iterates over batches, with a progress bar if `show`: on stderr, apart from results."""
     if not show:
         yield lambda batches, _: batches
         return

@@ -1,4 +1,4 @@
-"""The sensitivity of one batch, by the chosen estimator: what `measure` and a training refresh share."""
+"""The sensitivity of one batch, by the chosen estimator; used by `measure` and by refreshes in training."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from dspreg.choices import ESTIMATORS, OF
 from dspreg.errors import ConfigError, DataError
 from dspreg.randomness import Key, generator
 from dspreg.sensitivity import estimators
 from dspreg.sensitivity.estimators import Loss
 from dspreg.sensitivity.per_sample.accumulator import Accumulator
 from dspreg.sensitivity.per_sample.estimator import estimate_per_sample
-from dspreg.sensitivity.samples import Function, Samples, module_ids
+from dspreg.sensitivity.samples import Function, Samples, architecture
 from dspreg.vectors import ParamVector, Patterns, matching_names, trainable
 
-OF = ("loss", "output", "fisher")
 _outputs: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], tuple[int, ...]]] = WeakKeyDictionary()
-ESTIMATORS = ("loop", "persample", "signed", "minibatch")
 
 
 class Meter:
@@ -28,10 +27,10 @@ class Meter:
 
     Args:
         net: Its trainable parameters are the θ_k.
-        of: What is differentiated: `"loss"`, `"output"` or `"fisher"`.
-        estimator: `"loop"`, `"persample"`, `"signed"` or `"minibatch"`.
-        draws: Sign draws per batch, for `"signed"` alone; 1 unless given.
-        loss: Maps (output, y) to (B,) values; cross-entropy unless given.
+        of: What is differentiated, one of `choices.OF`.
+        estimator: One of `choices.ESTIMATORS`.
+        draws: Sign draws per batch, only for `"signed"`; 1 by default.
+        loss: Maps (output, y) to (B,) values; cross-entropy by default.
         only, exclude: Which parameters, by patterns on their names.
         key: Of the drawn labels and signs.
     """
@@ -57,7 +56,7 @@ class Meter:
             raise ConfigError(f"a loss was given, but of={of!r} does not use one; leave it out or use of='loss'")
         params = trainable(net)
         if any(p.is_complex() for p in params.values()):
-            raise ConfigError("complex parameters have no sensitivity here; give real and imaginary parts of their own")
+            raise ConfigError("complex parameters are not supported; use separate real and imaginary parts")
         if not params:
             raise ConfigError(f"{type(net).__name__} has no trainable parameter (requires_grad is False everywhere)")
         self.net, self.of, self.estimator, self.loss, self.key = net, of, estimator, loss, tuple(key)
@@ -67,17 +66,17 @@ class Meter:
 
     @property
     def takes_groups(self) -> bool:
-        """Whether per-sample squares are at hand, to be summed by any grouping in the same pass."""
+        """Whether the estimator has squares per sample, which can be summed by any grouping in the same pass."""
         return self.estimator in ("loop", "persample")
 
     def with_labels(self, f: Function, samples: Samples, *place: Key, again: bool = True) -> Samples:
-        """`samples` with the labels that count, checked. `again`: they will be asked for more than once."""
+        """`samples` with the labels to be used, checked. `again`: the samples will be measured more than once."""
         if self.of == "output":
             return Samples(samples.inputs)
         if self.of == "fisher":
             self._classes(f, samples)
             if not again and not self.takes_groups:
-                return Samples(samples.inputs)  # drawn from the one forward pass there will be
+                return Samples(samples.inputs)  # labels are drawn in the only forward pass
             with torch.no_grad():
                 out = samples.outputs(f)
             return samples.with_labels(estimators.draw_labels(out, self._random(place, "labels")))
@@ -86,14 +85,14 @@ class Meter:
         return samples.with_labels(self._class_labels(f, samples, samples.y)) if self.loss is None else samples
 
     def sums(self, rows: int = 1) -> Accumulator:
-        """Empty sums, to be added to."""
+        """Empty sums."""
         return Accumulator(self.params, rows, self.scales)
 
     def add(self, f: Function, samples: Samples, sums: Accumulator, *place: Key, groups: Tensor | None = None) -> None:
         """Add Σ_i s(sample i) to the one row of `sums`, or Σ_i groups_gi s(sample i) to every row.
 
-        `place` names the batch, so that its signs are its own. Without `takes_groups` all samples of a batch have to be
-        of the same groups.
+        `place` identifies the batch, so that each has its own signs. Without `takes_groups` all samples of a batch must
+        be of the same groups.
         """
         device = next(iter(self.params.values())).device
         sums.set_weights((torch.ones(1, len(samples), dtype=torch.float64) if groups is None else groups).to(device))
@@ -114,21 +113,21 @@ class Meter:
         return generator(*self.key, *place, what)
 
     def _classes(self, f: Function, samples: Samples) -> int:
-        """Looked at once for each network and sort of samples: this happens at every batch."""
+        """The number of outputs, cached by network and kind of samples, since every batch needs it."""
         known = _outputs.setdefault(self.net, {})
-        sort = (module_ids(self.net), samples.sort)
-        if sort not in known:
+        key = (architecture(self.net), samples.signature)
+        if key not in known:
             with torch.no_grad():
-                known[sort] = tuple(samples.take(slice(0, 1)).outputs(f).shape[1:])
-        if len(known[sort]) != 1 or known[sort][0] < 2:
+                known[key] = tuple(samples.take(slice(0, 1)).outputs(f).shape[1:])
+        if len(known[key]) != 1 or known[key][0] < 2:
             raise DataError(
-                f"the network returns {known[sort]} per sample; cross-entropy wants one "
+                f"the network returns shape {known[key]} per sample; cross-entropy wants one "
                 "number for each of at least two classes. Give loss=, a function (output, y) → one value per sample"
             )
-        return known[sort][0]
+        return known[key][0]
 
     def _class_labels(self, f: Function, samples: Samples, y: Tensor) -> Tensor:
-        """Labels that cross-entropy takes, or a refusal that says what is wrong with them."""
+        """Labels for cross-entropy, or an error that says what is wrong with them."""
         classes = self._classes(f, samples)
         if y.is_floating_point():
             if y.shape != (len(samples), classes):
@@ -138,7 +137,7 @@ class Meter:
                 )
             return y
         if y.ndim != 1:
-            raise DataError(f"labels of shape {tuple(y.shape)}; wanted class numbers (B,): use y.squeeze(1)?")
+            raise DataError(f"labels of shape {tuple(y.shape)}; wanted class numbers (B,). Perhaps y.squeeze(1)?")
         low, high = int(y.min()), int(y.max())
         if low < 0 or high >= classes:
             raise DataError(
@@ -159,7 +158,7 @@ def check_settings(of: str, estimator: str, draws: int | None) -> None:
         raise ConfigError(f"draws={draws}; wanted at least 1")
 
 
-def finite(s: ParamVector) -> ParamVector:
+def require_finite(s: ParamVector) -> ParamVector:
     for name, value in s.items():
         if not math.isfinite(value.sum()) and not torch.isfinite(value).all():
             raise DataError(f"the gradient of {name!r} is NaN or infinite; is the loss finite on these samples?")

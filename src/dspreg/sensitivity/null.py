@@ -1,7 +1,7 @@
-"""The floor of c: the same samples, dealt to pseudo-domains that do not differ.
+"""The null of c: c under random domain labels, the same samples dealt at random to pseudo-domains.
 
-Few samples alone make sensitivities of equal domains differ, and with them c. What c is when nothing differs tells
-how much of a measured c to believe. Pseudo-domains have the sizes of the real ones, so their noise is the same.
+With few samples, even the sensitivities of equal domains differ, so that c > 0. The null shows how large c is by chance
+alone, and so how much of a measured c to trust. Pseudo-domains have the sizes of the real ones, hence the same noise.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from dspreg.sensitivity.samples import Function, Samples, concatenate
 from dspreg.vectors import ParamVector
 
 Batches = Sequence[Sequence[Samples]]  # per domain, its batches
-FunctionOf = Callable[[Samples, int], Function]  # what is measured on a batch of the domain at this position
-Walk = Callable[[Iterable[Samples], str], Iterable[Samples]]  # goes through batches, showing how far it is
+FunctionOf = Callable[[Samples, int], Function]  # the function to measure on a batch, by the position of its domain
+Walk = Callable[[Iterable[Samples], str], Iterable[Samples]]  # iterates over batches, displaying progress
 
 
 def deal_samples(sizes: Sequence[int], *key: Key) -> list[Tensor]:
-    """The members of every pseudo-domain, by one keyed permutation of all samples, counted domain after domain."""
+    """The members of every pseudo-domain, by one keyed permutation of all samples, numbered domain after domain."""
     order = torch.randperm(sum(sizes), generator=generator(*key, "null"), device="cpu")
     return list(torch.split(order, list(sizes)))
 
 
 def regroup_batches(domains: Batches, *key: Key) -> list[list[Samples]]:
-    """Batches of the pseudo-domains, as many and as large as the real ones. Needs samples of one shape."""
-    every = concatenate([batch for batches in domains for batch in batches])
+    """Batches of the pseudo-domains, with the numbers and sizes of the real ones. Needs samples of one shape."""
+    samples = concatenate([batch for batches in domains for batch in batches])
     members = deal_samples([sum(map(len, batches)) for batches in domains], *key)
     return [
-        [every.take(part.to(every.tensors()[0].device)) for part in torch.split(chosen, [len(b) for b in batches])]
+        [samples.take(part.to(samples.tensors()[0].device)) for part in torch.split(chosen, [len(b) for b in batches])]
         for chosen, batches in zip(members, domains, strict=True)
     ]
 
 
 class PermutationNull:
-    """The null of one measurement: in the same pass where per-sample squares are at hand, in a second one otherwise."""
+    """The null of one measurement: in the same pass if the estimator has per-sample squares, else in a second pass."""
 
     def __init__(self, meter: Meter, f: FunctionOf, domains: Batches, walk: Walk):
         self.meter, self.f, self.walk = meter, f, walk
@@ -59,17 +59,17 @@ class PermutationNull:
         which = torch.arange(len(self.sizes))[:, None]
         return torch.eq(which, self.pseudo[d][b]).double()
 
-    def again(self) -> list[ParamVector] | None:
-        """s of every pseudo-domain by a second pass, or None if samples cannot be dealt anew."""
+    def second_pass(self) -> list[ParamVector] | None:
+        """s of every pseudo-domain by a second pass; None if samples of several shapes cannot be regrouped."""
         try:
-            again = regroup_batches(self.domains, *self.meter.key)
+            domains = regroup_batches(self.domains, *self.meter.key)
         except RuntimeError as error:
-            warnings.warn(f"no null: samples of different shapes cannot be dealt anew ({error})", Notice, stacklevel=3)
+            warnings.warn(f"no null: samples of different shapes cannot be regrouped ({error})", Notice, stacklevel=3)
             return None
-        found = []
-        for d, (batches, size) in enumerate(zip(again, self.sizes, strict=True)):
+        means = []
+        for d, (batches, size) in enumerate(zip(domains, self.sizes, strict=True)):
             sums = self.meter.sums()
             for b, samples in enumerate(self.walk(batches, f"measuring null {d + 1}")):
                 self.meter.add(self.f(samples, d), samples, sums, d, b, "null")
-            found.append(sums.mean(0, size))
-        return found
+            means.append(sums.mean(0, size))
+        return means

@@ -1,4 +1,7 @@
-"""Plots of one profile, or of two of the same network. c always stands beside its null, on one scale, 0 to √(D−1)."""
+"""Plots of one profile, or of two of the same network.
+
+c is always drawn beside null, c under random domain labels, on one scale from 0 to √(D−1).
+"""
 
 from __future__ import annotations
 
@@ -26,24 +29,24 @@ if TYPE_CHECKING:
     from dspreg.vectors import ParamVector
 
 C_COLOUR, NULL_COLOUR, COLOURS = "#c2410c", "#64748b", "inferno"
-POSITIONS = 2_500  # of a larger layer, as in the paper's figure
+POSITIONS = 2_500  # shown of a larger layer, as in the paper's figure
 
-Panel = tuple[str, Tensor, Tensor]  # what it shows, the numbers, and which of them some domain is sensitive to
+Panel = tuple[str, Tensor, Tensor]  # label, values, and for which of them some domain is sensitive
 
 
 def draw_profile(profile: Profile, kind: str, layer: str | None = None) -> Figure:
-    pictures = {"layers": layers, "histogram": histogram}
+    figures = {"layers": layers, "histogram": histogram}
     if kind == "map":
         return heat_map(profile, layer)
-    if kind not in pictures:
+    if kind not in figures:
         raise ConfigError(f"figure {kind!r}; wanted 'layers', 'histogram' or 'map'")
     if layer is not None:
         raise ConfigError(f"layer={layer!r} goes with figure 'map', not with {kind!r}")
-    return pictures[kind](profile)
+    return figures[kind](profile)
 
 
 def layers(profile: Profile) -> Figure:
-    """c of every layer: median, and the middle half of its parameters, with the null behind."""
+    """c of every layer, median and interquartile range over its parameters, beside the null."""
     owners = profile.layers()
     figure = Figure(figsize=(7.5, 1.4 + 0.24 * len(owners)), layout="constrained")
     axes = figure.subplots()
@@ -79,12 +82,12 @@ def name_rows(axes: Axes, profile: Profile) -> None:
 
 
 def plain(text: str) -> str:
-    """A name as it is: matplotlib would take what stands between two dollars for a formula."""
+    """Text without formulas: matplotlib would read what is between two dollar signs as one."""
     return shown(text).replace("$", r"\$")
 
 
 def histogram(profile: Profile) -> Figure:
-    """How c is spread over all parameters that some domain is sensitive to, and how its null is."""
+    """Histograms of c and of null over all parameters that some domain is sensitive to."""
     figure = Figure(figsize=(7, 3.6), layout="constrained")
     axes = figure.subplots()
     bins = np.linspace(0, profile.bound, 61).tolist()
@@ -117,33 +120,33 @@ def heat_map(profile: Profile, layer: str | None) -> Figure:
 
 
 def largest_tensor(profile: Profile, layer: str | None) -> str:
-    """The parameter of a layer that is drawn."""
+    """The largest parameter tensor of a layer, which stands for it in a map."""
     names = tensors_of(layer, profile.c)
     return max(names, key=lambda n: profile.c[n].numel())
 
 
 def panels_of(profile: Profile, name: str, label: str = "") -> list[Panel]:
-    """c of one tensor and, where it was measured, its null."""
+    """c of one tensor and, if measured, its null."""
     alive = profile.alive()[name]
-    found = [(f"c{label}", profile.c[name], alive)]
-    return found if profile.null is None else [*found, (f"null{label}", profile.null[name], alive)]
+    panels = [(f"c{label}", profile.c[name], alive)]
+    return panels if profile.null is None else [*panels, (f"null{label}", profile.null[name], alive)]
 
 
 def draw_panels(places: Sequence[Axes], panels: Sequence[Panel], name: str, bound: float) -> AxesImage:
-    """Each as a map, all on one scale; the same positions of a large tensor in all."""
+    """Draw each panel as a map, on one scale, with the same positions of a large tensor in all."""
     colours = colormaps[COLOURS].with_extremes(bad="#9ca3af")
     for axes, (label, values, alive) in zip(places, panels, strict=True):
         grid = cells(torch.where(alive, values.double(), torch.nan), name)
         image = axes.imshow(grid, cmap=colours, vmin=0, vmax=bound, interpolation="nearest")
-        says = f"mean {float(values[alive].double().mean()):.2f}" if alive.any() else "no domain is sensitive"
-        axes.set_title(f"{label}, {says}", fontsize=10)
+        note = f"mean {float(values[alive].double().mean()):.2f}" if alive.any() else "no domain is sensitive"
+        axes.set_title(f"{label}, {note}", fontsize=10)
         axes.set_xticks([])
         axes.set_yticks([])
     return image
 
 
 def cells(values: Tensor, name: str) -> np.ndarray:
-    """A near-square picture of a tensor: all of it, or keyed positions of a large one. Cells left over are blank."""
+    """A tensor as a near-square grid: all of it, or keyed positions of a large one. Unused cells are NaN."""
     flat = values.detach().double().reshape(-1)
     if flat.numel() > POSITIONS:
         flat = flat[torch.randperm(flat.numel(), generator=generator(name, "positions"))[:POSITIONS]]
@@ -176,7 +179,7 @@ def draw_comparison(comparison: Comparison, kind: str, layer: str | None = None)
 
 
 def compare_layers(comparison: Comparison) -> Figure:
-    """c of every layer before and after, side by side: median and middle half, with the nulls behind."""
+    """c of every layer before and after, side by side: median and interquartile range, beside the nulls."""
     both = (("before", comparison.before), ("after", comparison.after))
     owners = comparison.before.layers()
     bound = max(profile.bound for _, profile in both)

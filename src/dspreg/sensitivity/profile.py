@@ -1,4 +1,4 @@
-"""A measured network: look at it by layer, take the most domain-sensitive parameters, save and load it."""
+"""A measured network: c by layer, the most domain-sensitive parameters, figures, and a file."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ VECTORS = ("mean", "variance", "c", "c_debiased", "null")
 
 @dataclass(frozen=True)
 class Profile:
-    """Sensitivities of one network on several domains, and how much they differ. Made by `dspreg.measure`.
+    """Sensitivities of one network on several domains, and how much they differ. Returned by `dspreg.measure`.
 
-    Compare c with `null`, its floor: what c is on the same samples dealt to domains that do not differ.
+    Compare c with `null`: c under random domain labels, on the same samples.
     """
 
     s: Mapping[str, ParamVector]  # by domain
     mean: ParamVector  # s̄ over domains
-    variance: ParamVector  # v over domains, the population's
+    variance: ParamVector  # v over domains, the population variance
     c: ParamVector  # √v / (s̄ + ε), between 0 and √(D−1)
-    c_debiased: ParamVector | None  # c less the share of sampling noise; needs two batches per domain
+    c_debiased: ParamVector | None  # c without the estimated sampling noise; needs two batches per domain
     null: ParamVector | None
-    reliability: float | None  # rank correlation of c from odd and from even batches
+    reliability: float | None  # Spearman correlation of c from odd and from even batches
     kinds: Mapping[str, str]  # layer → class of its module
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -53,32 +53,32 @@ class Profile:
 
     @property
     def bound(self) -> float:
-        """√(D−1), the largest possible c: one domain has all the sensitivity."""
+        """√(D−1), the largest possible c: only one domain is sensitive."""
         return math.sqrt(len(self.s) - 1)
 
     def alive(self) -> ParamVector:
-        """True for parameters that some domain is sensitive to. The others have c = 0 for want of any signal."""
+        """True for parameters that some domain is sensitive to. The others have c = 0 because s = 0."""
         return self.mean.map(lambda s: s > 0)
 
     def over_alive(self, vector: ParamVector) -> Tensor:
-        """The entries of `vector` that are alive, in one row."""
+        """The entries of `vector` that are alive, as a 1-D tensor."""
         return vector.flat()[self.alive().flat()]
 
     def __repr__(self) -> str:
         samples = sum(d["samples"] for d in self.settings.get("domains", {}).values())
         c = self.over_alive(self.c)
-        floor = "unknown" if self.null is None else f"{float(self.over_alive(self.null).mean()):.3f}"
-        sure = "unknown" if self.reliability is None else f"{self.reliability:.2f}"
-        dead = 1 - c.numel() / self.c.numel()
-        aside = f" ({dead:.0%} of them no domain is sensitive to)" if dead >= 0.005 else ""
+        null = "unknown" if self.null is None else f"{float(self.over_alive(self.null).mean()):.3f}"
+        reliability = "unknown" if self.reliability is None else f"{self.reliability:.2f}"
+        insensitive = 1 - c.numel() / self.c.numel()
+        note = f" ({insensitive:.0%} of them no domain is sensitive to)" if insensitive >= 0.005 else ""
         return (
-            f"Profile({len(self.c)} tensors, {self.c.numel():,} parameters{aside}, {len(self.s)} domains "
+            f"Profile({len(self.c)} tensors, {self.c.numel():,} parameters{note}, {len(self.s)} domains "
             f"({', '.join(self.s)}), {samples} samples, "
-            f"mean c {float(c.mean()):.3f} (null {floor}), reliability {sure})"
+            f"mean c {float(c.mean()):.3f} (null {null}), reliability {reliability})"
         )
 
     def by_layer(self) -> pd.DataFrame:
-        """One row per layer in the order of the network: kind, size, mean s per domain, c beside its floor.
+        """One row per layer in the order of the network: kind, size, mean s per domain, c beside its null.
 
         "insensitive" is the share of parameters with s = 0 on every domain, whose c is 0.
         """
@@ -88,13 +88,13 @@ class Profile:
         for layer, names in self.layers().items():
             size = sum(self.c[n].numel() for n in names)
             row: dict[str, Any] = {"layer": layer, "kind": self.kinds.get(layer, "?"), "parameters": size}
-            row |= {f"s {domain}": float(_joined(s, names).mean()) for domain, s in self.s.items()}
+            row |= {f"s {domain}": float(_flatten(s, names).mean()) for domain, s in self.s.items()}
             for label, vector in (("c", self.c), ("null", self.null)):
                 if vector is not None:
-                    values = _joined(vector, names)
+                    values = _flatten(vector, names)
                     each = {"mean": values.mean(), "median": values.median(), "max": values.max()}
                     row |= {f"{label} {which}": float(value) for which, value in each.items()}
-            row["insensitive"] = float((_joined(self.mean, names) == 0).double().mean())
+            row["insensitive"] = float((_flatten(self.mean, names) == 0).double().mean())
             rows.append(row)
         return pd.DataFrame(rows)
 
@@ -130,13 +130,13 @@ class Profile:
         return owners_of(self.c)
 
     def compare(self, after: Profile) -> Comparison:
-        """What rose and what fell from this profile to a later one of the same network."""
+        """How c changed from this profile to a later one of the same network."""
         from dspreg.sensitivity.compare import compare
 
         return compare(self, after)
 
     def figure(self, kind: str = "layers", layer: str | None = None) -> Figure:
-        """A picture: `"layers"`, `"histogram"`, or `"map"` of one `layer`. c beside null on one scale, 0 … √(D−1)."""
+        """A figure: `"layers"`, `"histogram"`, or `"map"` of one `layer`. c beside null on one scale, 0 … √(D−1)."""
         from dspreg.sensitivity.plots import draw_profile
 
         return draw_profile(self, kind, layer)
@@ -194,7 +194,7 @@ class Profile:
             raise IntegrityError(f"{path} is damaged or not a profile: {error}") from error
 
 
-def _joined(vector: ParamVector, names: list[str]) -> Tensor:
+def _flatten(vector: ParamVector, names: list[str]) -> Tensor:
     return ParamVector((n, vector[n]) for n in names).flat().double()
 
 
@@ -202,13 +202,13 @@ def upper_quantile(c: ParamVector, quantile: float) -> float:
     """The quantile of c over all parameters together."""
     if not 0 <= quantile <= 1:
         raise ConfigError(f"quantile={quantile}; wanted a number from 0 to 1")
-    # numpy: torch.quantile refuses more than 16 million numbers. "higher": a value that occurs, so nothing near it
-    # changes sides by rounding.
+    # numpy, because torch.quantile refuses more than 16 million numbers; "higher", because a value that occurs is not
+    # subject to rounding.
     threshold = float(np.quantile(c.flat().cpu().numpy(), quantile, method="higher"))
     if threshold == 0 < quantile:
         warnings.warn(
             f"the {quantile} quantile of c is 0, so that every parameter is at or above it: many parameters have no "
-            "sensitivity on any domain. Take a larger quantile",
+            "sensitivity on any domain. Use a larger quantile",
             Notice,
             stacklevel=3,
         )
@@ -229,7 +229,7 @@ def owners_of(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def tensors_of(layer: str | None, names: Iterable[str]) -> list[str]:
-    """The names that belong to a layer; refuses one that has none."""
+    """The parameter names of a layer, or an error if there is no such layer."""
     owners = owners_of(names)
     if layer not in owners:
         known = ", ".join(name for name in list(owners)[:12] if name)

@@ -1,4 +1,4 @@
-"""c alone, as a training measures it again and again: no floor, no reliability, and as few vectors as it can be."""
+"""c alone, for the refreshes of a training: as few vectors as possible, and no null (c under random domain labels)."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ import torch
 
 from dspreg.errors import DataError
 from dspreg.sensitivity.measure import attach_labels
-from dspreg.sensitivity.meter import Meter, finite
+from dspreg.sensitivity.meter import Meter, require_finite
 from dspreg.sensitivity.null import FunctionOf
 from dspreg.sensitivity.per_sample.accumulator import Accumulator
 from dspreg.sensitivity.samples import Function, Samples, concatenate
 from dspreg.sensitivity.statistics import Spread, coefficients
 from dspreg.vectors import ParamVector
 
-ROWS = 3  # up to so many domains have sums of their own: as many vectors as running statistics need
-TOGETHER = 48  # samples of small batches that go through the network in one pass
+MAX_ROWS = 3  # up to so many domains have their own sums: as many vectors as running statistics need
+PASS_SIZE = 48  # samples of small batches that go through the network in one pass
 
 
 def measure_c(meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]], eps: float = 0.0) -> ParamVector:
     """c alone: three vectors, however many domains. Arguments as in `build_profile`."""
-    every = [
+    labelled = [
         (d, name, attach_labels(meter, f, name, d, batches, again=False))
         for d, (name, batches) in enumerate(domains.items())
     ]
-    if len(every) <= ROWS:
-        sums = meter.sums(len(every))
-        sizes = _summed(meter, f, every, sums)
-        floors = {name: eps * meter.scales.get(name, 1.0) ** 2 for name in meter.params}
-        return finite(ParamVector((k, coefficients(sums.pop(k), sizes, floor)) for k, floor in floors.items()))
+    if len(labelled) <= MAX_ROWS:
+        sums = meter.sums(len(labelled))
+        sizes = _accumulate(meter, f, labelled, sums)
+        scaled_eps = {name: eps * meter.scales.get(name, 1.0) ** 2 for name in meter.params}
+        return require_finite(ParamVector((k, coefficients(sums.pop(k), sizes, e)) for k, e in scaled_eps.items()))
     across, sums = Spread(), meter.sums()
-    for domain in every:
-        (size,) = _summed(meter, f, [domain], sums)
+    for domain in labelled:
+        (size,) = _accumulate(meter, f, [domain], sums)
         across.add(sums.row(0), size)
         sums.clear(0)
-    finite(across.mean)
+    require_finite(across.mean)
     return across.c(eps, meter.scales)
 
 
-def _summed(
+def _accumulate(
     meter: Meter, f: FunctionOf, domains: Sequence[tuple[int, str, Iterable[Samples]]], sums: Accumulator
 ) -> list[int]:
-    """Add every domain to a row of its own. How many samples each has."""
+    """Add every domain to its own row, and return the number of samples of each."""
     sizes = [0] * len(domains)
 
     def pieces() -> Iterator[Piece]:
@@ -54,11 +54,11 @@ def _summed(
             if not sizes[row]:
                 raise DataError(f"there are no samples of {name!r} to measure on")
 
-    for together in _joined(pieces(), TOGETHER if meter.takes_groups else 0):
-        rows = torch.tensor([piece.row for piece in together for _ in range(len(piece.samples))])
+    for merged in _merge_small(pieces(), PASS_SIZE if meter.takes_groups else 0):
+        rows = torch.tensor([piece.row for piece in merged for _ in range(len(piece.samples))])
         groups = torch.eq(torch.arange(len(domains))[:, None], rows).double()
-        first = together[0]
-        meter.add(first.f, concatenate([piece.samples for piece in together]), sums, *first.place, groups=groups)
+        first = merged[0]
+        meter.add(first.f, concatenate([piece.samples for piece in merged]), sums, *first.place, groups=groups)
     return sizes
 
 
@@ -71,15 +71,15 @@ class Piece(NamedTuple):
     samples: Samples
 
 
-def _joined(pieces: Iterable[Piece], most: int) -> Iterator[list[Piece]]:
-    """Neighbours that can go through the network together, up to so many samples: small batches cost more each."""
-    held: list[Piece] = []
+def _merge_small(pieces: Iterable[Piece], max_samples: int) -> Iterator[list[Piece]]:
+    """Consecutive batches that can go through the network in one pass: small ones are less efficient."""
+    group: list[Piece] = []
     for piece in pieces:
-        if held:
-            first, n = held[0], sum(len(p.samples) for p in (*held, piece))
-            if n > most or piece.f != first.f or piece.samples.sort != first.samples.sort:
-                yield held
-                held = []
-        held.append(piece)
-    if held:
-        yield held
+        if group:
+            first, n = group[0], sum(len(p.samples) for p in (*group, piece))
+            if n > max_samples or piece.f != first.f or piece.samples.signature != first.samples.signature:
+                yield group
+                group = []
+        group.append(piece)
+    if group:
+        yield group

@@ -1,4 +1,4 @@
-"""What a loader yields, in one shape: inputs and, where there are any, labels."""
+"""Batches of any loader in one form: inputs and, if there are any, labels."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from dspreg.errors import DataError
 LABELS = ("labels", "label", "y", "target", "targets")
 
 Inputs = Tensor | dict[str, Tensor]
-Function = Callable[..., Any]  # a network, or what a stack predicts with
+Function = Callable[..., Any]  # a network, or the prediction of a stack
 
 
-def module_ids(net: nn.Module) -> tuple[object, ...]:
-    """What was found out about a network holds as long as no module of it was exchanged."""
+def architecture(net: nn.Module) -> tuple[object, ...]:
+    """Modules and shapes: a key for what is cached about a network, which holds until a module is replaced."""
     shapes = tuple(p.shape for p in net.parameters())
     return (tuple((name, type(module)) for name, module in net.named_modules()), shapes)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Some samples of one domain."""
+    """Samples of one domain."""
 
     inputs: Inputs  # (B, …), or several such tensors by name
     y: Tensor | None = None  # (B,) labels, (B, C) soft labels, or whatever `loss` takes
@@ -44,8 +44,8 @@ class Samples:
         return inputs + ([] if self.y is None else [self.y])
 
     @property
-    def sort(self) -> tuple[object, ...]:
-        """What one sample looks like: what holds for a network holds for all samples of a sort."""
+    def signature(self) -> tuple[object, ...]:
+        """Dtype and shape of one sample: what a network does with one holds for all of the same signature."""
         return tuple((t.dtype, t.shape[1:]) for t in self.tensors())
 
     def take(self, index: slice | Tensor) -> Samples:
@@ -58,10 +58,10 @@ class Samples:
         return replace(self, y=y)
 
     def outputs(self, f: Function) -> Tensor:
-        """What `f` makes of the inputs: a tensor, or the `logits` of what it returns."""
-        # copies: a first layer that works in place would change the samples for the next pass, and for their owner
-        given = self.map(torch.clone).inputs
-        out = f(given) if isinstance(given, Tensor) else f(**given)
+        """`f` of the inputs: a tensor, or the `logits` of what it returns."""
+        # copies: a first layer that works in place would change the samples for the next pass, and for the caller
+        inputs = self.map(torch.clone).inputs
+        out = f(inputs) if isinstance(inputs, Tensor) else f(**inputs)
         out = getattr(out, "logits", out)
         if not isinstance(out, Tensor):
             raise DataError(
@@ -72,20 +72,20 @@ class Samples:
 
 
 def concatenate(parts: Sequence[Samples]) -> Samples:
-    """All samples of parts of one sort, in their order."""
+    """All samples of parts with the same signature, in order."""
     if len(parts) == 1:
         return parts[0]
     inputs = [p.inputs if isinstance(p.inputs, dict) else {"": p.inputs} for p in parts]
-    together: dict[str, Tensor] = {k: torch.cat([i[k] for i in inputs]) for k in inputs[0]}
+    joined: dict[str, Tensor] = {k: torch.cat([i[k] for i in inputs]) for k in inputs[0]}
     labels = [p.y for p in parts if p.y is not None]
-    return Samples(together.get("", together), torch.cat(labels) if labels else None)
+    return Samples(joined.get("", joined), torch.cat(labels) if labels else None)
 
 
 def read_batch(batch: Any) -> Samples:
     """One item of a loader: `(x, y)`, `x`, or a dictionary.
 
-    In a dictionary the labels are under one of "labels", "label", "y", "target", "targets". What remains goes to the
-    network: a single entry as its one argument, several by name.
+    In a dictionary the labels are under "labels", "label", "y", "target" or "targets". The other entries go to the
+    network: a single one as its only argument, several by name.
     """
     if isinstance(batch, Tensor):
         return Samples(batch)
@@ -109,27 +109,27 @@ def read_batch(batch: Any) -> Samples:
 
 
 def batches_of(domain: str, loader: Iterable[Any], max_batches: int | None, device: torch.device) -> Iterator[Samples]:
-    """The batches of one domain, each checked; the loader is iterated once."""
+    """The batches of one domain, checked; the loader is iterated once."""
     if isinstance(loader, tuple) and len(loader) == 2 and all(isinstance(t, Tensor) for t in loader):
         raise DataError(f"the domain {domain!r} is a pair of tensors; wanted batches: [(x, y)], or a DataLoader")
-    seen = 0
+    count = 0
     for i, batch in enumerate(islice(loader, max_batches)):
         samples = read_batch(batch).to(device)
         sizes = {len(t) if t.ndim else 0 for t in samples.tensors()}
         if len(sizes) > 1 or 0 in sizes:
             raise DataError(
                 f"batch {i} of {domain!r} has tensors with {sorted(sizes)} samples; wanted one number > 0. "
-                "A data set by itself yields single samples: wrap it in a torch DataLoader"
+                "A data set itself yields single samples: wrap it in a torch DataLoader"
             )
         for t in samples.tensors():
             if t.is_floating_point() and not torch.isfinite(t).all():
                 raise DataError(
-                    f"batch {i} of {domain!r} holds NaN or infinite numbers; look at its images or at their transform"
+                    f"batch {i} of {domain!r} has NaN or infinite numbers; check its images and their transform"
                 )
-        seen += 1
+        count += 1
         yield samples
-    if not seen:
-        raise DataError(f"the domain {domain!r} yielded no batch; is its folder empty, or its iterator used up?")
+    if not count:
+        raise DataError(f"the domain {domain!r} yielded no batch; is its folder empty, or its iterator exhausted?")
 
 
 def _describe(batch: Any) -> str:

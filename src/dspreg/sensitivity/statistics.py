@@ -1,9 +1,9 @@
-"""How sensitivities differ between domains: mean s̄, variance v and coefficient of variation c.
+"""Statistics of sensitivities over domains: mean s̄, variance v and coefficient of variation c.
 
     s̄_k = 1/D Σ_d s_k^(d)        v_k = 1/D Σ_d (s_k^(d) − s̄_k)²        c_k = √v_k / (s̄_k + ε)
 
-See "Domain-Invariance Quantification" in the paper. Deviations are taken relative to the mean, s/s̄ − 1, before they are
-squared: s is a squared gradient already, and the square of s would leave a float's range for small ones.
+See "Domain-Invariance Quantification" in the paper. Deviations are divided by the mean, s/s̄ − 1, before they are
+squared: s is a squared gradient already, and the square of a small s would underflow.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from dspreg.vectors import ParamVector
 
-BLOCK = 2**15  # numbers at a time, so that what is computed stays in the processor's cache
+BLOCK = 2**15  # numbers at a time, so that intermediate results stay in the processor's cache
 
 
 class Spread:
     """The running weighted mean of sensitivities x ≥ 0, and their relative variance r = Σ w (x/mean − 1)².
 
-    Two vectors in the dtype of what is added, however much is added.
+    Needs two vectors, in the dtype of what is added, however many are added.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Spread:
         self.count = 0
 
     def add(self, sums: Mapping[str, Tensor], over: float = 1.0, weight: float = 1.0) -> None:
-        """Take in x = sums/over."""
+        """Add x = sums/over."""
         before, self.weight = self.weight, self.weight + weight
         self.count += 1
         if self.count == 1:
@@ -44,30 +44,30 @@ class Spread:
             for m, r, x in _blocks(mean, self.relative[name], sums[name]):
                 change, old = torch.sub(x, m, alpha=over), m.clone()
                 m.add_(change, alpha=step / over)
-                inverse = m.clamp(min=torch.finfo(m.dtype).tiny).reciprocal_()  # finite where nothing is sensitive yet
+                inverse = m.clamp(min=torch.finfo(m.dtype).tiny).reciprocal_()  # finite also where s is still 0
                 r.mul_(old.mul_(inverse).square_()).addcmul_(change.mul_(inverse), change, value=share / over**2)
 
     def c(self, eps: float = 0.0, scales: Mapping[str, float] | None = None) -> ParamVector:
-        """c of x, when every x has weight 1, in place of the relative variance: nothing can be added afterwards.
+        """c of x, if every x has weight 1. Overwrites the relative variance: nothing can be added afterwards.
 
         `scales`: what was added is x·scale².
         """
         bound = math.sqrt(max(self.count - 1, 0))
         for name, relative in self.relative.items():
-            floor = eps * (scales or {}).get(name, 1.0) ** 2
+            scaled_eps = eps * (scales or {}).get(name, 1.0) ** 2
             for r, m in _blocks(relative, self.mean[name]):
                 r.mul_(1 / self.weight).sqrt_().clamp_(max=bound)
-                if floor:
-                    r.mul_(m / (m + floor))
+                if scaled_eps:
+                    r.mul_(m / (m + scaled_eps))
         return self.relative.map(Tensor.contiguous)
 
     def squared_error(self, name: str) -> Tensor:
-        """Of the mean, relative to it, when what was added are means of `weight` independent samples. float64."""
+        """Squared relative standard error of the mean, if what was added are means of `weight` independent samples."""
         return self.relative[name].double() / (self.weight * (self.count - 1))
 
 
 def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Pieces of tensors of one shape, as views where they lie alike in memory."""
+    """Pieces of tensors of one shape; views if their memory layout is the same."""
     order = sorted(range(tensors[0].ndim), key=tensors[0].stride, reverse=True)
     flat = [t.permute(order).reshape(-1) for t in tensors]
     for i in range(0, len(flat[0]), BLOCK):
@@ -85,12 +85,12 @@ def coefficient_of_variation(per_domain: Sequence[ParamVector], eps: float = 0.0
     return spread.c(eps)
 
 
-def coefficients(sums: Tensor, over: Sequence[float], floor: float = 0.0) -> Tensor:
-    """c of one parameter from sums (D, …) over so many samples each, all at hand. `floor` is ε."""
+def coefficients(sums: Tensor, over: Sequence[float], eps: float = 0.0) -> Tensor:
+    """c of one parameter from its sums (D, …) over `over` samples each."""
     order = [1 + i for i in sorted(range(sums.ndim - 1), key=sums[0].stride, reverse=True)]
-    lying = sums.permute(0, *order)  # as in memory
-    c = sums.new_empty(lying.shape[1:])
-    flat, out = lying.reshape(len(sums), c.numel()), c.view(-1)
+    in_memory_order = sums.permute(0, *order)
+    c = sums.new_empty(in_memory_order.shape[1:])
+    flat, out = in_memory_order.reshape(len(sums), c.numel()), c.view(-1)
     per = 1 / torch.tensor(over, dtype=sums.dtype, device=sums.device)[:, None]
     bound, tiny = math.sqrt(len(sums) - 1), torch.finfo(sums.dtype).tiny
     for i in range(0, c.numel(), BLOCK):
@@ -98,20 +98,20 @@ def coefficients(sums: Tensor, over: Sequence[float], floor: float = 0.0) -> Ten
         mean = x.mean(0)
         relative = x.sub_(mean).div_(mean.clamp(min=tiny)).square_().mean(0)
         r = torch.sqrt(relative, out=out[i : i + BLOCK]).clamp_(max=bound)
-        if floor:
-            r.mul_(mean / (mean + floor))
+        if eps:
+            r.mul_(mean / (mean + eps))
     return c.permute([order.index(1 + i) for i in range(c.ndim)]).contiguous()
 
 
 def relative_variance(x: Tensor) -> Tensor:
-    """v/s̄² of sensitivities x (D, …), and 0 where no domain is sensitive."""
+    """v/s̄² of sensitivities x (D, …); 0 if no domain is sensitive."""
     mean = x.mean(0)
     relative = torch.where(mean > 0, x / torch.where(mean > 0, mean, 1.0) - 1, 0.0)
     return relative.square().mean(0)
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's: Pearson's correlation of the ranks, ties sharing their mean rank. NaN if one side is constant."""
+    """Spearman's: Pearson's correlation of the ranks, ties sharing their mean rank. NaN if one of them is constant."""
     x, y = _ranks(a), _ranks(b)
     x, y = x - x.mean(), y - y.mean()
     return float(x @ y / (x.norm() * y.norm()))

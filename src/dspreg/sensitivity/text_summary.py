@@ -1,4 +1,4 @@
-"""What a profile says, in numbers and plain sentences, for a terminal, a program or a page."""
+"""Summaries of a profile or a comparison, as numbers and sentences, for the terminal, JSON and the HTML page."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from dspreg.sensitivity.compare import Comparison
 from dspreg.sensitivity.profile import Profile
 
-NEAR = 1.2  # a mean c below so many times its floor is hardly above it: PACS gives that on fewer than 64 images
-LOW = 0.5  # a reliability from which on the order of parameters is more than noise
-SHOWN = 10  # layers
+NEAR = 1.2  # c below this multiple of null (c under random domain labels) is mostly noise; on PACS: < 64 images
+LOW = 0.5  # reliability below which the order of parameters is mostly noise
+TOP_LAYERS = 10
 
 
-def summarize_profile(profile: Profile, layers: int = SHOWN) -> dict[str, Any]:
-    """The numbers that are shown, as JSON. Layers are those of the largest median c; means are over sensitive ones."""
+def summarize_profile(profile: Profile, layers: int = TOP_LAYERS) -> dict[str, Any]:
+    """The summary as JSON: layers with the largest median c; means over parameters that some domain is sensitive to."""
     alive = profile.over_alive(profile.c)
     mean = float(alive.double().mean()) if len(alive) else 0.0
     null = None
@@ -39,25 +39,25 @@ def summarize_profile(profile: Profile, layers: int = SHOWN) -> dict[str, Any]:
 def rank_layers(profile: Profile) -> list[dict[str, Any]]:
     """All layers, the most domain-sensitive first: by the median of c over their parameters, then by its mean.
 
-    "near_null" says of a layer what `remarks` says of the whole: its c is hardly above its floor.
+    "near_null" is for a layer what `remarks` reports for the whole network: its c is hardly above its null.
     """
     rows = []
     for row in profile.by_layer().to_dict("records"):
-        shown = {"layer": row["layer"], "kind": row["kind"], "parameters": int(row["parameters"])}
+        entry = {"layer": row["layer"], "kind": row["kind"], "parameters": int(row["parameters"])}
         c, null = row["c median"], row.get("null median")
-        shown |= {"c": c, "null": null, "near_null": null is not None and c < NEAR * null}
+        entry |= {"c": c, "null": null, "near_null": null is not None and c < NEAR * null}
         rows.append(
-            shown | {"c_mean": row["c mean"], "null_mean": row.get("null mean"), "insensitive": row["insensitive"]}
+            entry | {"c_mean": row["c mean"], "null_mean": row.get("null mean"), "insensitive": row["insensitive"]}
         )
     return sorted(rows, key=lambda row: (-row["c"], -row["c_mean"]))
 
 
 def remarks(c: float, null: float | None, reliability: float | None) -> Iterator[str]:
-    """What keeps the numbers from being read for more than they are."""
+    """Warnings against reading too much into the numbers."""
     if null is None:
         yield "no null was measured: how much of c is noise is unknown. Leave out --no-null"
     elif c < NEAR * null:
-        yield f"c ({c:.2f}) is hardly above its floor ({null:.2f}): do not read much into it, use more images"
+        yield f"c ({c:.2f}) is hardly above its null ({null:.2f}): do not read much into it, use more images"
     if reliability is None:
         yield "reliability is unknown: it needs two batches per domain. Use more images, or a smaller --batch"
     elif reliability < LOW:
@@ -65,17 +65,17 @@ def remarks(c: float, null: float | None, reliability: float | None) -> Iterator
         yield f"{text}. Do not read much into it, use more images"
 
 
-def summarize_comparison(comparison: Comparison, layers: int = SHOWN) -> dict[str, Any]:
-    """The numbers of a comparison that are shown, as JSON. Layers are those whose median c changed most."""
+def summarize_comparison(comparison: Comparison, layers: int = TOP_LAYERS) -> dict[str, Any]:
+    """The summary of a comparison as JSON: layers whose median c changed most."""
     rows = []
     for row in comparison.by_layer().to_dict("records"):
-        shown = {"layer": row["layer"], "kind": row["kind"], "parameters": int(row["parameters"])}
+        entry = {"layer": row["layer"], "kind": row["kind"], "parameters": int(row["parameters"])}
         for which in ("median", "mean"):
             for when in ("before", "after", "change"):
-                shown[f"c_{which}_{when}"] = row[f"c {which} {when}"]
+                entry[f"c_{which}_{when}"] = row[f"c {which} {when}"]
             for when in ("before", "after"):
-                shown[f"null_{which}_{when}"] = row.get(f"null {which} {when}")
-        rows.append(shown)
+                entry[f"null_{which}_{when}"] = row.get(f"null {which} {when}")
+        rows.append(entry)
     rows.sort(key=lambda row: -abs(row["c_median_change"]))
     return {
         **comparison.overall(),
@@ -85,17 +85,17 @@ def summarize_comparison(comparison: Comparison, layers: int = SHOWN) -> dict[st
         "rose": sum(row["c_median_change"] > 0 for row in rows),
         "fell": sum(row["c_median_change"] < 0 for row in rows),
         "layers": rows[:layers],
-        "remarks": [*comparison.notes, *_of_change(comparison)],
+        "remarks": [*comparison.notes, *_change_remarks(comparison)],
         "settings": {"before": dict(comparison.before.settings), "after": dict(comparison.after.settings)},
     }
 
 
-def _of_change(comparison: Comparison) -> Iterator[str]:
+def _change_remarks(comparison: Comparison) -> Iterator[str]:
     for when, profile in (("before", comparison.before), ("after", comparison.after)):
         if profile.reliability is not None and profile.reliability < LOW:
             yield f"the reliability of c {when} is low ({profile.reliability:.2f}): use more images"
     numbers = comparison.overall()
     c, null = ([numbers[f"{what}_{when}"] for when in ("before", "after")] for what in ("c", "null"))
     if None not in (*c, *null) and abs(c[1] - c[0]) <= abs(null[1] - null[0]):
-        text = f"mean c changed by {c[1] - c[0]:+.3f} and its floor by {null[1] - null[0]:+.3f}"
-        yield f"{text}: that is no more than the floor moved, do not read much into it"
+        text = f"mean c changed by {c[1] - c[0]:+.3f} and its null by {null[1] - null[0]:+.3f}"
+        yield f"{text}: that is no more than the change of the null, do not read much into it"

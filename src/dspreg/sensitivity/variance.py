@@ -1,4 +1,4 @@
-"""Var(θ_k), which scales sensitivities: a number, a vector, or what training itself has shown."""
+"""Var(θ_k), which scales sensitivities: a number, a vector, or the variance along training."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class RunningVariance:
     """The variance of each parameter along training, for `measure(variance=…)`.
 
     ```python
-    seen = dspreg.RunningVariance(model)
+    variance = dspreg.RunningVariance(model)
     for batch in loader:
         ...
         optimizer.step()
-        seen.update()
-    dspreg.measure(model, domains, variance=seen)
+        variance.update()
+    dspreg.measure(model, domains, variance=variance)
     ```
     """
 
@@ -30,8 +30,8 @@ class RunningVariance:
         self._mean, self._squares = ParamVector(), ParamVector()  # Σ (θ_t − θ̄)²
 
     def update(self) -> None:
-        """Take in the parameters as they are now."""
-        # of frozen ones too: they may be trained later, and have not moved until then
+        """Add the current parameters."""
+        # frozen ones too: they may be trained later, and are constant until then
         now = ParamVector((name, p.detach().to(torch.float64, copy=True)) for name, p in self.model.named_parameters())
         self._count += 1
         change = now - self._mean
@@ -41,7 +41,9 @@ class RunningVariance:
     def vector(self) -> ParamVector:
         """1/n Σ_t (θ_t − θ̄)², float64."""
         if self._count < 2:
-            raise ConfigError(f"a variance of {self._count} points; call update() after each optimizer.step()")
+            raise ConfigError(
+                f"the variance of {self._count} points is undefined; call update() after each optimizer.step()"
+            )
         return self._squares / self._count
 
 
@@ -49,7 +51,7 @@ Variance = float | Mapping[str, Tensor] | RunningVariance
 
 
 def variance_of(given: Variance, params: Mapping[str, Tensor]) -> ParamVector | float:
-    """`given` as something a `ParamVector` can be multiplied by."""
+    """`given` as a factor of a `ParamVector`."""
     if isinstance(given, RunningVariance):
         given = given.vector()
     if not isinstance(given, Mapping):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Log
 from dspreg.batches import Batch, Outputs
-from dspreg.networks.buffers import scratch_buffers
+from dspreg.networks.batch_norm import scratch_buffers
 from dspreg.randomness import Noise
 from dspreg.vectors import ParamVector
 

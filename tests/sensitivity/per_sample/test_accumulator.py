@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dspreg.sensitivity.per_sample import accumulator as module
-from dspreg.sensitivity.per_sample.accumulator import Accumulator, pairs
+from dspreg.sensitivity.per_sample.accumulator import Accumulator, index_pairs
 
 WEIGHTS = torch.tensor([[1.0, 1, 1, 1, 1], [0, 2, 0, 0.5, 0], [0, 0, 0, 0, 0]], dtype=torch.float64)
 
@@ -31,11 +31,11 @@ def three(shape, **options):
 @pytest.mark.parametrize("positions", [1, 2, 4, 5, 20])  # up to 4 pairwise
 @pytest.mark.parametrize("cached", [1, 40, 10**6])  # one sample at a time, two, and all
 def test_products_of_positions(monkeypatch, positions, cached):
-    monkeypatch.setattr(module, "CACHED", cached)
+    monkeypatch.setattr(module, "CPU_CHUNK", cached)
     g, u = numbers(5, 4, positions), numbers(5, 5, positions)
     sums = three((4, 5))
     for _ in range(2):
-        sums.products("p", g, u)
+        sums.add_products("p", g, u)
     expected = 2 * written_out([sum(torch.outer(a, b) for a, b in zip(i.T, j.T, strict=True)) for i, j in zip(g, u)])  # noqa: B905
     assert torch.allclose(sums.totals["p"], expected, rtol=1e-12, atol=1e-14)
 
@@ -77,7 +77,7 @@ def test_a_row_starts_again_and_the_others_stay():
 
 
 def test_all_pairs():
-    a, b = pairs(3)
+    a, b = index_pairs(3)
     assert list(zip(a, b, strict=True)) == [(0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2)]
 
 
@@ -97,6 +97,6 @@ def test_a_square_of_what_cancels_is_not_negative():
     sums = Accumulator({"p": torch.zeros(64, 64)}, 1)
     sums.set_weights(torch.ones(1, 40))
     g, u = torch.randn(40, 64, 1).expand(-1, -1, 2), torch.randn(40, 64, 1) * torch.tensor([1.0, -1.0])
-    sums.products("p", g, u)
+    sums.add_products("p", g, u)
     assert sums.totals["p"].amin() >= 0
     assert sums.totals["p"].amax() < 1e-3

@@ -148,7 +148,7 @@ def test_torch_func_is_compared_too():
         def forward(self, x):
             return torch.tanh(self.layer(x) + x @ self.used[0])
 
-    with pytest.warns(dspreg.Notice, match=r"layer\.weight \(it gives other numbers"):
+    with pytest.warns(dspreg.Notice, match=r"layer\.weight \(its numbers differ"):
         dspreg.measure(Partly(), {d: [(numbers(5, 4), torch.zeros(5))] * 2 for d in "ab"}, of="output", null=False)
     assert slow_ones(Partly(), numbers(5, 4)) == {"layer.weight"}
 
@@ -156,7 +156,7 @@ def test_torch_func_is_compared_too():
 def test_a_loss_of_zero_is_no_reason_to_be_slow(monkeypatch):
     """The ways are compared on the outputs: near 0 the gradients of a loss are rounding, and prove nothing."""
     sent = set()
-    monkeypatch.setattr(persample, "slowly", lambda reading, rest, *_, **__: sent.update(rest))
+    monkeypatch.setattr(persample, "estimate_rest", lambda reading, rest, *_, **__: sent.update(rest))
     batch = numbers(6, 6), torch.tensor([0.0, 0, 0, 1, 1, 1])
     options = {"loss": lambda out, y: out.square().sum(1) * y, "null": False}
     dspreg.measure(problems.model("mlp"), {"a": [batch] * 2, "b": [batch] * 2}, **options)

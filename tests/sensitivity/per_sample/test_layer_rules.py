@@ -96,7 +96,7 @@ def test_convolutions_padded_as_in_tensorflow(size, kernel):
 def ways_of_convolution(monkeypatch, layer, x):
     """The names of the functions that did the work on all samples, the comparison aside."""
     used = set()
-    for name in ("unfold_convolution", "group_convolution", "Paired"):
+    for name in ("unfold_convolution", "group_convolution", "PositionPairs"):
         found = getattr(rules, name)
         monkeypatch.setattr(rules, name, lambda *args, of=found, name=name: used.add(name) or of(*args))
     all_quick(layer, x)
@@ -105,7 +105,7 @@ def ways_of_convolution(monkeypatch, layer, x):
 
 def test_each_convolution_takes_the_path_meant_for_it(monkeypatch):
     with monkeypatch.context() as patch:
-        assert ways_of_convolution(patch, nn.Conv2d(3, 4, 3, padding=1), image(4, 3, 2, 2)) == {"Paired"}
+        assert ways_of_convolution(patch, nn.Conv2d(3, 4, 3, padding=1), image(4, 3, 2, 2)) == {"PositionPairs"}
     with monkeypatch.context() as patch:
         assert ways_of_convolution(patch, nn.Conv2d(3, 4, 3, padding=1), image(4, 3, 8, 8)) == {"unfold_convolution"}
     with monkeypatch.context() as patch:

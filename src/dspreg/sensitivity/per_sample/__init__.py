@@ -1,1 +1,1 @@
-"""Squared per-sample gradients at about the price of one backward pass."""
+"""Squared per-sample gradients at about the cost of one backward pass."""

@@ -1,10 +1,10 @@
-"""Weighted sums of squared per-sample gradients, formed without holding the gradients of all samples.
+"""Weighted sums of squared per-sample gradients, computed without holding the gradients of all samples.
 
     S_k = Σ_i w_i (∂_k reading_i)²
 
 The gradient of a matrix is a sum over positions, G_i = Σ_l g_il u_ilᵀ: the pixels of an image, the words of a sentence.
-With many positions each sample's product is formed in a buffer, squared and added. With very few it is cheaper to
-multiply out, (Σ_l g_l u_l)² = Σ_{l ≤ l'} (2 − [l = l']) (g_l g_l') (u_l u_l'), one matrix product for all samples.
+With many positions each sample's product is computed in a buffer, squared and added. With very few it is cheaper to
+expand, (Σ_l g_l u_l)² = Σ_{l ≤ l'} (2 − [l = l']) (g_l g_l') (u_l u_l'), one matrix product for all samples.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from torch import Tensor
 from dspreg.batches import at_least_float32
 from dspreg.vectors import ParamVector
 
-PAIRS = 12  # up to so many pairs of positions per weight the one matrix product is cheaper; measured on ResNets
-CACHED = 2**18  # numbers of per-sample gradients at a time on a CPU, so that they stay in its cache
-SAFE = 30  # a gradient of 2^±30 has squares well within float32, and so has one a billion times smaller or larger
-HELD = 2**26  # elsewhere, where one large operation is quicker than many small ones
+MAX_PAIRS = 12  # up to so many pairs of positions per weight the one matrix product is cheaper; measured on ResNets
+CPU_CHUNK = 2**18  # entries of per-sample gradients at a time, so that they stay in the cache
+GPU_CHUNK = 2**26  # on other devices, where one large operation is faster than many small ones
+SAFE_EXPONENT = (
+    30  # squares of gradients of 2^±30 are well within float32, also of ones a billion times smaller or larger
+)
 
 Row = tuple[int, float]  # which sum, and a sample's weight in it
 
 
 class Accumulator:
-    """G sums over the same samples: by domain, and by the pseudo-domains of the floor.
+    """G sums over the same samples: of a domain, and of the pseudo-domains of the null (c under random domain labels).
 
     Args:
         params: The θ_k by name.
         rows: G.
-        scales: Factors of the gradients by name, powers of two, filled in by `choose_scale`. One dictionary for all
-            that is compared: sums hold s·scale².
+        scales: Factors of the gradients by name, powers of two, set by `choose_scale`. One dictionary for all sums that
+            are compared: sums hold s·scale².
     """
 
     def __init__(self, params: Mapping[str, Tensor], rows: int, scales: dict[str, float] | None = None):
@@ -44,7 +46,7 @@ class Accumulator:
         self.set_weights(torch.zeros(rows, 0))
 
     def set_weights(self, groups: Tensor) -> None:
-        """The weights (G, B) of the samples that come next. A weight of 0 costs nothing."""
+        """Set the weights (G, B) of the following samples. A weight of 0 costs nothing."""
         self.groups = groups
         self.of_sample: list[list[Row]] = [
             [(g, w) for g, w in enumerate(column) if w] for column in groups.T.tolist()
@@ -52,13 +54,13 @@ class Accumulator:
         self.members = [row.nonzero()[:, 0] for row in groups]
 
     def choose_scale(self, name: str, g: Tensor, x: Tensor | None = None) -> None:
-        """Before the first squares of a parameter: a factor that keeps them within range, from the size of g (·x)."""
+        """Before the first squares of a parameter, choose a factor that keeps them in range, by the size of g (·x)."""
         if name in self.scales:
             return
         sizes = [_size(t) for t in (g, x) if t is not None]
-        if all(sizes):  # zeros tell nothing about what comes later, and need no factor
+        if all(sizes):  # zeros need no factor, and do not show the size of later gradients
             exponent = sum(math.frexp(size)[1] for size in sizes)
-            self.scales[name] = 2.0**-exponent if abs(exponent) > SAFE else 1.0
+            self.scales[name] = 2.0**-exponent if abs(exponent) > SAFE_EXPONENT else 1.0
 
     def merge(self, other: Accumulator) -> None:
         """Add the sums of other parameters."""
@@ -66,15 +68,15 @@ class Accumulator:
             self._total(name).add_(total)
 
     def row(self, g: int) -> dict[str, Tensor]:
-        """One sum."""
+        """One of the G sums, by parameter."""
         return {name: self._total(name)[g] for name in self.params}
 
     def mean(self, g: int, samples: int) -> ParamVector:
-        """One sum over so many samples, as a mean."""
+        """One of the G sums, divided by its number of samples."""
         return ParamVector(self.row(g)) / samples
 
     def pop(self, name: str) -> Tensor:
-        """All sums of a parameter (G, …), which are not held here any more."""
+        """Remove and return all sums of a parameter (G, …)."""
         total = self._total(name)
         del self.totals[name]
         return total
@@ -84,8 +86,8 @@ class Accumulator:
             total[g].zero_()
 
     def add_gradients(self, name: str, gradients: Tensor, first: int = 0) -> None:
-        """Add gradients (m, …) of the samples from `first` on, as they are. They are overwritten."""
-        gradients = self._scaled(name, gradients)
+        """Add the gradients (m, …) of the samples from `first` on. They are overwritten."""
+        gradients = self._scale(name, gradients)
         squares = gradients.square_() if gradients.is_contiguous() else gradients.square()
         weights = self.groups[:, first : first + len(squares)].to(squares)
         total = self._total(name)
@@ -93,37 +95,37 @@ class Accumulator:
 
     def add_sample(self, name: str, gradient: Tensor, i: int) -> None:
         """Add the gradient of sample i."""
-        gradient, total = self._scaled(name, gradient), self._total(name)
+        gradient, total = self._scale(name, gradient), self._total(name)
         gradient = gradient.view(total.shape[1:])
         for g, weight in self.of_sample[i]:
             total[g].addcmul_(gradient, gradient, value=weight)
 
-    def add_sparse(self, name: str, gradients: Tensor, samples: Tensor, places: Tensor) -> None:
-        """Add gradients (U, …) of rows `places` of a table, of the samples `samples`; no pair of them comes twice."""
-        squares, total = self._scaled(name, gradients).square_(), self._total(name)
-        for weights, row in zip(self.groups, total, strict=True):
-            row.index_add_(0, places, squares * weights.to(squares)[samples, None])
+    def add_sparse(self, name: str, gradients: Tensor, samples: Tensor, rows: Tensor) -> None:
+        """Add gradients (U, …) of rows `rows` of a table, for the samples `samples`; no pair of them occurs twice."""
+        squares, total = self._scale(name, gradients).square_(), self._total(name)
+        for weights, sums in zip(self.groups, total, strict=True):
+            sums.index_add_(0, rows, squares * weights.to(squares)[samples, None])
 
-    def products(self, name: str, g: Tensor, u: Tensor) -> None:
+    def add_products(self, name: str, g: Tensor, u: Tensor) -> None:
         """Add the gradients G_i = g_i u_iᵀ of a matrix, from g (B, O, L) and u (B, I, L)."""
         n, out, positions = g.shape
-        within = u.shape[1]
-        if positions * (positions + 1) // 2 <= PAIRS:
-            everywhere = list(range(positions))
-            paired = Paired(self, name, g, u)
-            paired.add(self._total(name).view(self.rows, out, within), everywhere, everywhere)
+        inputs = u.shape[1]
+        if positions * (positions + 1) // 2 <= MAX_PAIRS:
+            all_positions = list(range(positions))
+            pairs = PositionPairs(self, name, g, u)
+            pairs.add_to(self._total(name).view(self.rows, out, inputs), all_positions, all_positions)
             return
-        size = chunk(g, out * within)
+        size = chunk_size(g, out * inputs)
         if size == 1:
-            held = g.new_empty(out, within)
+            buffer = g.new_empty(out, inputs)
             for i in range(n):
-                self.add_sample(name, torch.mm(g[i], u[i].T, out=held), i)
+                self.add_sample(name, torch.mm(g[i], u[i].T, out=buffer), i)
             return
         for i in range(0, n, size):
             self.add_gradients(name, torch.bmm(g[i : i + size], u[i : i + size].transpose(1, 2)), i)
 
     def permuted_view(self, name: str, order: Sequence[int]) -> Tensor:
-        """The sums of a parameter (G, …), its dimensions in another order: that of memory, if nothing was added yet."""
+        """The sums of a parameter (G, …), dimensions in another order: that in memory, if nothing was added yet."""
         if name not in self.totals:
             shape = self.params[name].shape
             zeros = self._zeros(name, (self.rows, *(shape[i] for i in order)))
@@ -139,41 +141,41 @@ class Accumulator:
         p = self.params[name]
         return torch.zeros(shape, dtype=torch.promote_types(p.dtype, torch.float32), device=p.device)
 
-    def _scaled(self, name: str, gradient: Tensor) -> Tensor:
+    def _scale(self, name: str, gradient: Tensor) -> Tensor:
         scale = self.scales.get(name, 1.0)
         return at_least_float32(gradient) if scale == 1 else at_least_float32(gradient) * scale
 
 
-class Paired:
-    """Products of pairs of positions, for g (B, O, L) and u (B, I, L')."""
+class PositionPairs:
+    """Products over pairs of positions, for g (B, O, L) and u (B, I, L')."""
 
     def __init__(self, sums: Accumulator, name: str, g: Tensor, u: Tensor):
-        g = sums._scaled(name, g)
+        g = sums._scale(name, g)
         n = len(g)
-        everyone = slice(None)
-        chosen = [everyone if len(members) == n else members for members in sums.members]
+        all_samples = slice(None)
+        chosen = [all_samples if len(members) == n else members for members in sums.members]
         positions_first = g.permute(2, 0, 1), at_least_float32(u).permute(2, 0, 1)
         self.plain = [[t[:, these].contiguous() for t in positions_first] for these in chosen]  # (L, B, O), (L', B, I)
         weights = [w[these].to(g)[:, None] for w, these in zip(sums.groups, chosen, strict=True)]
         self.weighted = [g * w for (g, _), w in zip(self.plain, weights, strict=True)]
 
-    def add(self, totals: Tensor, of_g: list[int], of_u: list[int]) -> None:
-        """Into `totals` (G, O, I): Σ_i w_i (Σ_l g_il u_il)² over pairs of positions of g and u that belong together."""
-        a, b = pairs(len(of_g))
+    def add_to(self, totals: Tensor, of_g: list[int], of_u: list[int]) -> None:
+        """Add Σ_i w_i (Σ_l g_il u_il)² to `totals` (G, O, I), with l over corresponding positions of g and of u."""
+        a, b = index_pairs(len(of_g))
         (ga, gb), (ua, ub) = ([[of[i] for i in side] for side in (a, b)] for of in (of_g, of_u))
         for total, (g, u), weighted in zip(totals, self.plain, self.weighted, strict=True):
             if not g.shape[1]:
                 continue
             left, right = (weighted[ga], u[ua]) if len(a) > 1 else (weighted[ga[0]][None], u[ua[0]][None])
             left, right = left * g[gb], right * u[ub]
-            left[len(of_g) :].mul_(2)  # l ≠ l' stands for l' ≠ l as well
+            left[len(of_g) :].mul_(2)  # (l, l') stands for (l', l) as well
             total.addmm_(left.flatten(0, 1).T, right.flatten(0, 1))
             if len(a) > 1:
-                total.clamp_(min=0)  # rounding may leave less than nothing
+                total.clamp_(min=0)  # rounding may leave a negative number
 
 
 @lru_cache
-def pairs(positions: int) -> tuple[list[int], list[int]]:
+def index_pairs(positions: int) -> tuple[list[int], list[int]]:
     """All l ≤ l', those with l = l' first."""
     same = [(i, i) for i in range(positions)]
     both = same + [(i, j) for i in range(positions) for j in range(i + 1, positions)]
@@ -181,11 +183,11 @@ def pairs(positions: int) -> tuple[list[int], list[int]]:
 
 
 def _size(t: Tensor) -> float:
-    """The largest number, of the first sample if that has any."""
+    """The largest absolute value, of the first sample if that is not 0."""
     size = float(t[:1].abs().amax()) if t.numel() else 0.0
     return size or (float(t.abs().amax()) if t.numel() else 0.0)
 
 
-def chunk(like: Tensor, numel: int) -> int:
-    """How many samples at a time, when the gradient of one has `numel` numbers."""
-    return max(1, (CACHED if like.device.type == "cpu" else HELD) // max(1, numel))
+def chunk_size(like: Tensor, numel: int) -> int:
+    """Samples at a time, if the gradient of one has `numel` entries."""
+    return max(1, (CPU_CHUNK if like.device.type == "cpu" else GPU_CHUNK) // max(1, numel))

@@ -1,9 +1,9 @@
-"""`persample`: the mean of squared per-sample gradients, at about the price of a plain backward pass.
+"""`persample`: the mean of squared per-sample gradients, at about the cost of a plain backward pass.
 
-Parameters go three ways. Most enter a function that `layer_rules` knows, once, and their squares are formed in one
-backward pass that keeps no gradients (`ParameterTaps`). What is left, a tied weight or a GRU's, is vectorised by
-`torch.func`, for these parameters alone; and what that cannot do is done sample by sample. `strategy` says which way is
-right for which.
+There are three strategies. Most parameters are used once, by a function with a rule in `layer_rules`, and their squares
+are computed in one backward pass that keeps no gradients (`ParameterTaps`). The rest, such as a tied weight or a
+GRU's, is vectorised by `torch.func`; and what that does not support is computed sample by sample. `strategy` finds out
+which is correct for which parameter.
 """
 
 from __future__ import annotations
@@ -45,53 +45,55 @@ def estimate_per_sample(
 
     Args:
         reading, params, samples, sums: As in `estimate_by_loop`.
-        net: The network that the parameters are of.
-        outputs: Its outputs as readings, to compare the ways on: a loss that is nearly 0 has gradients that are mostly
-            rounding. The readings themselves unless given.
+        net: The network of the parameters.
+        outputs: Its outputs as readings, on which strategies are compared: gradients of a loss near 0 are mostly
+            rounding. By default the readings themselves.
     """
-    example, few = partial(_combined, outputs or reading), samples.take(slice(0, COMPARED))
-    if outputs is not None:  # they need no labels, so that samples may carry what tells them apart
+    example, few = partial(_combine, outputs or reading), samples.take(slice(0, COMPARED))
+    if outputs is not None:  # outputs need no labels, so that y can hold the numbers of the samples
         few = few.with_labels(torch.arange(len(few), device=next(iter(params.values())).device))
-        example = partial(_apart, outputs)
-    ways = known_strategies(params, samples, net)
-    if new := not ways:
-        ways.update(_compared(example, params, few, net, ways.sizes))
-    quick = {name for name in params if ways.get(name) == "rules"}
-    unknown = {name for name in params if name not in ways}
+        example = partial(_combine_by_sample, outputs)
+    strategies = known_strategies(params, samples, net)
+    if new := not strategies:
+        strategies.update(_compare(example, params, few, net, strategies.sizes))
+    by_rules = {name for name in params if strategies.get(name) == "rules"}
+    unknown = {name for name in params if name not in strategies}
     before = {name: sums.totals[name].clone() for name in unknown & sums.totals.keys()}
-    done = by_rules(reading, params, samples, sums, quick | unknown, ways.sizes) if quick else set()
-    moved = {name: params[name] for name in unknown & done if _moved(sums, name, before)}
-    if moved:  # gradients that were zero are not any more
-        done -= _wrong(reading, moved, samples, sums, before)
-        ways.update(dict.fromkeys(moved.keys() & done, "rules"))
+    done: set[str] = set()
+    if by_rules:
+        done = estimate_by_rules(reading, params, samples, sums, by_rules | unknown, strategies.sizes)
+    changed = {name: params[name] for name in unknown & done if _has_changed(sums, name, before)}
+    if changed:  # gradients that were zero before
+        done -= _undo_wrong(reading, changed, samples, sums, before)
+        strategies.update(dict.fromkeys(changed.keys() & done, "rules"))
     rest = {name: p for name, p in params.items() if name not in done}
     if rest:
-        slowly(reading, rest, samples, sums, ways, net=net)
-    late = {name: p for name, p in rest.items() if name in unknown}
-    if late and not new:
-        ways.update(_compared(example, late, few, net, ways.sizes))
+        estimate_rest(reading, rest, samples, sums, strategies, net=net)
+    still_unknown = {name: p for name, p in rest.items() if name in unknown}
+    if still_unknown and not new:
+        strategies.update(_compare(example, still_unknown, few, net, strategies.sizes))
 
 
-def by_rules(
+def estimate_by_rules(
     reading: Readings, params: Params, samples: Samples, sums: Accumulator, wanted: Set[str], sizes: dict[str, float]
 ) -> set[str]:
-    """One forward pass, and one backward pass per reading, for the parameters that `rules` are enough for.
+    """One forward pass, and one backward pass per reading, for the parameters that layer rules suffice for.
 
     Args:
         reading, params, samples, sums: As in `estimate_by_loop`.
         wanted: Names.
-        sizes: Numbers per sample that each parameter had a part in before, to be added to. With others, as in a network
-            that leaves padding out, samples lie elsewhere than where they were looked for.
+        sizes: Outputs per sample where each parameter was used before; updated. If they differ now, as in a network
+            that drops padding, the rows of a sample are not where the rule expects them.
 
     Returns:
-        The names of those, among the wanted. A parameter that has no part in the readings is one of them.
+        The names among `wanted` that were measured, including those without influence on the readings.
     """
     taps = ParameterTaps(params, len(samples), sums)
     with taps:
         values = reading(samples)
-    # what taps see is detached, so whatever autograd still leads to was used unseen: by a script, or by own functions
-    unseen = {id(leaf) for leaf in leaves(values)}
-    done = {n for n in wanted if (n in taps.once or n not in taps.seen) and id(params[n]) not in unseen}
+    # tapped parameters are detached: any that autograd still reaches was used elsewhere, by a script or custom function
+    elsewhere = {id(leaf) for leaf in leaves(values)}
+    done = {n for n in wanted if (n in taps.once or n not in taps.seen) and id(params[n]) not in elsewhere}
     done -= {name for name, size in taps.sizes.items() if sizes.setdefault(name, size) != size}
     taps.skip = set(params) - done
     for a in range(values.shape[1]):
@@ -101,67 +103,67 @@ def by_rules(
     return done
 
 
-def slowly(
-    reading: Readings, params: Params, samples: Samples, sums: Accumulator, ways: Strategies, *, net: nn.Module
+def estimate_rest(
+    reading: Readings, params: Params, samples: Samples, sums: Accumulator, strategies: Strategies, *, net: nn.Module
 ) -> None:
-    """By `torch.func` where that is known to be right, else by a loop."""
-    vectors = {name: p for name, p in params.items() if ways.get(name) == "vectors"}
-    if vectors:
-        held = Accumulator(vectors, sums.rows, sums.scales)  # so that nothing is added twice
-        held.set_weights(sums.groups)
+    """By `torch.func` if that is known to be correct, else by the loop."""
+    by_vmap = {name: p for name, p in params.items() if strategies.get(name) == "vmap"}
+    if by_vmap:
+        separate = Accumulator(by_vmap, sums.rows, sums.scales)  # so that after an error nothing is added twice
+        separate.set_weights(sums.groups)
         try:
-            estimate_by_vmap(reading, vectors, samples, held, net=net)
-            sums.merge(held)
+            estimate_by_vmap(reading, by_vmap, samples, separate, net=net)
+            sums.merge(separate)
         except (DataError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, NotImplementedError) as error:
-            ways.update(dict.fromkeys(vectors, "loop"))
-            warn_slow(net, list(vectors), error)
-    rest = {name: p for name, p in params.items() if ways.get(name) != "vectors"}
+            strategies.update(dict.fromkeys(by_vmap, "loop"))
+            warn_slow(net, list(by_vmap), error)
+    rest = {name: p for name, p in params.items() if strategies.get(name) != "vmap"}
     if rest:
         estimate_by_loop(reading, rest, samples, sums)
 
 
-def _compared(
+def _compare(
     reading: Readings, params: Params, samples: Samples, net: nn.Module, sizes: dict[str, float]
 ) -> dict[str, str]:
     def rules(params: Params, few: Samples, sums: Accumulator) -> set[str]:
-        return by_rules(reading, params, few, sums, set(params), sizes)
+        return estimate_by_rules(reading, params, few, sums, set(params), sizes)
 
-    def vectors(params: Params, few: Samples, sums: Accumulator) -> set[str]:
+    def vmap(params: Params, few: Samples, sums: Accumulator) -> set[str]:
         estimate_by_vmap(reading, params, few, sums, net=net)
         return set(params)
 
-    return compare_strategies(reading, params, samples, rules=rules, vectors=vectors, net=net)
+    return compare_strategies(reading, params, samples, rules=rules, vmap=vmap, net=net)
 
 
-def _combined(reading: Readings, samples: Samples) -> Tensor:
-    """One reading out of many, with unequal weights: those of a softmax have a constant sum."""
+def _combine(reading: Readings, samples: Samples) -> Tensor:
+    """One combination of all readings, with unequal weights: the outputs of a softmax have a constant sum."""
     values = reading(samples)
     weights = torch.arange(1, values.shape[1] + 1, device=values.device).cos().to(values.dtype)
     return (values * weights).sum(1, keepdim=True)
 
 
-def _apart(reading: Readings, samples: Samples) -> Tensor:
-    """Times a number of each sample's own: behind the last non-linearity all have the same gradient otherwise, and who
-    takes one for another could not be told.
+def _combine_by_sample(reading: Readings, samples: Samples) -> Tensor:
+    """The same, with another factor for every sample. Otherwise all samples would have the same gradient after the last
+    non-linearity, and an exchange of samples would not be noticed.
     """
     assert samples.y is not None
-    return _combined(reading, samples) * (1 + samples.y)[:, None]
+    return _combine(reading, samples) * (1 + samples.y)[:, None]
 
 
-def _moved(sums: Accumulator, name: str, before: dict[str, Tensor]) -> bool:
-    """Whether something other than zero was added to a parameter's sums."""
+def _has_changed(sums: Accumulator, name: str, before: dict[str, Tensor]) -> bool:
+    """Whether anything but zeros was added to a parameter's sums."""
     total = sums.totals.get(name)
     return total is not None and not torch.equal(total, before.get(name, torch.zeros_like(total)))
 
 
-def _wrong(
+def _undo_wrong(
     reading: Readings, params: Params, samples: Samples, sums: Accumulator, before: dict[str, Tensor]
 ) -> set[str]:
-    """The parameters whose rules do not give what single samples give on this batch. What was added is taken back.
+    """The parameters for which rules and loop differ on this batch. What was added for them is taken back.
 
-    The right ones keep what the rules gave, so that no bit depends on when a parameter was looked at.
+    The others keep the sums of the rules, so that results are bitwise independent of when a parameter was compared.
     """
     exact = Accumulator(params, sums.rows, sums.scales)
     exact.set_weights(sums.groups)

@@ -1,7 +1,7 @@
-"""What each watched function does with measured parameters: call it with them detached, and tap what it returns.
+"""Replacements of torch functions: call them with measured parameters detached, and tap their outputs.
 
-A function here takes what the watched one takes. It returns None where the rules do not hold: then the function is
-called as it is, and the parameter goes another way.
+Each takes the arguments of the function it replaces. It returns None if no layer rule applies: then the original
+function is called, and the parameter is measured by another strategy.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 
 def _linear(taps: ParameterTaps, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     w, b = taps.name(weight), taps.name(bias)
-    front = taps.in_front(x, 1)
-    if front is None or taps.name(x):
+    batch_first = taps.batch_first(x, 1)
+    if batch_first is None or taps.name(x):
         return None
-    out = F.linear(x, _plain(weight, w), _plain(bias, b))
+    out = F.linear(x, _detach(weight, w), _detach(bias, b))
     kept, version = x.detach(), x._version
 
     def use(g: Tensor) -> None:
-        rules.linear(taps.sums, taps.if_measured(w), taps.if_measured(b), front(_same(kept, version)), front(g))
+        x = _check_unchanged(kept, version)
+        rules.linear(taps.sums, taps.active(w), taps.active(b), batch_first(x), batch_first(g))
 
     return taps.tap(out, w, b, kept, use)
 
@@ -49,18 +50,18 @@ def _convolution(
     w, b = taps.name(weight), taps.name(bias)
     if x.ndim != dims + 2 or len(x) != taps.samples or taps.name(x):
         return None
-    holes = _tuple(dilation, dims)
+    dilations = _tuple(dilation, dims)
     if isinstance(padding, str):
         if padding == "same":
-            spans = [(k - 1) * d for k, d in zip(weight.shape[2:], holes, strict=True)]
+            spans = [(k - 1) * d for k, d in zip(weight.shape[2:], dilations, strict=True)]
             x = F.pad(x, [side for span in reversed(spans) for side in (span // 2, span - span // 2)])
         padding = 0
-    kernel = rules.Kernel(tuple(weight.shape), _tuple(stride, dims), _tuple(padding, dims), holes, groups)
-    out = function(x, _plain(weight, w), _plain(bias, b), *kernel[1:])
+    kernel = rules.Kernel(tuple(weight.shape), _tuple(stride, dims), _tuple(padding, dims), dilations, groups)
+    out = function(x, _detach(weight, w), _detach(bias, b), *kernel[1:])
     kept, version = x.detach(), x._version
 
     def use(g: Tensor) -> None:
-        rules.convolution(taps.sums, taps.if_measured(w), taps.if_measured(b), _same(kept, version), g, kernel)
+        rules.convolution(taps.sums, taps.active(w), taps.active(b), _check_unchanged(kept, version), g, kernel)
 
     return taps.tap(out, w, b, kept, use)
 
@@ -79,12 +80,12 @@ def _batch_norm(
     w, b = taps.name(weight), taps.name(bias)
     if training or running_mean is None or running_var is None or len(x) != taps.samples or taps.name(x):
         return None
-    out = F.batch_norm(x, running_mean, running_var, _plain(weight, w), _plain(bias, b), False, momentum, eps)
+    out = F.batch_norm(x, running_mean, running_var, _detach(weight, w), _detach(bias, b), False, momentum, eps)
     mean, rstd = running_mean.detach(), (running_var.detach() + eps).rsqrt()
     kept, version = x.detach(), x._version
 
     def use(g: Tensor) -> None:
-        rules.fixed_norm(taps.sums, taps.if_measured(w), taps.if_measured(b), _same(kept, version), g, mean, rstd)
+        rules.fixed_norm(taps.sums, taps.active(w), taps.active(b), _check_unchanged(kept, version), g, mean, rstd)
 
     return taps.tap(out, w, b, kept, use)
 
@@ -99,16 +100,15 @@ def _layer_norm(
 ) -> Tensor | None:
     w, b = taps.name(weight), taps.name(bias)
     dims = len(normalized_shape)
-    front = taps.in_front(x, dims)
-    if front is None or taps.name(x):
+    batch_first = taps.batch_first(x, dims)
+    if batch_first is None or taps.name(x):
         return None
-    out = F.layer_norm(x, normalized_shape, _plain(weight, w), _plain(bias, b), eps)
+    out = F.layer_norm(x, normalized_shape, _detach(weight, w), _detach(bias, b), eps)
     kept, version = x.detach(), x._version
 
     def use(g: Tensor) -> None:
-        rules.layer_norm(
-            taps.sums, taps.if_measured(w), taps.if_measured(b), front(_same(kept, version)), front(g), dims, eps
-        )  # fmt: skip
+        x = _check_unchanged(kept, version)
+        rules.layer_norm(taps.sums, taps.active(w), taps.active(b), batch_first(x), batch_first(g), dims, eps)
 
     return taps.tap(out, w, b, kept, use)
 
@@ -124,11 +124,11 @@ def _group_norm(
     w, b = taps.name(weight), taps.name(bias)
     if len(x) != taps.samples or taps.name(x):
         return None
-    out = F.group_norm(x, num_groups, _plain(weight, w), _plain(bias, b), eps)
+    out = F.group_norm(x, num_groups, _detach(weight, w), _detach(bias, b), eps)
     kept, version = x.detach(), x._version
 
     def use(g: Tensor) -> None:
-        rules.group_norm(taps.sums, taps.if_measured(w), taps.if_measured(b), _same(kept, version), g, num_groups, eps)
+        rules.group_norm(taps.sums, taps.active(w), taps.active(b), _check_unchanged(kept, version), g, num_groups, eps)
 
     return taps.tap(out, w, b, kept, use)
 
@@ -151,31 +151,31 @@ def _embedding(
     return taps.tap(out, w, None, None, lambda g: rules.embedding(taps.sums, w, tokens, g, padding))
 
 
-def _sum(taps: ParameterTaps, x: Any, y: Any, *, alpha: float = 1) -> Tensor | None:
-    """x + p: the gradient of the sum is the gradient of p, stretched over samples and positions."""
+def _add(taps: ParameterTaps, x: Any, y: Any, *, alpha: float = 1) -> Tensor | None:
+    """x + p: the gradient of the sum is the gradient of p, broadcast over samples and positions."""
     p, other = (x, y) if taps.name(x) else (y, x)
     name = taps.name(p)
-    if name is None or alpha != 1 or taps.name(other) or not _stretches(taps, p, other):
+    if name is None or alpha != 1 or taps.name(other) or not _broadcasts(taps, p, other):
         return None
     return taps.tap(other + p.detach(), None, name, None, lambda g: rules.broadcast(taps.sums, name, g, p.shape))
 
 
-def _product(taps: ParameterTaps, x: Any, y: Any) -> Tensor | None:
+def _multiply(taps: ParameterTaps, x: Any, y: Any) -> Tensor | None:
     """x · p, as in a layer scale."""
     p, other = (x, y) if taps.name(x) else (y, x)
     name = taps.name(p)
-    if name is None or taps.name(other) or not _stretches(taps, p, other):
+    if name is None or taps.name(other) or not _broadcasts(taps, p, other):
         return None
     kept, version = other.detach(), other._version
     out = other * p.detach()
 
     def use(g: Tensor) -> None:
-        rules.broadcast(taps.sums, name, g * _same(kept, version), p.shape)
+        rules.broadcast(taps.sums, name, g * _check_unchanged(kept, version), p.shape)
 
     return taps.tap(out, name, None, kept, use)
 
 
-def _expanded(taps: ParameterTaps, p: Tensor, *sizes: Any) -> Tensor | None:
+def _expand(taps: ParameterTaps, p: Tensor, *sizes: Any) -> Tensor | None:
     """A token that every sample gets: p.expand(B, -1, -1)."""
     name = taps.name(p)
     out = p.detach().expand(*sizes)
@@ -184,19 +184,19 @@ def _expanded(taps: ParameterTaps, p: Tensor, *sizes: Any) -> Tensor | None:
     return taps.tap(out.clone(), None, name, None, lambda g: rules.broadcast(taps.sums, name, g, p.shape))
 
 
-def _stretches(taps: ParameterTaps, p: Tensor, other: Any) -> bool:
-    """Whether p, beside `other` of shape (B, …), has no extent along the samples."""
+def _broadcasts(taps: ParameterTaps, p: Tensor, other: Any) -> bool:
+    """Whether p is broadcast over the samples of `other` (B, …)."""
     if not isinstance(other, Tensor) or other.ndim == 0 or len(other) != taps.samples or p.ndim > other.ndim:
         return False
     own = (1,) * (other.ndim - p.ndim) + tuple(p.shape)
     return own[0] == 1 and all(a in (1, b) for a, b in zip(own, other.shape, strict=True))
 
 
-def _plain(p: Any, name: str | None) -> Any:
+def _detach(p: Any, name: str | None) -> Any:
     return p.detach() if p is not None and name is not None else p
 
 
-def _same(kept: Tensor, version: int) -> Tensor:
+def _check_unchanged(kept: Tensor, version: int) -> Tensor:
     if kept._version != version:
         raise RuntimeError("the input of a layer was changed in place after the layer had read it")
     return kept
@@ -226,7 +226,7 @@ RULES: dict[Any, Callable[..., Tensor | None]] = {
     F.group_norm: _group_norm,
     F.embedding: _embedding,
     **{f: partial(_convolution, d, f) for d, f in enumerate((torch.conv1d, torch.conv2d, torch.conv3d), 1)},
-    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _sum),
-    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply), _product),
-    Tensor.expand: _expanded,
+    **dict.fromkeys((torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), _add),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, torch.multiply), _multiply),
+    Tensor.expand: _expand,
 }

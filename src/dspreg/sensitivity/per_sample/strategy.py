@@ -1,8 +1,7 @@
-"""Which way each parameter of a network can be measured, found by comparing with single samples.
+"""The fastest correct strategy for each parameter, found by comparison with the loop over single samples.
 
-A network may use its layers in ways that nobody thought of: positions before samples, samples sorted inside, parameters
-in a list. So the quick ways are compared with the plain loop on three samples, parameter by parameter, before they are
-relied on.
+A network may use its layers in unforeseen ways: positions before samples, samples sorted inside, parameters in a list.
+So the fast strategies are compared with the loop on three samples, parameter by parameter, before they are used.
 """
 
 from __future__ import annotations
@@ -17,81 +16,82 @@ from torch import Tensor, nn
 from dspreg.errors import DataError, Notice
 from dspreg.sensitivity.estimators import Params, Readings, estimate_by_loop
 from dspreg.sensitivity.per_sample.accumulator import Accumulator
-from dspreg.sensitivity.samples import Samples, module_ids
+from dspreg.sensitivity.samples import Samples, architecture
 
-COMPARED = 3  # samples: with one, those who mix up samples and positions could not be warned
-WEIGHTS = (1.0, 2.0, 4.0)  # theirs: with equal ones, those who exchange samples could not
+COMPARED = 3  # samples: with one, a mix-up of samples and positions would not be noticed
+WEIGHTS = (1.0, 2.0, 4.0)  # of these samples: with equal weights, an exchange of samples would not be noticed
 
 
 class Strategies(dict[str, str]):
-    """A parameter's: "rules", "vectors" or "loop". Without an entry nobody knows yet."""
+    """Parameter name → "rules", "vmap" or "loop"; a parameter without an entry has not been compared yet."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sizes: dict[str, float] = {}  # numbers per sample that it had a part in, of those that rules saw
+        self.sizes: dict[str, float] = {}  # outputs per sample of the function a parameter enters, if a rule applies
 
 
-Way = Callable[[Params, Samples, Accumulator], set[str]]  # adds what it can do, and says for which names
+Estimate = Callable[[Params, Samples, Accumulator], set[str]]  # adds squares; returns the names it did so for
 _known: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Strategies]] = WeakKeyDictionary()
 _warned: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
 def known_strategies(params: Params, samples: Samples, net: nn.Module) -> Strategies:
-    """What was found out about this network and sort of samples, to be added to.
+    """The cached strategies for this network and signature of samples, to be updated.
 
-    A network is another one when a module was exchanged. And what holds for a batch of one need not hold for more.
+    They do not hold after a module was replaced, and what holds for a batch of one need not hold for more.
     """
-    sort = (tuple(params), module_ids(net), min(len(samples), COMPARED), samples.sort)
-    return _known.setdefault(net, {}).setdefault(sort, Strategies())
+    key = (tuple(params), architecture(net), min(len(samples), COMPARED), samples.signature)
+    return _known.setdefault(net, {}).setdefault(key, Strategies())
 
 
 def compare_strategies(
-    reading: Readings, params: Params, samples: Samples, *, rules: Way, vectors: Way, net: nn.Module
+    reading: Readings, params: Params, samples: Samples, *, rules: Estimate, vmap: Estimate, net: nn.Module
 ) -> dict[str, str]:
-    """The ways that give the loop's numbers. A parameter whose gradients are zero proves nothing and has no entry."""
+    """The strategies that agree with the loop. A parameter whose gradients are zero proves nothing and has no entry."""
     few = samples.take(slice(0, COMPARED))
-    exact = _weighted(params, few)
+    exact = _make_accumulator(params, few)
     estimate_by_loop(reading, params, few, exact)
-    moved = {name: p for name, p in params.items() if name in exact.totals and exact.totals[name].any()}
-    if not moved:
+    nonzero = {name: p for name, p in params.items() if name in exact.totals and exact.totals[name].any()}
+    if not nonzero:
         return {}
-    right, _ = _right(rules, moved, few, exact)
-    ways = dict.fromkeys(right, "rules")
-    rest = {name: p for name, p in moved.items() if name not in ways}
+    correct, _ = _find_agreeing(rules, nonzero, few, exact)
+    strategies = dict.fromkeys(correct, "rules")
+    rest = {name: p for name, p in nonzero.items() if name not in strategies}
     if rest:
-        right, error = _right(vectors, rest, few, exact)
-        ways |= {name: "vectors" if name in right else "loop" for name in rest}
-        warn_slow(net, [name for name in rest if name not in right], error)
-    return ways
+        correct, error = _find_agreeing(vmap, rest, few, exact)
+        strategies |= {name: "vmap" if name in correct else "loop" for name in rest}
+        warn_slow(net, [name for name in rest if name not in correct], error)
+    return strategies
 
 
 def warn_slow(net: nn.Module, names: list[str], error: Exception | None) -> None:
-    """Once for each parameter: it is slow, and why."""
+    """Warn, once for each parameter, that it is measured by the slow loop, and why."""
     warned = _warned.setdefault(net, set())
     if warned.issuperset(names):
         return
     warned.update(names)
-    reason = str(error).strip().splitlines()[0] if error else "it gives other numbers than single samples do"
+    reason = str(error).strip().splitlines()[0] if error else "its numbers differ from those of single samples"
     few = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     text = f"torch.func cannot vectorise {few} ({reason}); measuring them sample by sample"
     warnings.warn(f"{text}: the same numbers, slower", Notice, stacklevel=2)
 
 
-def _right(way: Way, params: Params, few: Samples, exact: Accumulator) -> tuple[set[str], Exception | None]:
-    """The parameters for which this way gives the exact squares, or why it gives none."""
-    sums = _weighted(params, few, exact.scales)
+def _find_agreeing(
+    estimate: Estimate, params: Params, few: Samples, exact: Accumulator
+) -> tuple[set[str], Exception | None]:
+    """The parameters for which a strategy gives the exact squares, or the error that it raised."""
+    sums = _make_accumulator(params, few, exact.scales)
     try:
-        done = way(params, few, sums)
+        done = estimate(params, few, sums)
     except (DataError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, NotImplementedError) as error:
         return set(), error
     near = tolerance(params)
-    found = done & sums.totals.keys()
-    return {name for name in found if agree(sums.totals[name], exact.totals[name], near)}, None
+    return {name for name in done & sums.totals.keys() if agree(sums.totals[name], exact.totals[name], near)}, None
 
 
-def _weighted(params: Params, samples: Samples, scales: dict[str, float] | None = None) -> Accumulator:
+def _make_accumulator(params: Params, samples: Samples, scales: dict[str, float] | None = None) -> Accumulator:
     sums = Accumulator(params, 1, scales)
     device = next(iter(params.values())).device
     sums.set_weights(torch.tensor([WEIGHTS[: len(samples)]], dtype=torch.float64, device=device))
@@ -99,11 +99,11 @@ def _weighted(params: Params, samples: Samples, scales: dict[str, float] | None 
 
 
 def agree(ours: Tensor, exact: Tensor, near: float) -> bool:
-    """By the size of the largest. NaN agrees with nothing."""
+    """Whether all entries agree, relative to the largest. NaN agrees with nothing."""
     return bool((ours - exact).abs().amax() <= near * exact.amax())
 
 
 def tolerance(params: Params) -> float:
-    """Of squares, relative, by the coarsest dtype."""
+    """Relative tolerance of squares, by the coarsest dtype."""
     eps = max(torch.finfo(p.dtype).eps for p in params.values())
     return 1e-9 if eps < 1e-15 else 1e-2 if eps < 1e-6 else 1e-1

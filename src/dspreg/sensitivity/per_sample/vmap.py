@@ -1,4 +1,4 @@
-"""Per-sample gradients of many samples at a time by `torch.func`, for parameters that `rules` are not enough for."""
+"""Per-sample gradients of many samples at a time by `torch.func`, for parameters without a layer rule."""
 
 from __future__ import annotations
 
@@ -26,19 +26,21 @@ def estimate_by_vmap(
 ) -> None:
     """Many samples at a time by `torch.func`, at most `chunk_bytes` of gradients at once."""
     device = next(iter(params.values())).device
-    y = samples.y if samples.y is not None else torch.zeros(len(samples), device=device)  # not looked at
-    closed = _Closed(net, reading)
+    y = samples.y if samples.y is not None else torch.zeros(len(samples), device=device)  # not used
+    module = _ReadingModule(net, reading)
     slots = _slots(net, params)
 
-    def one(params: Params, inputs: Inputs, y: Tensor, a: int) -> Tensor:
+    def reading_of_one(params: Params, inputs: Inputs, y: Tensor, a: int) -> Tensor:
         single = Samples(inputs, y).map(lambda t: t[None])
         named = {f"net.{slot}": params[name] for slot, name in slots.items()}
-        # torch's own tying would put a parameter twice into a module that is registered twice, and never take it out
-        values: Tensor = torch.func.functional_call(closed, (named, buffers), (single,), tie_weights=False)
+        # torch's own tying would set a parameter twice in a module that is registered twice, and never restore it
+        values: Tensor = torch.func.functional_call(module, (named, buffers), (single,), tie_weights=False)
         return values[0, a]
 
-    buffers = {f"net.{name}": b for name, b in net.named_buffers()}  # what forward puts in their place is dropped
-    gradients: Callable[..., dict[str, Tensor]] = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0, None))
+    buffers = {f"net.{name}": b for name, b in net.named_buffers()}  # what forward assigns to them is dropped
+    gradients: Callable[..., dict[str, Tensor]] = torch.func.vmap(
+        torch.func.grad(reading_of_one), in_dims=(None, 0, 0, None)
+    )
     with torch.no_grad():
         num_readings = reading(samples.take(slice(0, 1))).shape[1]
     size = max(1, chunk_bytes // sum(p.numel() * p.element_size() for p in params.values()))
@@ -47,7 +49,7 @@ def estimate_by_vmap(
         part = slice(start, start + size)
         inputs = samples.take(part).inputs
         for a in range(num_readings):
-            # no_grad: parameters that are not measured would keep a graph alive. Fused attention cannot be vectorised.
+            # no_grad: parameters that are not measured would keep a graph alive. vmap does not support fused attention.
             with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
                 each = gradients(point, inputs, y[part], a)
             for name, g in each.items():
@@ -56,18 +58,18 @@ def estimate_by_vmap(
 
 
 def _slots(net: nn.Module, params: Params) -> dict[str, str]:
-    """Every place of a measured parameter in the network, and the name it goes by. A tied one has several."""
-    named = {p: name for name, p in params.items()}
-    places = {}
-    for module, owner in net.named_modules():  # each module once, also if it is registered twice
+    """Every attribute of the network that holds a measured parameter → its name. A tied parameter has several."""
+    names = {p: name for name, p in params.items()}
+    slots = {}
+    for module, owner in net.named_modules():  # each module once, even if registered twice
         for own, p in owner.named_parameters(recurse=False, remove_duplicate=False):
-            if p in named:
-                places[f"{module}.{own}".removeprefix(".")] = named[p]
-    return places
+            if p in names:
+                slots[f"{module}.{own}".removeprefix(".")] = names[p]
+    return slots
 
 
-class _Closed(nn.Module):
-    """`reading` as a module with the network inside, so that `functional_call` can put other parameters into it."""
+class _ReadingModule(nn.Module):
+    """`reading` as a module that contains the network, so that `functional_call` can replace its parameters."""
 
     def __init__(self, net: nn.Module, reading: Readings):
         super().__init__()
