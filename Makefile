@@ -68,7 +68,7 @@ bench: $(READY)  ## what everything costs, and how exact it is: an hour on one t
 	$(BIN)/python bench/penalty.py
 	$(BIN)/python bench/penalty.py --part layout
 	$(BIN)/python bench/penalty.py --part memory
-	$(BIN)/python bench/claims.py
+	$(BIN)/python bench/leases.py
 	$(BIN)/python bench/stores.py
 	$(BIN)/python bench/algorithms.py
 	$(BIN)/python bench/algorithms.py --part digits --out build/digits

@@ -21,7 +21,7 @@ from rich.table import Table
 import dspreg
 from dspreg.protocol.settings import Execution
 from dspreg.runs.folder import RunFolder
-from dspreg.training.display import Bar, Display
+from dspreg.training.callbacks import ProgressBar
 
 ALGORITHMS = ("ERM", "DSPReg")
 
@@ -44,9 +44,8 @@ def main() -> int:
             settings = {"dataset": "PACS", "targets": ("sketch",), "algorithm": algorithm, "trial": trial}
             settings |= {"model": "tf_efficientnet_lite0", "weights": weights, "image_size": 96}
             settings |= {"steps": options.steps, "evaluate_every": 50}
-            display = Bar(console, f"{algorithm}, seed {trial}") if console.is_terminal else Display()
-            result = dspreg.train(settings, Execution(root=root), out, display=display)
-            display.ended()
+            callbacks = [ProgressBar(console, f"{algorithm}, seed {trial}")] if console.is_terminal else []
+            result = dspreg.train(settings, Execution(root=root), out, callbacks=callbacks)
             records, chosen = list(RunFolder(out).records), result["selected"]
             seconds = {n: median(r["seconds"][n] for r in records) for n in ("step_seconds", "evaluate_seconds")}
             ratios = [r["log"]["DSPReg.ratio"] for r in records if "DSPReg.ratio" in r["log"]]

@@ -57,15 +57,15 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 planned = runs(count)
                 store = make(Path(folder) / "store", planned, state)
-                claims = store.claims()  # held while it is looked at
+                leases = store.leases()  # held while it is looked at
                 started = [run.id for n, run in enumerate(planned) if state(n) == "started"]
                 for _ in range(TRAINED):
-                    claims.claim(started)
+                    leases.acquire(started)
                 for command in COMMANDS[name]:
                     found = [timed(command, store.path) for _ in range(given.rounds)]
                     clock, processor = (median(each) for each in zip(*found, strict=True))
                     print(f"{count:>7,}  {name:13}  {command:7}  {clock:>7.2f}  {processor:>16.2f}", flush=True)
-                claims.close()
+                leases.close()
 
 
 if __name__ == "__main__":

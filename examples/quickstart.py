@@ -22,20 +22,20 @@ from dspreg.data import Digits
 from dspreg.pages import inline, page, png
 from dspreg.protocol.settings import Execution
 from dspreg.runs.folder import RunFolder
-from dspreg.training.display import Bar, Display
+from dspreg.training.callbacks import ProgressBar, TrainingCallback
 
 ALGORITHMS = {"ERM": "ERM", "DSP-Reg": "DSPReg(weight=0.01)"}
 SHOWN = "handwritten"  # the target whose c is drawn
 LAYER = "featurizer.layers.6"  # the last convolution
 
 
-class Lines(Display):
+class Lines(TrainingCallback):
     """Where there is no terminal for a bar: a line per evaluation."""
 
     def __init__(self, title: str):
         self.title = title
 
-    def recorded(self, record: dict) -> None:
+    def on_evaluation(self, record: dict) -> None:
         loss, validation = record["log"]["loss"], record["validation"]
         print(f"{self.title}: step {record['step']}, loss {loss:.3f}, held-out sources {validation:.1%}", flush=True)
 
@@ -43,13 +43,10 @@ class Lines(Display):
 def train(target: str, name: str, steps: int, out: Path, console: Console) -> tuple[str, str, float, float, float]:
     """One row of the table: unseen domain, method, accuracies in per cent, the penalty's share of the gradient."""
     title = f"{name}, without {target}"
-    display = Bar(console, title) if console.is_terminal else Lines(title)
+    progress = ProgressBar(console, title) if console.is_terminal else Lines(title)
     settings = {"dataset": "digits", "targets": (target,), "algorithm": ALGORITHMS[name], "steps": steps}
     how = Execution(profile="always" if target == SHOWN else "never")
-    try:
-        result = dspreg.train(settings, how, out, display=display)
-    finally:
-        display.ended()
+    result = dspreg.train(settings, how, out, callbacks=[progress])
     chosen, last = result["selected"], list(RunFolder(out).records)[-1]
     unseen = chosen["accuracy"][target]["in"]
     console.print(f"{title}: {unseen:.1%} there, {chosen['validation']:.1%} on held-out images of the sources")

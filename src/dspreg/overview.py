@@ -14,7 +14,7 @@ from typing import Any
 
 from dspreg.errors import DspregError, IntegrityError, ResourceError
 from dspreg.io.atomic_files import read_json
-from dspreg.runs.leases import Held, held
+from dspreg.runs.leases import LeaseInfo, list_leases
 from dspreg.runs.run import Run, data_name
 from dspreg.runs.store import RunStore, Standing, read_plan
 
@@ -29,14 +29,14 @@ class Overview:
         runs: By plan id, in the order of the plans, what `Run.from_json` takes.
         states: By plan id, one of `STATES`. `waiting`: new, left by whoever began it, or to be tried again.
         failures: By plan id, why runs failed; also of those that wait to be tried again.
-        held: By plan id, claims of runs that are running or waiting; who holds one that waits is gone, or hangs.
+        held: By plan id, leases of runs that are running or waiting; who holds one that waits is gone, or hangs.
         steps: By plan id, how many steps those have, where they were begun.
     """
 
     runs: Mapping[str, Mapping[str, Any]]
     states: dict[str, str] = field(default_factory=dict)
     failures: dict[str, Standing] = field(default_factory=dict)
-    held: dict[str, Held] = field(default_factory=dict)
+    held: dict[str, LeaseInfo] = field(default_factory=dict)
     steps: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -64,7 +64,8 @@ class Looker:
         self._plans: dict[Path, dict[str, Mapping[str, Any]]] = {}
 
     def look(self) -> Overview:
-        claims = {each.run: each for each in held(self.store.path / "claims.db")}  # first: what ends later has files
+        # leases first: what ends later has files
+        leases = {each.run: each for each in list_leases(self.store.path / "claims.db")}
         found = Overview(self._planned())
         begun, failed = _names(self.store.path / "runs"), _names(self.store.path / "failures")
         place = f"{self.store.path}{os.sep}runs{os.sep}"
@@ -79,20 +80,20 @@ class Looker:
                 failure = _failure(self.store.path / "failures" / f"{run}.json")
             else:
                 failure = None
-            found.states[run] = self._state(failure, claims.get(run))
+            found.states[run] = self._state(failure, leases.get(run))
             if failure is not None and failure.state == "failed":
                 found.failures[run] = failure
-            if run in claims and found.states[run] in ("running", "waiting"):
-                found.held[run] = claims[run]
+            if run in leases and found.states[run] in ("running", "waiting"):
+                found.held[run] = leases[run]
                 if run in begun and (steps := _steps(Path(folder) / "run.json")):
                     found.steps[run] = steps
         return found
 
-    def _state(self, failure: Standing | None, claim: Held | None) -> str:
+    def _state(self, failure: Standing | None, lease: LeaseInfo | None) -> str:
         """A sweeper may have been given more attempts than we know of: what it works on is running."""
         if failure is not None and (failure.state == "cancelled" or not failure.attempts):
             return failure.state
-        if claim is not None and claim.alive:
+        if lease is not None and lease.alive:
             return "running"
         return "failed" if failure is not None and failure.settled(self.attempts) else "waiting"
 

@@ -13,8 +13,7 @@ from helpers.stores import files, finish, planned, put, start
 
 from dspreg.cli import main
 from dspreg.errors import DataError
-from dspreg.io.atomic_files import fenced
-from dspreg.runs.leases import LostClaim
+from dspreg.runs.leases import LeaseLost
 from dspreg.runs.store import RunStore
 
 
@@ -33,8 +32,8 @@ def test_all_that_are_not_finished(made, capsys):
     for run, kind in zip(runs, kinds, strict=True):
         put(store, run, kind)
     untouched = {p: v for p, v in files(store.path).items() if runs[0].id in str(p) or runs[4].id in str(p)}
-    claims = store.claims()
-    claim = claims.claim([runs[7].id])
+    leases = store.leases()
+    lease = leases.acquire([runs[7].id])
     assert main(["cancel", str(store.path), "--all"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in said[:-1]] == [runs[n].id for n in (1, 2, 5, 6, 7)]
@@ -44,10 +43,10 @@ def test_all_that_are_not_finished(made, capsys):
     assert {p: v for p, v in files(store.path).items() if p in untouched} == untouched
     assert "(it had failed: no images)" in store.standing(runs[1]).reason
     assert (store.folder(runs[5]) / "run.json").exists()  # what there is so far is kept
-    assert claims.held() == []
-    with pytest.raises(LostClaim):
-        claims.beat(claim, 1)
-    claims.close()
+    assert leases.list_all() == []
+    with pytest.raises(LeaseLost):
+        leases.renew(lease, 1)
+    leases.close()
     assert main(["cancel", str(store.path), "--all"]) == 0
     assert capsys.readouterr().out.startswith("0 cancelled.")
     assert main(["retry", str(store.path)]) == 0
@@ -79,16 +78,15 @@ def test_whoever_trains_it_can_not_write_over_the_marker(made, monkeypatch):
     """It fails at the very moment: after the marker is written, before the command has ended."""
     store, runs = made
     start(store, runs[0])
-    worker = store.claims()
-    claim = worker.claim([runs[0].id])
+    worker = store.leases()
+    lease = worker.acquire([runs[0].id])
     worker._connection.execute("PRAGMA busy_timeout = 100")
     refused = []
 
     def failing(store, run):
         cancel(store, run)
         try:
-            with fenced(store.path, lambda: worker.writing(claim)):
-                store.fail(run, DataError("no images"))
+            store.fail(run, DataError("no images"), fence=lambda: worker.guard(lease))
         except Exception as error:
             refused.append(str(error))
 
@@ -96,9 +94,9 @@ def test_whoever_trains_it_can_not_write_over_the_marker(made, monkeypatch):
     monkeypatch.setattr(RunStore, "cancel", failing)
     assert main(["cancel", str(store.path), runs[0].id]) == 0
     assert len(refused) == 1
-    assert "locked" in refused[0]  # it waits, and then has lost its claim
-    with pytest.raises(LostClaim), fenced(store.path, lambda: worker.writing(claim)):
-        store.fail(runs[0], DataError("no images"))
+    assert "locked" in refused[0]  # it waits, and then has lost its lease
+    with pytest.raises(LeaseLost):
+        store.fail(runs[0], DataError("no images"), fence=lambda: worker.guard(lease))
     worker.close()
     assert states(store, runs[:1]) == ["cancelled"]
 

@@ -72,17 +72,17 @@ def test_a_run_that_diverged_is_retried_when_it_is_named(made):
 def test_what_can_not_be_retried_is_said_and_nothing_is(made, capsys, kind, why):
     store, runs = made
     fail(store, runs[0])
-    claims = store.claims()
+    leases = store.leases()
     if kind == "trained":
         fail(store, runs[1], 2)
-        claims.claim([runs[1].id])
+        leases.acquire([runs[1].id])
     elif kind == "damaged":
         (finish(store, runs[1]) / "last.safetensors").write_bytes(b"other")
     else:
         put(store, runs[1], kind)
     before = files(store.path)
     assert again(store, runs[0].id, runs[1].id) == 2
-    claims.close()
+    leases.close()
     said = capsys.readouterr().err
     folder = store.path / "runs" / runs[1].id
     assert f"{runs[1].id}  {runs[1]}: " in said
@@ -97,10 +97,10 @@ def test_what_can_not_be_retried_is_said_and_nothing_is(made, capsys, kind, why)
 def test_what_is_being_tried_again_keeps_its_count(made, capsys):
     store, runs = made
     fail(store, runs[0], 2)
-    claims = store.claims()
-    claims.claim([runs[0].id])
+    leases = store.leases()
+    leases.acquire([runs[0].id])
     assert again(store) == 0
-    claims.close()
+    leases.close()
     assert capsys.readouterr().out == "nothing to retry\n"
     assert store.standing(runs[0]).attempts == 2
 

@@ -21,7 +21,7 @@ from helpers.stores import PACS, STEPS, diverge, fail, files, finish, planned, p
 from dspreg.cli import main
 from dspreg.cli.status_text import status_json, status_text
 from dspreg.overview import Looker
-from dspreg.runs.leases import Claims
+from dspreg.runs.leases import Leases
 from dspreg.runs.process_id import machine_and_pid, this_process
 from dspreg.runs.store import RunStore
 
@@ -50,12 +50,12 @@ def test_one_run_of_each_kind(made, capsys):
         runs, ("finished", "new", "started", "failed 3", "failed 1", "diverged", "cancelled", "started"), strict=True
     ):
         put(store, run, state)
-    claims = store.claims()
-    claim = claims.claim([runs[7].id])
-    claims.beat(claim, 1, 10)
+    leases = store.leases()
+    lease = leases.acquire([runs[7].id])
+    leases.renew(lease, 1, 10)
     assert look(store) == 0
     said = capsys.readouterr().out
-    claims.close()
+    leases.close()
     assert cells(said, "data set")[2:] == ["runs", "finished", "running", "waiting", "failed", "cancelled"]
     assert cells(said, "PACS", "ERM")[2:] == ["4", "1", "0", "2", "1", "0"]
     assert cells(said, "PACS", "CORAL")[2:] == ["4", "0", "1", "1", "1", "1"]
@@ -65,7 +65,7 @@ def test_one_run_of_each_kind(made, capsys):
     machine, number = os.uname().nodename, os.getpid()
     step = rf"10 of {STEPS}  ███░░░░░░░░░  progress \d s ago"
     assert re.fullmatch(rf"{runs[7].id}  {step}  {machine}, process {number}  {runs[7]}", running)
-    assert "last beat" in note
+    assert "last heartbeat" in note
     assert below(said, "failed:") == [
         f"{runs[3].id}  {runs[3]}: attempt 3 of 3: no images",
         f"{runs[5].id}  {runs[5]}: the loss is not finite",
@@ -78,11 +78,11 @@ def test_the_same_for_programs(made, capsys):
     states = ("finished", "new", "failed 3", "failed 2", "diverged", "cancelled", "started", "started")
     for run, state in zip(runs, states, strict=True):
         put(store, run, state)
-    claims = store.claims()
-    claims.beat(claims.claim([runs[7].id]), 1, 5)
+    leases = store.leases()
+    leases.renew(leases.acquire([runs[7].id]), 1, 5)
     assert look(store, "--json") == 0
     said = json.loads(capsys.readouterr().out)
-    claims.close()
+    leases.close()
     assert said["all"] == {"runs": 8, "finished": 1, "running": 1, "waiting": 3, "failed": 2, "cancelled": 1}
     assert [(group["dataset"], group["algorithm"], group["runs"]) for group in said["groups"]] == [
         ("PACS", "ERM", 4),
@@ -115,11 +115,11 @@ def test_it_says_what_a_look_at_every_run_says(tmp_path, seed):
     """Against `RunStore.standing`, which verifies every file."""
     r = random.Random(seed)
     store, runs = planned(tmp_path / "store", ["ERM", "CORAL", "SAM", "VREx", "IRM"])
-    claims, trained = store.claims(), set()
+    leases, trained = store.leases(), set()
     for run in runs:
         put(store, run, r.choice(KINDS))
         if r.random() < 0.3:
-            claims.claim([run.id])
+            leases.acquire([run.id])
             trained.add(run)
     found = Looker(store, attempts=3).look()
     assert list(found.states) == [run.id for run in runs]
@@ -133,7 +133,7 @@ def test_it_says_what_a_look_at_every_run_says(tmp_path, seed):
         if standing.state == "failed":
             assert found.failures[run.id] == standing
     assert sum(found.states[run.id] in ("running", "waiting") for run in trained) == len(found.held)
-    claims.close()
+    leases.close()
 
 
 def test_exit_codes(made, capsys, tmp_path):
@@ -146,10 +146,10 @@ def test_exit_codes(made, capsys, tmp_path):
     assert look(store, "--attempts", "2") == 5
     fail(store, runs[-1], 1)
     assert look(store, "--json") == look(store) == 5
-    claims = store.claims()
-    claims.claim([runs[-1].id])
+    leases = store.leases()
+    leases.acquire([runs[-1].id])
     assert look(store) == 0  # by a sweep with --attempts 4
-    claims.close()
+    leases.close()
     store.succeed(runs[-1])
     finish(store, runs[-1])
     assert look(store) == 0
@@ -176,13 +176,13 @@ def test_whoever_holds_a_run_may_be_gone_or_hang(made, capsys):
         [sys.executable, "-c", "from dspreg.runs.process_id import this_process; print(this_process())"],
         capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     ).stdout.strip()  # fmt: skip
-    late = Claims(store.path / "claims.db", now=lambda: time.monotonic() - 601)
-    late.claim([runs[0].id])
-    gone = store.claims()
+    late = Leases(store.path / "claims.db", now=lambda: time.monotonic() - 601)
+    late.acquire([runs[0].id])
+    gone = store.leases()
     gone.holder = f"0 {dead}"
-    gone.claim([runs[1].id])
-    before = Claims(store.path / "claims.db", boot="another")
-    before.claim([runs[2].id])
+    gone.acquire([runs[1].id])
+    before = Leases(store.path / "claims.db", boot="another")
+    before.acquire([runs[2].id])
     assert look(store) == 0
     said = capsys.readouterr().out
     for each in (late, gone, before):
@@ -194,15 +194,15 @@ def test_whoever_holds_a_run_may_be_gone_or_hang(made, capsys):
     assert "no progress, its lease is over" in lines[2]
 
 
-def test_a_claim_of_a_finished_run_is_not_told(made, capsys):
+def test_a_lease_of_a_finished_run_is_not_told(made, capsys):
     store, runs = made
     finish(store, runs[0])
     store.cancel(runs[1])
-    claims = store.claims()
-    assert [claims.claim([run.id]).run for run in runs[:2]]
+    leases = store.leases()
+    assert [leases.acquire([run.id]).run for run in runs[:2]]
     look(store)
     said = capsys.readouterr().out
-    claims.close()
+    leases.close()
     assert cells(said, "all")[1:] == ["8", "1", "0", "6", "0", "1"]
     assert "being trained" not in said
 
@@ -220,12 +220,12 @@ def test_only_the_first_twenty_failures(tmp_path, capsys):
 def test_names_and_reasons_can_do_no_harm(tmp_path, capsys):
     store, runs = planned(tmp_path / "store", ["ERM"], {"index:\x1b[31mred.csv": ("a", "b\u202e", "c")})
     fail(store, runs[1], reason="\x1b]0;title\x07 [bold]gone")
-    claims = store.claims()
-    claims.holder = "0 \x1b[2J"
-    claims.claim([runs[0].id])
+    leases = store.leases()
+    leases.holder = "0 \x1b[2J"
+    leases.acquire([runs[0].id])
     assert look(store) == 0
     said = capsys.readouterr().out
-    claims.close()
+    leases.close()
     assert not {"\x1b", "\x07", "\u202e"} & set(said)
     assert r"\x1b[31mred" in said
     assert r"\x1b]0;title\x07 [bold]gone" in said
@@ -287,11 +287,11 @@ def test_a_screen_that_is_too_small_shows_some_of_each(tmp_path):
     store, runs = planned(tmp_path / "store", ["ERM", "CORAL", "SAM", "VREx", "IRM", "MMD", "RSC", "Fish", "Fishr"])
     for run in runs[:15]:
         fail(store, run)
-    claims = store.claims()
+    leases = store.leases()
     for run in runs[15:]:
-        claims.claim([run.id])
+        leases.acquire([run.id])
     found = Looker(store, 3).look()
-    claims.close()
+    leases.close()
     whole = status_text(found, 3).splitlines()
     for height, cut in {18: 3, 24: 3, 30: 3, 50: 2, 200: 0}.items():
         lines = status_text(found, 3, height).splitlines()
@@ -314,13 +314,13 @@ def test_nothing_is_written(made, capsys):
     assert look(store) == 0
     assert files(store.path) == before
     assert not (store.path / "claims.db").exists()
-    claims = store.claims()
-    claims.claim([runs[1].id])
+    leases = store.leases()
+    leases.acquire([runs[1].id])
     before = files(store.path)
     assert look(store) == 0  # beside a sweeper
     assert cells(capsys.readouterr().out.split("cancelled\n")[-1], "all")[3] == "1"
     assert files(store.path) == before
-    claims.close()
+    leases.close()
     before = files(store.path)
     assert not (store.path / "claims.db-shm").exists()
     assert look(store) == 0
@@ -330,9 +330,9 @@ def test_nothing_is_written(made, capsys):
 
 CLAIMED_BY_A_KILLED_PROCESS = """
 import os, sys
-from dspreg.runs.leases import Claims
-claims = Claims(sys.argv[1])
-claims.claim([sys.argv[2]])
+from dspreg.runs.leases import Leases
+leases = Leases(sys.argv[1])
+leases.acquire([sys.argv[2]])
 os._exit(0)
 """
 AS_ANOTHER_USER = """
@@ -354,11 +354,11 @@ def test_a_store_that_may_only_be_read(sweeper):
         os.chmod(folder, 0o755)
         store, runs = planned(Path(folder) / "store")
         start(store, runs[0])
-        claims = store.claims() if sweeper in ("running", "gone") else None
-        if claims:
-            claims.claim([runs[0].id])
+        leases = store.leases() if sweeper in ("running", "gone") else None
+        if leases:
+            leases.acquire([runs[0].id])
         if sweeper == "gone":
-            claims.close()
+            leases.close()
         if sweeper == "killed":
             program = [sys.executable, "-c", CLAIMED_BY_A_KILLED_PROCESS, store.path / "claims.db", runs[0].id]
             subprocess.run(program, check=True, env=environment)
@@ -433,17 +433,17 @@ def test_it_goes_on_until_all_is_settled(tmp_path):
     store, runs = planned(tmp_path / "store", ["ERM"])
     for run in runs[:2]:
         finish(store, run)
-    claims = store.claims()
-    claim = claims.claim([runs[2].id])
+    leases = store.leases()
+    lease = leases.acquire([runs[2].id])
     diverge(store, runs[3])
     terminal = Terminal(store)
     terminal.wait_for(r"all +4 +2 +1 +0 +1 +0")
     terminal.wait_for("starting")
     start(store, runs[2])
-    claims.beat(claim, 1, 30)
+    leases.renew(lease, 1, 30)
     terminal.wait_for(rf"30 of {STEPS}  █████████░░░")
     store.folder(runs[2]).finish({})
-    claims.close()
+    leases.close()
     assert terminal.ended() == 5
     assert re.search(r"all +4 +3 +0 +0 +1 +0", terminal.text)
 

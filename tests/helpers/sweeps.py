@@ -1,8 +1,9 @@
 """Sweeps of runs that take a second, for tests of launchers."""
 
 from dspreg.io.atomic_files import sha256_of_file
-from dspreg.launch.serial import serial
-from dspreg.launch.work import Work
+from dspreg.launch.progress import SweepProgress
+from dspreg.launch.queue import RunQueue
+from dspreg.launch.serial import SerialLauncher
 from dspreg.protocol.enumerate import leave_one_out
 
 OPTIONS = {
@@ -16,11 +17,35 @@ def three(images, algorithm="ERM", **options):
     return list(leave_one_out(domains, [algorithm], trials=1, draws=1, only="training", options=OPTIONS | options))
 
 
-def alone(runs, store, execution, *, told=lambda *_: None, attempts=3, **more):
-    """All runs in this process; how each stands in the end."""
-    with Work(runs, store, told=told, attempts=attempts) as work:
-        serial(work, execution, **more)
-    return work.ended
+class Seen(SweepProgress):
+    """What is shown to people; `act` is called with every step."""
+
+    def __init__(self, act=lambda run, step: None):
+        self.started, self.updates, self.ended, self.act = [], [], [], act
+
+    def start(self, run):
+        self.started.append(run)
+
+    def update(self, run, progress):
+        self.updates.append((run, progress))
+        self.act(run, progress.step)
+
+    def end(self, run):
+        self.ended.append(run)
+
+
+def launched(launcher, runs, store, execution, *, on_run=lambda *_: None, attempts=3, change=lambda queue: None,
+             progress=None, pause=lambda: None):  # fmt: skip
+    """All runs by a launcher, and the status of each in the end. `change` may spoil the queue."""
+    with RunQueue(runs, store, on_run=on_run, attempts=attempts) as queue:
+        change(queue)
+        launcher.launch(queue, execution, progress=progress or SweepProgress(), pause=pause)
+    return queue.ended
+
+
+def alone(runs, store, execution, **more):
+    """In this process."""
+    return launched(SerialLauncher(), runs, store, execution, **more)
 
 
 def bytes_in(store):

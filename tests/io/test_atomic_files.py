@@ -9,7 +9,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 from helpers.faults import Crash, as_nobody, operations, stopped
@@ -17,9 +17,9 @@ from helpers.faults import Crash, as_nobody, operations, stopped
 from dspreg.errors import IntegrityError, ResourceError
 from dspreg.io import atomic_files as files
 from dspreg.io.atomic_files import (
+    UNFINISHED,
     Lines,
     canonical_json,
-    fenced,
     read_json,
     remove,
     remove_partial_files,
@@ -357,11 +357,11 @@ def test_the_shim_sees_what_the_system_sees(tmp_path):
     assert not [name for name, _ in calls if name in ("rename", "write")]
 
 
-# Who slept too long writes nothing.
+# A process that slept too long writes nothing.
 
 
 class Lost(Exception):
-    """Somebody else works there by now."""
+    """Another process works there by now."""
 
 
 @contextmanager
@@ -371,31 +371,29 @@ def refusing():
 
 
 def test_behind_a_fence_nothing_changes_once_it_refuses(tmp_path):
-    inside, outside = tmp_path / "run", tmp_path / "other"
-    inside.mkdir()
-    outside.mkdir()
-    write(inside / "file", b"old")
-    lines = Lines(inside / "lines")
+    write(tmp_path / "file", b"old")
+    (tmp_path / f".file.1{UNFINISHED}").touch()
+    lines = Lines(tmp_path / "lines")
     lines.append(1)
     mark = lines.mark()
     lines.append(2)
-    before = {p.name: p.read_bytes() for p in inside.iterdir()}
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
     changes = (
-        lambda: write(inside / "file", b"new"),
-        lambda: write_json(inside / "new.json", {}),
-        lambda: lines.append(3),
-        lambda: lines.rewind(mark),
-        lambda: remove(inside / "file"),
+        lambda fence: write(tmp_path / "file", b"new", fence=fence),
+        lambda fence: write_json(tmp_path / "new.json", {}, fence=fence),
+        lambda fence: Lines(tmp_path / "lines", fence=fence).append(3),
+        lambda fence: Lines(tmp_path / "lines", fence=fence).rewind(mark),
+        lambda fence: remove(tmp_path / "file", fence=fence),
+        lambda fence: remove_partial_files(tmp_path, fence=fence),
     )
-    with fenced(inside, refusing):
-        for change in changes:
-            with pytest.raises(Lost):
-                change()
-            assert {p.name: p.read_bytes() for p in inside.iterdir()} == before
-        write(outside / "file", b"new")
-    assert (outside / "file").read_bytes() == b"new"
-    write(inside / "file", b"new")
-    assert (inside / "file").read_bytes() == b"new"
+    for change in changes:
+        with pytest.raises(Lost):
+            change(refusing)
+        assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    for change in changes:
+        change(nullcontext)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["lines", "new.json"]
+    assert list(lines) == [1]
 
 
 def test_a_file_gets_its_name_inside_of_the_fence_and_is_made_outside(tmp_path):
@@ -407,12 +405,11 @@ def test_a_file_gets_its_name_inside_of_the_fence_and_is_made_outside(tmp_path):
         yield
         seen.append(sorted(p.name for p in tmp_path.iterdir()))
 
-    with fenced(tmp_path, fence):
-        write(tmp_path / "file", b"much")
+    write(tmp_path / "file", b"much", fence=fence)
     assert seen == [[f".file.{os.getpid()}.part"], ["file"]]
 
 
-def test_nobody_waits_inside_of_the_fence_for_a_line_to_reach_the_disk(tmp_path, monkeypatch):
+def test_no_process_waits_inside_of_the_fence_for_a_line_to_reach_the_disk(tmp_path, monkeypatch):
     inside, seen = [False], []
 
     @contextmanager
@@ -422,6 +419,5 @@ def test_nobody_waits_inside_of_the_fence_for_a_line_to_reach_the_disk(tmp_path,
         inside[0] = False
 
     monkeypatch.setattr(files.os, "fsync", lambda handle: seen.append(inside[0]))
-    with fenced(tmp_path, fence):
-        Lines(tmp_path / "lines").append(1)
+    Lines(tmp_path / "lines", fence=fence).append(1)
     assert seen == [False, False]  # the file, and the folder it is new in

@@ -8,38 +8,21 @@ from dataclasses import replace
 
 import pytest
 from helpers.small_runs import EXECUTION
-from helpers.sweeps import alone, assert_same_bits, bytes_in, three
+from helpers.sweeps import Seen, alone, assert_same_bits, bytes_in, launched, three
 
 from dspreg.errors import ConfigError, Notice, Preempted, ResourceError
-from dspreg.launch.board import Board
-from dspreg.launch.pool import Pool, Worker, ending, gpus, places, pool, settled
-from dspreg.launch.work import Outcome, Work
-from dspreg.launch.worker import Slot, Stopped
+from dspreg.launch.dispatcher import Dispatcher
+from dspreg.launch.messages import Outcome, Refused, Stopped
+from dspreg.launch.pool import PoolLauncher, PoolTransport, Worker, describe_exit
+from dspreg.launch.progress import SweepProgress
+from dspreg.launch.queue import RunQueue
+from dspreg.launch.resources import Slot, assign_slots, default_jobs, fill_execution, usable_gpus
 from dspreg.protocol.settings import Execution
 from dspreg.runs.store import RunStore, Standing
 
 
-class Seen(Board):
-    """What a board is told; `act` is called with every move."""
-
-    def __init__(self, act=lambda run, step: None):
-        self.began_, self.moves, self.ended_, self.act = [], [], [], act
-
-    def began(self, run):
-        self.began_.append(run)
-
-    def moved(self, run, step, steps, doing):
-        self.moves.append((run, step, steps, doing))
-        self.act(run, step)
-
-    def ended(self, run):
-        self.ended_.append(run)
-
-
-def several(runs, store, *, jobs=2, told=lambda *_: None, attempts=3, execution=EXECUTION, **more):
-    with Work(runs, store, told=told, attempts=attempts) as work:
-        pool(work, execution, jobs=jobs, **more)
-    return work.ended
+def several(runs, store, *, jobs=2, execution=EXECUTION, **more):
+    return launched(PoolLauncher(jobs), runs, store, execution, **more)
 
 
 def children():
@@ -48,18 +31,18 @@ def children():
 
 
 def test_the_bits_are_those_of_one_process(images, store, tmp_path):
-    runs, told, board = three(images, steps=6), [], Seen()
-    ended = several(runs, store, told=lambda run, standing, before: told.append((run.id, before)), board=board)
+    runs, told, seen = three(images, steps=6), [], Seen()
+    ended = several(runs, store, on_run=lambda run, status, already: told.append((run.id, already)), progress=seen)
     assert sorted(told) == sorted((run.id, False) for run in runs)
-    assert {run.id for run in board.began_} == {run.id for run in board.ended_} == {run.id for run in runs}
-    assert {steps for _, _, steps, doing in board.moves if not doing} == {6}
+    assert {run.id for run in seen.started} == {run.id for run in seen.ended} == {run.id for run in runs}
+    assert {progress.steps for _, progress in seen.updates if not progress.doing} == {6}
     other = RunStore(tmp_path / "other")
     other.make()
     assert_same_bits(runs, ended, alone(runs, other, EXECUTION))
-    assert store.claims().held() == []
+    assert store.leases().list_all() == []
     before = bytes_in(store)
     told.clear()
-    several(runs, store, told=lambda run, standing, before: told.append((run.id, before)))
+    several(runs, store, on_run=lambda run, status, already: told.append((run.id, already)))
     assert sorted(told) == sorted((run.id, True) for run in runs)
     assert bytes_in(store) == before
     assert not children()
@@ -74,7 +57,7 @@ def test_a_killed_process_is_replaced_and_its_run_goes_on(images, store, tmp_pat
             for victim in victims:
                 os.kill(victim, signal.SIGKILL)
 
-    ended = several(runs, store, told=lambda run, s, _: told.append((s.state, s.reason)), board=Seen(kill))
+    ended = several(runs, store, on_run=lambda run, s, _: told.append((s.state, s.reason)), progress=Seen(kill))
     assert len(victims) == 2
     assert {each.state for each in ended.values()} == {"finished"}
     died = [reason for state, reason in told if state == "failed"]
@@ -106,10 +89,12 @@ def test_a_process_without_progress_is_ended(images, store, tmp_path, monkeypatc
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     (run, *_) = three(images, "endless_method.Endless")
-    with Work([run], store, attempts=1) as work:
-        work.claims.lease = 8.0  # long enough to start on a busy machine
-        pool(work, EXECUTION, jobs=1)
-    assert work.ended[run.id].reason == "it made no progress for 8 s and was ended"
+
+    def change(queue):
+        queue.leases.duration = 8.0  # long enough to start on a busy machine
+
+    ended = several([run], store, jobs=1, attempts=1, change=change)
+    assert ended[run.id].reason == "it made no progress for 8 s and was ended"
     assert not children()
 
 
@@ -120,11 +105,11 @@ def test_a_stopped_sweep_stops_its_processes_with_a_checkpoint(images, store):
         if len(moves) >= 2:
             raise Preempted("stopped by the test")
 
-    board = Seen(lambda run, step: moves.append(step) if step > 3 else None)
+    seen = Seen(lambda run, step: moves.append(step) if step > 3 else None)
     with pytest.raises(Preempted):
-        several(runs, store, pause=pause, board=board)
+        several(runs, store, pause=pause, progress=seen)
     assert not children()
-    assert store.claims().held() == []
+    assert store.leases().list_all() == []
     saved = {int(p.name.split("-")[1]) for p in store.path.glob("runs/*/checkpoints/step-*")}
     assert max(saved) > 3
     assert max(saved) < 5000
@@ -148,38 +133,39 @@ def test_notices_of_the_processes_are_said_once(images, store):
     assert sum("IRM: warmup" in text for text in said) == 1
 
 
-def test_places():
+def test_slots():
     cores = sorted(os.sched_getaffinity(0))
-    assert places(len(cores), Execution(threads=1)) == [Slot((core,), None) for core in cores]
-    assert places(len(cores) + 1, Execution(threads=1)) == [Slot(None, None)] * (len(cores) + 1)
-    with pytest.raises(ConfigError, match="--jobs 0"):
-        places(0, EXECUTION)
+    assert assign_slots(len(cores), Execution(threads=1)) == [Slot((core,), None) for core in cores]
+    assert assign_slots(len(cores) + 1, Execution(threads=1)) == [Slot(None, None)] * (len(cores) + 1)
+    with pytest.raises(ConfigError, match="jobs=0; wanted at least 1"):
+        PoolLauncher(0)
 
 
 def test_every_gpu_has_a_process(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-x")
     execution = Execution(device="cuda")
-    assert gpus(execution) == ["2", "GPU-x"]
-    assert gpus(replace(execution, device="cpu")) == []
-    assert [slot.gpu for slot in places(3, execution)] == ["2", "GPU-x", "2"]
-    made, jobs = settled(execution, None)
-    assert (made.threads, jobs) == (1, 2)
+    assert usable_gpus(execution) == ["2", "GPU-x"]
+    assert usable_gpus(replace(execution, device="cpu")) == []
+    assert [slot.gpu for slot in assign_slots(3, execution)] == ["2", "GPU-x", "2"]
+    assert default_jobs(execution) == 2
+    assert fill_execution(execution, 2).threads == 1
 
 
 def test_what_is_left_open_does_not_depend_on_the_machine_but_for_how_many_at_once():
     cores = len(os.sched_getaffinity(0))
-    execution, jobs = settled(Execution(), None)
-    assert (execution.threads, execution.workers, jobs) == (1, 0, cores)
-    execution, jobs = settled(Execution(threads=cores, workers=3), None)
-    assert (execution.threads, execution.workers, jobs) == (cores, 3, 1)
-    assert settled(Execution(), 7)[1] == 7
+    assert default_jobs(Execution()) == cores
+    execution = PoolLauncher().setup(Execution())
+    assert (execution.threads, execution.workers) == (1, 0)
+    assert default_jobs(Execution(threads=cores)) == 1
+    execution = PoolLauncher(7).setup(Execution(threads=cores, workers=3))
+    assert (execution.threads, execution.workers) == (cores, 3)
 
 
-def test_ends_are_told_in_words():
+def test_ends_are_described_in_words():
     class Ended:
         exitcode = -signal.SIGSEGV
 
-    assert ending(Ended()) == "the process that trained it was ended by SIGSEGV"
+    assert describe_exit(Ended()) == "the process that trained it was ended by SIGSEGV"
 
 
 class Process:
@@ -204,50 +190,73 @@ def one_worker(images, store, monkeypatch):
     """A pool whose only process is made up; the other end of its pipe is ours."""
     ends = []
 
-    def started(pool, slot):
+    def start_worker(transport, slot):
         ours, theirs = multiprocessing.Pipe()
         ends.append(theirs)
         return Worker(slot, Process(), ours)
 
-    monkeypatch.setattr(Pool, "started", started)
-    with Work(three(images), store) as work:
-        yield Pool(work, EXECUTION, [Slot()], Board()), ends
+    monkeypatch.setattr(PoolTransport, "start_worker", start_worker)
+    with RunQueue(three(images), store) as queue:
+        transport = PoolTransport(queue, EXECUTION, [Slot()])
+        yield Dispatcher(queue, transport, SweepProgress(), lambda: None), transport, ends
 
 
 def test_a_process_that_leaves_is_given_nothing_and_its_run_costs_no_attempt(one_worker, store):
-    pool, ends = one_worker
-    pool.hand_out()
+    dispatcher, transport, ends = one_worker
+    dispatcher.hand_out()
     (end,) = ends
     first = end.recv()
     end.send(Stopped())
-    pool.listen(0)
-    pool.hand_out()
+    dispatcher.listen(0)
+    dispatcher.hand_out()
     assert not end.poll()  # it is alive, and gets nothing
-    pool.workers[0].process.alive = False
-    pool.replace()
-    pool.hand_out()
+    transport.workers[0].process.alive = False
+    dispatcher.listen(0)
+    dispatcher.hand_out()
     assert ends[1].recv().run != first.run  # that one comes last
     assert not list((store.path / "failures").iterdir())
 
 
-def test_a_pipe_that_nobody_reads_costs_no_attempt(one_worker, store):
-    pool, ends = one_worker
+def test_a_pipe_without_a_reader_costs_no_attempt(one_worker, store):
+    dispatcher, transport, ends = one_worker
     ends[0].close()
-    pool.hand_out()
-    assert pool.work.out == {}
-    assert len(pool.work.left) == 3
-    pool.workers[0].process.alive = False
-    pool.replace()
-    pool.hand_out()
+    dispatcher.hand_out()
+    assert dispatcher.queue.claimed == {}
+    assert len(dispatcher.queue.waiting) == 3
+    transport.workers[0].process.alive = False
+    dispatcher.listen(0)
+    dispatcher.hand_out()
     assert ends[1].poll()
     assert not list((store.path / "failures").iterdir())
 
 
 def test_the_last_words_of_a_process_are_heard(one_worker, store):
-    pool, ends = one_worker
-    pool.hand_out()
+    dispatcher, transport, ends = one_worker
+    dispatcher.hand_out()
     ends[0].send(Outcome(Standing("failed", "its own words", attempts=3)))
     ends[0].close()
-    pool.workers[0].process.alive = False
-    pool.replace()
-    assert [each.reason for each in pool.work.ended.values()] == ["its own words"]
+    transport.workers[0].process.alive = False
+    dispatcher.listen(0)
+    assert [each.reason for each in dispatcher.queue.ended.values()] == ["its own words"]
+
+
+def test_a_process_that_dies_without_a_word_costs_an_attempt(one_worker, store):
+    dispatcher, transport, ends = one_worker
+    dispatcher.hand_out()
+    run = ends[0].recv().run
+    transport.workers[0].process.alive = False
+    dispatcher.listen(0)
+    status = store.standing(run)
+    assert (status.state, status.attempts) == ("failed", 1)
+    assert status.reason == "the process that trained it ended with exit code 0"
+    assert len(dispatcher.queue.waiting) == 3
+    assert transport.has_room()  # it was replaced
+
+
+def test_a_refusal_of_the_disk_ends_the_sweep(one_worker, store):
+    dispatcher, _, ends = one_worker
+    dispatcher.hand_out()
+    ends[0].send(Refused("no space"))
+    with pytest.raises(ResourceError, match="no space"):
+        dispatcher.listen(0)
+    assert not list((store.path / "failures").iterdir())

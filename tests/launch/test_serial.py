@@ -15,26 +15,25 @@ from helpers.sweeps import alone, assert_same_bits, bytes_in, three
 
 from dspreg.errors import CantWrite, Preempted, ResourceError
 from dspreg.launch import attempt
-from dspreg.launch.heart import BEATS, Heart
-from dspreg.launch.work import POLL, Work
-from dspreg.runs.leases import Claims, LostClaim
+from dspreg.launch.heartbeat import RENEWALS, Heartbeat
+from dspreg.launch.queue import POLL, RunQueue
+from dspreg.runs.leases import LeaseLost, Leases
 from dspreg.runs.store import RunStore
-from dspreg.training.display import Display
 
 
 def test_every_run_is_run_once_and_then_left_as_it_is(images, store):
     runs, seen = three(images), []
-    ended = alone(runs, store, EXECUTION, told=lambda run, standing, before: seen.append((run, before)))
+    ended = alone(runs, store, EXECUTION, on_run=lambda run, status, already: seen.append((run, already)))
     assert [ended[run.id].state for run in runs] == ["finished"] * 3
     assert seen == [(run, False) for run in runs]
     assert sorted(p.name for p in (store.path / "runs").iterdir()) == sorted(run.id for run in runs)
     first = bytes_in(store)
     seen.clear()
-    again = alone(runs, store, EXECUTION, told=lambda run, standing, before: seen.append((run, before)))
+    again = alone(runs, store, EXECUTION, on_run=lambda run, status, already: seen.append((run, already)))
     assert seen == [(run, True) for run in runs]
     assert bytes_in(store) == first
     assert again == ended
-    assert store.claims().held() == []
+    assert store.leases().list_all() == []
 
 
 def test_a_run_of_a_sweep_is_the_run_that_train_trains(images, store, tmp_path):
@@ -54,7 +53,7 @@ def test_moved_images_are_the_same_runs(images, store, tmp_path):
     shutil.copytree(images, tmp_path / "elsewhere" / "photos")
     seen = []
     moved = three(tmp_path / "elsewhere" / "photos")
-    alone(moved, store, EXECUTION, told=lambda run, standing, before: seen.append((standing.state, before)))
+    alone(moved, store, EXECUTION, on_run=lambda run, status, already: seen.append((status.state, already)))
     assert seen == [("finished", True)] * 3
 
 
@@ -86,7 +85,7 @@ def failing(monkeypatch, times):
 
 def test_what_fails_is_tried_again_after_the_others(images, store, monkeypatch):
     runs, calls, told = three(images), failing(monkeypatch, 2), []
-    ended = alone(runs, store, EXECUTION, told=lambda run, s, _: told.append((*run.targets, s.state, s.attempts)))
+    ended = alone(runs, store, EXECUTION, on_run=lambda run, s, _: told.append((*run.targets, s.state, s.attempts)))
     assert calls == [("dawn",), ("dusk",), ("noon",), ("dusk",), ("dusk",)]
     assert told[1] == ("dusk", "failed", 1)
     assert told[3:] == [("dusk", "failed", 2), ("dusk", "finished", 0)]
@@ -122,7 +121,7 @@ def test_who_came_further_before_it_failed_has_all_attempts_again(images, store,
 
     monkeypatch.setattr(attempt, "train", broken)
     told = []
-    alone([run], store, EXECUTION, told=lambda run, standing, _: told.append(standing.attempts))
+    alone([run], store, EXECUTION, on_run=lambda run, status, _: told.append(status.attempts))
     assert told == [1, 2, 1, 2, 1, 2, 3]
 
 
@@ -137,7 +136,7 @@ def test_a_cancelled_run_is_left_until_it_is_wanted_again(images, store):
 
 
 def test_a_run_is_cancelled_in_the_middle_of_it(images, store):
-    (run, *_), others = three(images, steps=30, evaluate_every=1), store.claims()
+    (run, *_), others = three(images, steps=30, evaluate_every=1), store.leases()
     calls = iter(range(1000))
 
     def pause():
@@ -153,39 +152,39 @@ def test_a_run_is_cancelled_in_the_middle_of_it(images, store):
     others.close()
 
 
-def test_whoever_hangs_after_its_run_was_taken_away_is_ended_after_a_lease(images, store):
+def test_a_worker_that_hangs_after_its_run_was_taken_away_is_ended_after_a_lease(images, store):
     (run, *_), clock = three(images), Clock()
-    with Work([run], store) as work:
-        work.claims.now = clock
-        taken, others = work.take(), store.claims()
-        assert work.hung() == []
+    with RunQueue([run], store) as queue:
+        queue.leases.now = clock
+        leased, others = queue.claim(), store.leases()
+        assert queue.stalled() == []
         store.cancel(run)
         assert others.revoke(run.id)
-        assert work.hung() == []
+        assert queue.stalled() == []
         for _ in range(9):
-            clock.time += work.claims.lease / 10
-            assert work.hung() == []  # it may still notice
-        clock.time += work.claims.lease / 10
-        assert work.hung() == [taken]
-        work.died(taken, "it made no progress")
-        assert work.ended[run.id].state == "cancelled"
-        assert work.done
-        assert work.hung() == []
+            clock.time += queue.leases.duration / 10
+            assert queue.stalled() == []  # it may still notice
+        clock.time += queue.leases.duration / 10
+        assert queue.stalled() == [leased]
+        queue.worker_died(leased, "it made no progress")
+        assert queue.ended[run.id].state == "cancelled"
+        assert queue.done
+        assert queue.stalled() == []
         others.close()
 
 
 def test_a_death_is_no_failure_of_a_run_that_another_has_by_now(images, store):
     run = three(images)[0]
-    with Work([run], store) as work:
-        taken, others = work.take(), store.claims()
+    with RunQueue([run], store) as queue:
+        leased, others = queue.claim(), store.leases()
         others.revoke(run.id)
-        theirs = others.claim([run.id])
-        work.died(taken, "it was killed")
+        theirs = others.acquire([run.id])
+        queue.worker_died(leased, "it was killed")
         assert store.standing(run).state == "new"
-        assert not work.done
-        assert work.take() is None
+        assert not queue.done
+        assert queue.claim() is None
         others.release(theirs)
-        assert work.take().run == run
+        assert queue.claim().run == run
         others.close()
 
 
@@ -196,7 +195,7 @@ def test_a_full_disk_ends_the_sweep(images, store, monkeypatch):
     monkeypatch.setattr(attempt, "train", full)
     with pytest.raises(CantWrite):
         alone(three(images), store, EXECUTION)
-    assert store.claims().held() == []
+    assert store.leases().list_all() == []
     assert not list((store.path / "failures").iterdir())
 
 
@@ -221,55 +220,55 @@ def test_what_a_kill_after_the_last_file_left_is_tidied(images, store):
     assert not list((store.path / "failures").iterdir())
 
 
-def test_nobody_counts_as_hung_right_after_the_sweeper_slept(images, store):
-    """As on Ctrl-Z and `fg`: all leases are over, and nobody has had the time to beat."""
+def test_no_run_counts_as_stalled_right_after_the_sweep_itself_slept(images, store):
+    """As on Ctrl-Z and `fg`: all leases are over, and no worker has had the time to renew its own."""
     clock = Clock()
-    with Work(three(images), store) as work:
-        work.claims.now, work.claims.lease = clock, 100.0
+    with RunQueue(three(images), store) as queue:
+        queue.leases.now, queue.leases.duration = clock, 100.0
         clock.time = 1000.0
-        work.hung()
-        taken = work.take()
+        queue.stalled()
+        leased = queue.claim()
         for _ in range(9):
             clock.time += 10
-            assert work.hung() == []
+            assert queue.stalled() == []
         clock.time += 500
-        assert work.hung() == []
+        assert queue.stalled() == []
         clock.time += 20
-        assert work.hung() == []
+        assert queue.stalled() == []
         clock.time += 10
-        assert work.hung() == [taken]
+        assert queue.stalled() == [leased]
 
 
 def test_what_another_holds_is_left_until_it_is_free(images, store, monkeypatch):
     runs = three(images)
-    other = store.claims()
-    claim = other.claim([runs[0].id])
+    other = store.leases()
+    lease = other.acquire([runs[0].id])
     slept = []
 
     def sleep(seconds):
         slept.append(seconds)
-        other.release(claim)
+        other.release(lease)
 
     monkeypatch.setattr(time, "sleep", sleep)
     seen = []
-    alone(runs, store, EXECUTION, told=lambda run, *_: seen.append(run))
+    alone(runs, store, EXECUTION, on_run=lambda run, *_: seen.append(run))
     assert seen == [runs[1], runs[2], runs[0]]
     assert slept == [POLL]
 
 
 def test_a_folder_in_use_is_waited_for(images, store, monkeypatch):
-    """Its holder slept past its lease: it lost the claim, and still has the folder."""
+    """Its holder slept past its lease, and still has the folder."""
     runs, slept, sleeper = three(images), [], ExitStack()
     sleeper.enter_context(store.folder(runs[0]).locked())
 
     def sleep(seconds):
-        assert store.claims().held() == []
+        assert store.leases().list_all() == []
         slept.append(seconds)
         sleeper.close()
 
     monkeypatch.setattr(time, "sleep", sleep)
     seen = []
-    alone(runs, store, EXECUTION, told=lambda run, *_: seen.append(run))
+    alone(runs, store, EXECUTION, on_run=lambda run, *_: seen.append(run))
     assert seen == [runs[1], runs[2], runs[0]]
     assert slept == [POLL]
 
@@ -284,7 +283,7 @@ def test_a_stopped_sweep_goes_on_where_it_was(images, store):
     with pytest.raises(Preempted):
         alone(runs, store, EXECUTION, pause=pause)
     assert {store.standing(run).state for run in runs} > {"new"}
-    assert store.claims().held() == []
+    assert store.leases().list_all() == []
     alone(runs, store, EXECUTION)
     assert {store.standing(run).state for run in runs} == {"finished"}
 
@@ -296,51 +295,91 @@ class Clock:
         return self.time
 
 
-def test_the_heart_beats_with_progress_and_stops_who_lost_the_claim(tmp_path):
+def test_the_heartbeat_renews_the_lease_with_progress_and_ends_a_training_that_lost_it(tmp_path):
     clock = Clock()
-    claims, other = (Claims(tmp_path / "claims.db", lease=BEATS, now=clock) for _ in range(2))
-    heart = Heart(claims, claims.claim(["a"]), Display(), lambda: None)
-    for t in range(60):  # three leases
+    leases, other = (Leases(tmp_path / "claims.db", duration=RENEWALS, now=clock) for _ in range(2))
+    heartbeat = Heartbeat(leases, leases.acquire(["a"]))
+    for t in range(60):  # the time of three leases
         clock.time += 1
-        heart.stepped(t, {})
-        heart.pause()
-        assert other.claim(["a"]) is None
-    (held,) = other.held()
-    assert held.step == 60
-    clock.time += BEATS
-    assert other.claim(["a"]).token == 2
-    with pytest.raises(LostClaim):
-        heart.pause()
-    claims.close()
+        heartbeat.on_progress()
+        heartbeat.on_step_end(t, {})
+        assert other.acquire(["a"]) is None
+    heartbeat.on_progress()
+    assert other.list_all()[0].step in (59, 60)
+    clock.time += RENEWALS
+    assert other.acquire(["a"]).token == 2
+    with pytest.raises(LeaseLost):
+        heartbeat.on_progress()
+    leases.close()
     other.close()
+
+
+def test_the_database_is_asked_no_more_often_than_the_lease_needs(tmp_path, monkeypatch):
+    clock, renewed = Clock(), []
+    leases = Leases(tmp_path / "claims.db", duration=RENEWALS, now=clock)
+    monkeypatch.setattr(leases, "renew", lambda *values: renewed.append(values))
+    heartbeat = Heartbeat(leases, leases.acquire(["a"]))
+    for _ in range(1000):
+        clock.time += 0.01
+        heartbeat.on_progress()
+    assert 9 <= len(renewed) <= 10
+    leases.close()
 
 
 def test_measuring_c_is_progress(images, store, monkeypatch):
     """It takes longer than a lease where images are many, and no step ends meanwhile."""
-    progress, alive = [], Heart.alive
+    progress, on_progress = [], Heartbeat.on_progress
 
-    def seen(heart):
-        progress.append(heart.step)
-        alive(heart)
+    def seen(heartbeat):
+        progress.append(heartbeat.step)
+        on_progress(heartbeat)
 
-    monkeypatch.setattr(Heart, "alive", seen)
+    monkeypatch.setattr(Heartbeat, "on_progress", seen)
     spec = "DSPReg(measure_batches=2, refresh_steps=3)"
     alone(three(images, spec, steps=6, evaluate_every=100)[:1], store, EXECUTION)
     counts = [progress.count(t) for t in range(6)]
     assert counts[3] > counts[2] + 2  # two domains are measured before step 3
 
 
+def test_a_long_measurement_is_alive_and_a_step_that_hangs_is_not(images, store, monkeypatch):
+    """By the clock of the leases, which only the network moves here: twenty seconds a pass, a minute a lease."""
+    (run, *_), clock, passes, stalled = three(images, SLOW, steps=2), Clock(), [], []
+
+    class Watching(Heartbeat):
+        def beat(self, step):
+            passes.append(step)
+            clock.time += 20
+            super().beat(step)
+            stalled.extend(queue.stalled())
+
+    monkeypatch.setattr(attempt, "Heartbeat", Watching)
+    with RunQueue([run], store) as queue:
+        queue.leases.now, queue.leases.duration = clock, 60.0
+        leased = queue.claim()
+        outcome = attempt.attempt(leased, store, queue.leases, EXECUTION, attempts=1, pause=lambda: None)
+        assert outcome.status.state == "finished"
+        assert passes.count(1) * 20 > 2 * 60  # two leases within the step that measures c
+        assert stalled == []
+        for _ in range(6):
+            assert queue.stalled() == []
+            clock.time += 10  # and now without a pass
+        assert queue.stalled() == [leased]
+
+
+SLOW = "DSPReg(measure_batches=2, refresh_steps=1, estimator='loop')"
+
+
 PROGRAM = """
 import sys
 from dspreg import claims
-claims.Claims.__init__.__kwdefaults__["lease"] = float(sys.argv[4])
+claims.Leases.__init__.__kwdefaults__["duration"] = float(sys.argv[4])
 from helpers.small_runs import EXECUTION
 from helpers.sweeps import alone, three
 from dspreg.runs.store import RunStore
 store = RunStore(sys.argv[2])
 print("ready", flush=True)
 alone(three(sys.argv[1], steps=int(sys.argv[3]), evaluate_every=10), store, EXECUTION,
-       told=lambda run, standing, before: print(run.id, standing.state, before, flush=True))
+      on_run=lambda run, status, already: print(run.id, status.state, already, flush=True))
 """
 
 
@@ -387,13 +426,13 @@ def begun(store):
 
 def test_a_sweeper_that_slept_past_its_lease_writes_nothing(images, store, monkeypatch):
     runs = three(images, steps=150, evaluate_every=10)
-    monkeypatch.setitem(Claims.__init__.__kwdefaults__, "lease", 1.0)
+    monkeypatch.setitem(Leases.__init__.__kwdefaults__, "duration", 1.0)
     with started(images, store, 150, lease=1.0) as sleeper, ExitStack() as at_the_end:
         at_the_end.callback(sleeper.kill)  # stopped, it would be waited for for ever
         begun(store)
         sleeper.send_signal(signal.SIGSTOP)
-        (held,) = (each for each in store.claims().held())
-        assert store.standing(next(r for r in runs if r.id == held.run)).state == "started"
+        (info,) = store.leases().list_all()
+        assert store.standing(next(r for r in runs if r.id == info.run)).state == "started"
         ended = alone(runs, store, EXECUTION)
         assert {each.state for each in ended.values()} == {"finished"}
         before = bytes_in(store)

@@ -168,12 +168,12 @@ def test_every_state_in_words(tmp_path):
     store.fail(runs["birch", 2], DataError("step 3: the loss is not finite"))
     write_json(store.path / f"failures/{runs['birch', 3].id}.json", {"cancelled": True, "attempts": 0, "reason": ""})
     begin(store, runs["cedar", 0], finish=False)
-    claims = store.claims()
+    leases = store.leases()
     for key, step in ((("cedar", 0), 120), (("cedar", 1), 7)):
-        claims.beat(claims.claim([runs[key].id]), 1, step)
+        leases.renew(leases.acquire([runs[key].id]), 1, step)
     (store.path / f"failures/{runs['cedar', 2].id}.json").write_text("[]")
     found = states(store)
-    claims.close()
+    leases.close()
     assert found.pop(("ash", 3)).startswith(f"damaged: {store.folder(runs['ash', 3]) / 'records.jsonl'} is damaged")
     assert found.pop(("cedar", 2)).endswith(f"{runs['cedar', 2].id}.json is not laid out as a failure")
     assert found == {
@@ -194,8 +194,8 @@ def test_a_killed_sweeper_runs_nothing(store):
     run = the_run("ash", 0)
     begin(store, run, finish=False)
     program = (
-        f"from dspreg.runs.store import RunStore\nimport os\nclaims = RunStore({str(store.path)!r}).claims()\n"
-        f"claims.beat(claims.claim([{run.id!r}]), 1, 200)\nos._exit(9)"
+        f"from dspreg.runs.store import RunStore\nimport os\nleases = RunStore({str(store.path)!r}).leases()\n"
+        f"leases.renew(leases.acquire([{run.id!r}]), 1, 200)\nos._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 9
     assert states(store)["ash", 0] == "stopped at step 100 of 301"
@@ -244,11 +244,11 @@ def test_the_bytes_of_a_finished_stores_report_do_not_depend_on_how_it_was_made(
         other = made_store(tmp_path / f"other-{seed}", plan)
         for run in random.Random(seed).sample(plan, len(plan)):
             begin(other, run)
-        claims = other.claims()
-        assert claims.claim([plan[seed].id])  # a sweeper that was killed after its last run
+        leases = other.leases()
+        assert leases.acquire([plan[seed].id])  # a sweeper that was killed after its last run
         other.fail(plan[0], DataError("an attempt before the last"))
         assert [printed(capsys, other, form) for form in forms] == expected
-        claims.close()
+        leases.close()
 
 
 def test_runs_that_are_not_there_are_said_where_domainbeds_folders_can_not_say_it(capsys, store, tmp_path):
@@ -268,7 +268,7 @@ def test_looking_writes_nothing(capsys, store):
     before = there()
     printed(capsys, store)
     assert there() == before
-    store.claims().close()
+    store.leases().close()
     before = there()
     assert [p.name for p in before].count("claims.db") == 1
     printed(capsys, store)

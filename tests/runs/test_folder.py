@@ -11,7 +11,6 @@ import pytest
 from helpers.faults import as_nobody
 
 from dspreg.errors import ConfigError, IntegrityError, ResourceError
-from dspreg.io.atomic_files import fenced
 from dspreg.runs.folder import RunFolder, differences, identity
 
 DESCRIBED = {
@@ -339,36 +338,28 @@ def test_a_worker_that_outlives_the_trainer_does_not_keep_the_folder(tmp_path):
 
 SLEEP = """
 import sys
-from contextlib import ExitStack, nullcontext
-from pathlib import Path
-from dspreg.io.atomic_files import fenced
+from contextlib import nullcontext
 from dspreg.runs.folder import RunFolder
-with ExitStack() as stack:
-    if sys.argv[2] == "claimed":
-        stack.enter_context(fenced(Path(sys.argv[1]), nullcontext))
-    stack.enter_context(RunFolder(sys.argv[1]).locked())
+with RunFolder(sys.argv[1], fence=nullcontext if sys.argv[2] == "leased" else None).locked():
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("theirs", ["claimed", "by hand"])
-@pytest.mark.parametrize("ours", ["claimed", "by hand"])
-def test_only_work_under_a_claim_is_taken_over_and_only_under_a_claim(tmp_path, theirs, ours):
+@pytest.mark.parametrize("theirs", ["leased", "by hand"])
+@pytest.mark.parametrize("ours", ["leased", "by hand"])
+def test_only_work_under_a_lease_is_taken_over_and_only_under_a_lease(tmp_path, theirs, ours):
     place = tmp_path / "run"
     command = [sys.executable, "-c", SLEEP, str(place), theirs]
-    folder = RunFolder(place)
-    with (
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other,
-        fenced(place, nullcontext) if ours == "claimed" else nullcontext(),
-    ):
+    folder = RunFolder(place, fence=nullcontext if ours == "leased" else None)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        if ours == theirs == "claimed":
+        if ours == theirs == "leased":
             with folder.locked():
                 other.communicate("")  # it ends, and takes nothing of ours with it
                 assert other.returncode == 0
                 assert (place / "lock").exists()
-                with pytest.raises(ResourceError, match="in use"), fenced(tmp_path / "elsewhere", nullcontext):
+                with pytest.raises(ResourceError, match="in use"):
                     RunFolder(place).locked().__enter__()
         else:
             with pytest.raises(ResourceError, match="in use"):

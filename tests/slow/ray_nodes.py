@@ -86,7 +86,7 @@ class Nodes:
                 parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:  # it has ended
                 continue
-            if title.startswith(b"ray::attempted") and parent in raylets:
+            if title.startswith(b"ray::attempt_run") and parent in raylets:
                 found[int(place.name)] = raylets[parent]
         return found
 

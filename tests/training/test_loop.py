@@ -1,6 +1,7 @@
 """The trainer: what it leaves, what it refuses, and how it fails."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -9,11 +10,11 @@ from safetensors import safe_open
 
 import dspreg
 from dspreg import ConfigError, DataError, IntegrityError
-from dspreg.errors import Diverged, Preempted
+from dspreg.errors import Diverged, Notice, Preempted
 from dspreg.runs.folder import RunFolder
 from dspreg.training import train
+from dspreg.training.callbacks import TrainingCallback
 from dspreg.training.checkpoint import Checkpoints
-from dspreg.training.display import Display
 from dspreg.training.loop import requested_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
@@ -114,24 +115,158 @@ def test_only_what_selection_needs_is_evaluated(images, tmp_path):
         assert splits == {"ash": {"out"}, "birch": {"out"}, "cedar": {"out"}, "elm": target}
 
 
-@pytest.mark.parametrize("algorithm", ["ERM", "MTL", "GGA(tries=3)"])
-def test_every_pass_of_the_network_is_a_sign_of_life(images, tmp_path, algorithm):
-    """Also those of a step, which call its two halves: who hears nothing for ten minutes ends the run as hung."""
-    heard = []
+class Listening(TrainingCallback):
+    """Calls of `on_progress`, by what was going on."""
 
-    class Listening(Display):
-        def alive(self):
-            heard[-1] += 1
+    def __init__(self):
+        self.heard, self.now = {}, "before"
 
-        def stepped(self, t, log):
-            heard.append(0)
+    def on_train_start(self, experiment, step):
+        self.now = "step 0"
+
+    def on_phase(self, description):
+        self.now = description
+
+    def on_progress(self):
+        self.heard[self.now] = self.heard.get(self.now, 0) + 1
+
+    def on_step_end(self, step, log):
+        self.now = f"step {step + 1}"
+
+    def on_evaluation(self, record):
+        self.now = f"step {record['step'] + 1}"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "least"), [("ERM", 1), ("MTL", 1), ("SAM", 2), ("GGA(tries=3, start=0, end=9)", 4)]
+)
+def test_every_pass_of_a_step_is_a_sign_of_life(images, tmp_path, algorithm, least):
+    """A sweep that hears nothing for ten minutes ends the run as hung, and GGA searches for longer on a CPU."""
+    listening = Listening()
+    given = erm(images, algorithm=algorithm, steps=4, evaluate_every=4)
+    train(given, tiny.execution(), tmp_path / "run", callbacks=[listening])
+    assert all(listening.heard[f"step {t}"] >= least for t in range(1, 4))
+
+
+@pytest.mark.parametrize(("estimator", "of"), [("persample", "loss"), ("signed", "fisher"), ("loop", "loss")])
+def test_every_batch_is_a_sign_of_life_where_c_is_measured_or_accuracy(images, tmp_path, monkeypatch, estimator, of):
+    monkeypatch.setenv("DSPREG_CACHE", str(tmp_path / "cache"))  # or the images were looked at before
+    listening = Listening()
+    spec = f"DSPReg(refresh_steps=2, measure_batches=1, estimator={estimator!r}, of={of!r})"
+    given = erm(images, algorithm=spec, steps=5, evaluate_every=4)  # c is measured before steps 2 and 4
+    train(given, tiny.execution(profile="always", check_images="once"), tmp_path / "run", callbacks=[listening])
+    images_each = (22, 24, 26)  # of the three sources, to measure on
+    batches = {"persample": 2, "signed": 3, "loop": sum(images_each)}[estimator]  # small ones are joined
+    steps = [listening.heard[f"step {t}"] for t in (1, 2, 3)]
+    assert steps[1] >= steps[0] + batches
+    assert steps[2] == steps[0]
+    for phase in ("measuring c before training", "measuring c after training"):
+        assert listening.heard[phase] >= batches
+    assert listening.heard["evaluating"] >= 4  # one batch at least for each domain
+    assert listening.heard["before"] >= 1  # images are looked at
+
+
+class Watched:
+    """A fence that looks at the folder, and what changed in it outside."""
+
+    def __init__(self, path):
+        self.path, self.entered, self.outside = path, 0, []
+        self.before = self.files()
+
+    def files(self):
+        """But for the lock, and what has not got its name yet."""
+        there = [p for p in self.path.rglob("*") if p.is_file() and p.name != "lock" and not p.name.endswith(".part")]
+        return {str(p.relative_to(self.path)): (p.stat().st_mtime_ns, p.stat().st_size) for p in there}
+
+    def look(self):
+        if self.files() != self.before:
+            self.outside.append((self.before, self.files()))
+
+    @contextmanager
+    def __call__(self):
+        self.look()
+        self.entered += 1
+        yield
+        self.before = self.files()
+
+
+def test_every_file_of_a_run_changes_inside_of_its_fence(images, tmp_path):
+    """A worker that slept past its lease must not get one of them through."""
+    out = tmp_path / "run"
+    how = tiny.execution(profile="always", keep="all", domainbed_records=True)
+    with pytest.raises(Preempted):
+        train(tiny.settings(images), how, out, pause=tiny.stop_at(40))
+    with (out / "records.jsonl").open("a") as file:
+        file.write('{"torn')
+    (out / ".run.json.1.part").touch()
+    fence = Watched(out)
+    result = train(tiny.settings(images), how, RunFolder(out, fence=fence))
+    fence.look()
+    assert fence.outside == []
+    assert fence.entered > len(result["files"]) + 4  # and checkpoints, and the half-written file
+    assert not list(out.rglob("*.part"))
+
+
+class Lost(Exception):
+    pass
+
+
+def test_a_fence_that_refuses_ends_the_training_with_nothing_changed(images, tmp_path):
+    class Refusing(Watched):
+        @contextmanager
+        def __call__(self):
+            self.entered += 1
+            if self.entered > 6:
+                raise Lost
+            yield
+            self.before = self.files()
+
+    fence = Refusing(tmp_path / "run")
+    with pytest.raises(Lost):
+        train(erm(images), tiny.execution(), RunFolder(tmp_path / "run", fence=fence))
+    assert fence.before != {}
+    assert fence.files() == fence.before
+    assert not list((tmp_path / "run").rglob("*.part"))
+
+
+def test_what_was_called_a_display_is_a_callback_by_its_old_name(images, tmp_path):
+    class Old:
+        def __init__(self):
+            self.told = []
 
         def started(self, experiment, t):
-            heard.append(0)
+            self.told.append(("started", t))
 
-    given = erm(images, algorithm=algorithm, steps=4, evaluate_every=4)
-    train(given, tiny.execution(), tmp_path / "run", display=Listening())
-    assert all(n > 0 for n in heard[:4])
+        def stepped(self, t, log):
+            self.told.append(("stepped", t))
+
+        def recorded(self, record):
+            self.told.append(("recorded", record["step"]))
+
+    old, listening = Old(), Listening()
+    with pytest.warns(Notice, match=r"train\(display=…\) is now train\(callbacks=\[…\]\)") as notices:
+        train(erm(images, steps=2), tiny.execution(), tmp_path / "run", display=old)
+    assert sum("display" in str(each.message) for each in notices) == 1
+    assert old.told == [("started", 0), ("stepped", 0), ("recorded", 0), ("stepped", 1), ("recorded", 1)]
+    with pytest.warns(Notice, match="display"):
+        train(erm(images, steps=2), tiny.execution(), tmp_path / "other", display=listening)
+    assert listening.heard["step 1"] > 0
+
+
+def test_callbacks_are_told_of_the_end_however_it_comes(images, tmp_path):
+    class Ending(TrainingCallback):
+        ends = 0
+
+        def on_train_end(self):
+            self.ends += 1
+
+    ending = Ending()
+    with pytest.raises(Preempted):
+        train(erm(images), tiny.execution(), tmp_path / "run", callbacks=[ending], pause=tiny.stop_at(3))
+    assert ending.ends == 1
+    train(erm(images), tiny.execution(), tmp_path / "run", callbacks=[ending])
+    train(erm(images), tiny.execution(), tmp_path / "run", callbacks=[ending])  # finished before
+    assert ending.ends == 3
 
 
 @pytest.mark.parametrize(("keep", "models"), [("none", 0), ("best", 2), ("all", 5)])

@@ -8,7 +8,7 @@ from dspreg import ConfigError, Profile
 from dspreg.errors import Preempted
 from dspreg.runs.folder import RunFolder
 from dspreg.training import train
-from dspreg.training.display import Display
+from dspreg.training.callbacks import TrainingCallback
 from dspreg.training.state import State
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
@@ -103,26 +103,26 @@ def test_evaluating_more_or_less_often_moves_no_parameter(images, undisturbed, t
                     assert accuracy[record["step"]][domain][split] == value
 
 
-class Counting(Display):
+class Counting(TrainingCallback):
     steps = records = 0
 
-    def stepped(self, t, log):
+    def on_step_end(self, step, log):
         self.steps += 1
 
-    def recorded(self, record):
+    def on_evaluation(self, record):
         self.records += 1
 
 
 def stop_after_step_ten(images, out, *, evaluated=False):
     """Or after the evaluation of step 12, where the window is empty and the next record is not due."""
-    display = Counting()
+    counting = Counting()
 
     def pause():
-        if display.records == 4 if evaluated else display.steps == 11:
+        if counting.records == 4 if evaluated else counting.steps == 11:
             raise Preempted("stopped by the test")
 
     with pytest.raises(Preempted):
-        train(tiny.settings(images), tiny.execution(), out, display=display, pause=pause)
+        train(tiny.settings(images), tiny.execution(), out, callbacks=[counting], pause=pause)
 
 
 DROPPED = {

@@ -51,4 +51,4 @@ def metering(algorithm: Algorithm, key: tuple[Key, ...], **options: Any) -> Iter
 
     device = next(algorithm.net.parameters()).device.type
     with evaluation_mode(stack.top), torch.autocast(device, enabled=False):  # c of a step is that of the profiles
-        yield Meter(algorithm.net, key=(*key, "measure"), **options), f
+        yield Meter(algorithm.net, key=(*key, "measure"), on_pass=stack.task.on_progress, **options), f

@@ -25,6 +25,8 @@ class Task:
     key: tuple[Key, ...] = ()  # of all randomness: data set, targets, trial, draw
     # samples(t, n): n batches of 32 images per source domain, evaluation transform, keyed by (key, t, "measure")
     samples: Callable[[int, int], Mapping[str, Sequence[Batch]]] = _no_samples
+    # called at every pass of the network in a step: one that measures c, or searches, takes minutes and is not hung
+    on_progress: Callable[[], None] = lambda: None
 
     @property
     def can_measure(self) -> bool:

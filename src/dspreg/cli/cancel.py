@@ -7,7 +7,7 @@ from typing import Any
 from dspreg.cli.named_runs import named
 from dspreg.cli.parser import Commands, described
 from dspreg.errors import ConfigError
-from dspreg.launch.work import ATTEMPTS
+from dspreg.launch.queue import ATTEMPTS
 from dspreg.names import shown
 from dspreg.overview import Looker
 from dspreg.runs.store import RunStore
@@ -44,7 +44,7 @@ def run(given: Any) -> int:
     chosen = list(found.runs) if given.all else named(given.runs, found.runs, given.store)
     chosen.sort(key=lambda each: found.states[each] == "running")  # last: a worker that is free takes up another
     cancelled = running = 0
-    claims = store.claims()
+    leases = store.leases()
     try:
         for each in chosen:
             state = found.states[each]
@@ -55,7 +55,7 @@ def run(given: Any) -> int:
             if kept:
                 print(f"{title}: {KEPT[state]}")
                 continue
-            with claims.revoking(each) as held:  # whoever trains it writes nothing after the marker, nor over it
+            with leases.revoking(each) as held:  # its holder writes nothing after the marker, nor over it
                 if (store.folder(found.run(each)) / "result.json").exists():  # by now
                     print(f"{title}: {KEPT['finished']}")
                     continue
@@ -64,7 +64,7 @@ def run(given: Any) -> int:
             cancelled, running = cancelled + 1, running + trained
             print(f"{title}: cancelled{', while it was being trained' if trained else ''}")
     finally:
-        claims.close()
+        leases.close()
     were = "was being trained, and stops" if running == 1 else "were being trained, and stop"
     stop = f"; {running:,} of them {were} within half a minute" if running else ""
     print(f"{cancelled:,} cancelled{stop}. dspreg retry {given.store} takes them up again")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.cli.parser import Commands, described
-from dspreg.cli.sweep import add_where, store_for, swept, whole
+from dspreg.cli.sweep import add_launch_options, launch, open_store, whole
 from dspreg.cli.train import stopping
 from dspreg.errors import ConfigError, Notice
 from dspreg.names import did_you_mean, shown
@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--store", metavar="DIR", help="where the runs go: new, or of earlier items")
     parser.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data)")
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, mps (default: cpu)")
-    add_where(parser)
+    add_launch_options(parser)
     says = "how DSP-Reg's penalty is computed (default: exact); lookahead is cheaper, and not the same"
     parser.add_argument("--engine", metavar="ENGINE", default="exact", help=says)
     parser.add_argument("--trials", metavar="N", help="another number of trials than the scale's")
@@ -84,7 +84,7 @@ def run(given: Any) -> int:
     if given.show and not given.store:
         raise ConfigError("--show: of which runs? Add the --store DIR that they are in")
     runs, code = item.runs(), 0
-    store = store_for(runs, given, execution)
+    store = open_store(runs, given, execution)
     if store is None:
         return 0
     if given.show:
@@ -92,7 +92,7 @@ def run(given: Any) -> int:
     else:
         _look(item, runs, store, execution)
         with stopping() as pause:
-            code = swept(runs, store, given, execution, pause, say=_aside)
+            code = launch(runs, store, given, execution, pause, say=_aside)
     _show(item, store, given)
     return code
 

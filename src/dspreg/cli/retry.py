@@ -7,7 +7,7 @@ from typing import Any
 from dspreg.cli.named_runs import named
 from dspreg.cli.parser import Commands, described
 from dspreg.errors import ConfigError
-from dspreg.launch.work import ATTEMPTS
+from dspreg.launch.queue import ATTEMPTS
 from dspreg.names import shown
 from dspreg.overview import Looker, Overview
 from dspreg.runs.store import RunStore, Standing

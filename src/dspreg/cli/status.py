@@ -11,7 +11,7 @@ from typing import Any
 from dspreg.cli.options import natural
 from dspreg.cli.parser import Commands, described
 from dspreg.cli.status_text import status_json, status_text
-from dspreg.launch.work import ATTEMPTS
+from dspreg.launch.queue import ATTEMPTS
 from dspreg.overview import Looker, Overview
 from dspreg.runs.archive import is_archive, open_store
 from dspreg.runs.store import RunStore

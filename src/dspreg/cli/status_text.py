@@ -9,13 +9,13 @@ from typing import Any
 from dspreg.columns import aligned
 from dspreg.names import shown
 from dspreg.overview import STATES, Overview, group
-from dspreg.runs.leases import LEASE, Held
+from dspreg.runs.leases import LEASE_SECONDS, LeaseInfo
 from dspreg.runs.process_id import machine_and_pid
 
 LISTED = 20  # failures, where there is room for all lines
 BAR = 12
 NOTE = "finished: its result is there; sweep and report verify the files, status does not"
-BEATS = "steps as of the last beat, twice a minute"
+RENEWALS = "steps as of the last heartbeat, twice a minute"
 
 
 def status_text(found: Overview, attempts: int, height: int | None = None) -> str:
@@ -29,7 +29,7 @@ def status_text(found: Overview, attempts: int, height: int | None = None) -> st
         room = _rooms(height, len(rows), len(held), len(failed))
     lines = [head, *_cut(rows, room[0], lambda some: some), total, NOTE]
     if held:
-        lines += ["", "being trained:", *_cut(held, room[1], lambda some: _running(found, some)), BEATS]
+        lines += ["", "being trained:", *_cut(held, room[1], lambda some: _running(found, some)), RENEWALS]
     if failed:
         lines += ["", "failed:", *_cut(failed, room[2], lambda some: _reasons(found, attempts, some))]
     return "\n".join(lines)
@@ -86,18 +86,18 @@ def _running(found: Overview, runs: Sequence[str]) -> Iterator[str]:
         yield f"{line}  {shown(str(found.run(run)))}"
 
 
-def _since(each: Held) -> str:
+def _since(each: LeaseInfo) -> str:
     if each.left <= 0:
         return "no progress, its lease is over"
-    return f"progress {max(0.0, LEASE - each.left):.0f} s ago" if each.alive else "its process is gone"
+    return f"progress {max(0.0, LEASE_SECONDS - each.left):.0f} s ago" if each.alive else "its process is gone"
 
 
-def _who(each: Held) -> str:
+def _who(each: LeaseInfo) -> str:
     machine, number = machine_and_pid(each.process)
     return shown(machine) if number is None else f"{shown(machine)}, process {number}"
 
 
-def _held(run: str, each: Held, steps: int | None) -> dict[str, Any]:
+def _held(run: str, each: LeaseInfo, steps: int | None) -> dict[str, Any]:
     machine, number = machine_and_pid(each.process)
     seconds = {"lease ends in": round(each.left, 1)}
     return {"id": run, "alive": each.alive, "step": each.step, "steps": steps, "machine": machine, "process": number,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,10 @@ from typing import Any
 from dspreg.cli.parser import Commands, described
 from dspreg.cli.plan_text import plan_text
 from dspreg.cli.train import metavar, says, stopping
-from dspreg.errors import ConfigError, Notice
+from dspreg.errors import ConfigError
+from dspreg.launch.launcher import Launcher, check_specs, list_runs, make_launcher
+from dspreg.launch.launcher import sweep as launch_sweep
+from dspreg.launch.queue import ATTEMPTS
 from dspreg.names import shown
 from dspreg.protocol import reading, sweep
 from dspreg.protocol.settings import Execution
@@ -72,7 +74,7 @@ def add(commands: Commands) -> None:
     group.add_argument("--same-draws", action="store_const", const="true",
                        help="draw n is the same in all trials; DomainBed draws anew in each")  # fmt: skip
     group = parser.add_argument_group("how it is run")
-    add_where(group)
+    add_launch_options(group)
     for each in dataclasses.fields(Execution):
         how: dict[str, Any] = {"nargs": "?", "const": "true"} if str(each.type) == "bool" else {}
         flag = f"--{each.name.replace('_', '-')}"
@@ -81,27 +83,28 @@ def add(commands: Commands) -> None:
     parser.set_defaults(run=run)
 
 
-def add_where(group: Any) -> None:
-    """The flags that `swept` takes."""
+def add_launch_options(group: Any) -> None:
+    """The flags that `launch` takes."""
     says_jobs = "runs at once (default: one per GPU, or core, of all machines); 0: one after the other, in this process"
     group.add_argument("--jobs", metavar="N", help=says_jobs)
     says_on = "this machine, or a Ray cluster (needs the extra ray)"
     group.add_argument("--on", choices=("local", "ray"), default="local", help=says_on)
     says_address = "HOST:PORT, auto or local (default: RAY_ADDRESS, or one on this machine, or else a new one)"
     group.add_argument("--ray-address", metavar="ADDR", help=says_address)
-    group.add_argument("--attempts", metavar="N", default="3", help="how often a run may fail (default: 3)")
+    says_attempts = f"how often a run may fail (default: {ATTEMPTS})"
+    group.add_argument("--attempts", metavar="N", default=str(ATTEMPTS), help=says_attempts)
 
 
 def run(given: Any) -> int:
     runs, execution = planned(given)
-    store = store_for(runs, given, execution)
+    store = open_store(runs, given, execution)
     if store is None:
         return 0
     with stopping() as pause:
-        return swept(runs, store, given, execution, pause)
+        return launch(runs, store, given, execution, pause)
 
 
-def store_for(runs: Sequence[Run], given: Any, execution: Execution) -> RunStore | None:
+def open_store(runs: Sequence[Run], given: Any, execution: Execution) -> RunStore | None:
     """Where `--store` says, if runs may go there; None once `--dry-run` has printed what they are."""
     check_specs(runs)
     store = RunStore(given.store) if given.store else None
@@ -136,82 +139,37 @@ def planned(given: Any) -> tuple[list[Run], Execution]:
     values["execution"] = {**values.get("execution", {}), **how}
     made = Sweep(**values)
     execution = Execution(**made.execution)
-    return made.runs(lambda data: domains_of(data, execution)), execution
+    return list_runs(made, execution), execution
 
 
-def domains_of(data: str, execution: Execution) -> Sequence[str]:
-    """Those of a benchmark are known; others are read."""
-    from dspreg.data.named import dataset_named, known_class
-
-    known = known_class(data)
-    if known is not None:
-        return known.domains
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # training says them
-        placed = data.startswith(("folder:", "index:"))
-        return dataset_named(data, execution.root, execution.name if placed else None).domains
-
-
-def check_specs(runs: Sequence[Run]) -> None:
-    """Whether the algorithms exist and have these options: before the first run, not in the middle of the night."""
-    from dspreg.algorithms.spec import parse
-
-    for spec in dict.fromkeys(run.algorithm for run in runs):
-        parse(spec)
-
-
-def swept(
+def launch(
     runs: list[Run],
     store: RunStore,
     given: Any,
     execution: Execution,
-    pause: Any,
+    pause: Callable[[], None],
     say: Callable[[str], None] = lambda text: print(text, flush=True),
 ) -> int:
-    """Train what is left of the runs, and tell how each ended; returns the exit code."""
-    say = heard_or_not(say)
+    """Train what is left of the runs, and say how each ended; returns the exit code."""
     from rich.console import Console
 
-    from dspreg.launch.board import Bars, Board
-    from dspreg.launch.on_ray import on_ray
-    from dspreg.launch.pool import pool, settled
-    from dspreg.launch.serial import serial
-    from dspreg.launch.work import Work
-    from dspreg.training.display import Bar, Display
-    from dspreg.training.experiment import check_device
+    from dspreg.launch.progress import SweepProgress, SweepProgressBars
 
-    far = given.on == "ray"
-    if given.ray_address is not None and not far:
-        raise ConfigError(f"--ray-address {given.ray_address} is for --on ray")
-    asked = None if given.jobs is None else whole("--jobs", given.jobs, 1 if far else 0)
-    alone = asked == 0
-    attempts = whole("--attempts", given.attempts, 1)
-    if not far:
-        check_device(execution.device)  # here, once: each run would use up its attempts on it
-    store.make()
-    store.plan(runs)
-    console = Console(stderr=True)
-    board = Bars(console, len(runs)) if console.is_terminal and not alone else Board()
+    say, console, done = ignore_broken_pipe(say), Console(stderr=True), 0
+    launcher, attempts = chosen_launcher(given, console.print), whole("--attempts", given.attempts, 1)
 
-    def told(run: Run, standing: Standing, before: bool) -> None:
-        when, number, n = ", as before" if before else "", len(work.ended), standing.attempts
-        again = "" if standing.settled(attempts) else f"; attempt {n} of {attempts}, tried again later"
-        board.settled(number)
-        say(f"[{number}/{len(runs)}] {shown(str(run))}: {outcome(standing)}{when}{again}")
+    def on_run(run: Run, status: Standing, already: bool) -> None:
+        nonlocal done
+        final = status.settled(attempts)
+        done += final
+        when = ", as before" if already else ""
+        again = "" if final else f"; attempt {status.attempts} of {attempts}, tried again later"
+        say(f"[{done}/{len(runs)}] {shown(str(run))}: {outcome(status)}{when}{again}")
 
-    def display(run: Run) -> Display:
-        return Bar(console, shown(str(run))) if console.is_terminal else Display()
-
-    with Work(runs, store, attempts=attempts, told=told) as work:
-        if far:
-            on_ray(work, execution, address=given.ray_address, jobs=asked, pause=pause, board=board, say=console.print)
-        else:
-            execution, jobs = settled(execution, asked)
-            if alone:
-                serial(work, execution, pause=pause, display=display)
-            else:
-                pool(work, execution, jobs=jobs, pause=pause, board=board)
-    ended = work.ended
+    ended = launch_sweep(
+        runs, store, launcher=launcher, execution=execution, attempts=attempts, on_run=on_run, pause=pause,
+        progress=SweepProgressBars(console, len(runs)) if console.is_terminal else SweepProgress(),
+    )  # fmt: skip
     bad = [run for run in runs if ended[run.id].state != "finished"]
     say(f"{len(runs) - len(bad)} of {len(runs)} runs finished in {store.path}")
     if not bad:
@@ -219,17 +177,30 @@ def swept(
     say(f"{len(bad)} did not:")
     for each in bad:
         say(f"  {each.id}  {shown(str(each))}: {outcome(ended[each.id])}")
-    standings = [ended[each.id] for each in bad]
-    again = [each for each in standings if each.state == "cancelled" or (each.state == "failed" and each.attempts)]
+    statuses = [ended[each.id] for each in bad]
+    again = [each for each in statuses if each.state == "cancelled" or (each.state == "failed" and each.attempts)]
     if again:
         say(f"dspreg retry {store.path} gives {len(again)} of them their attempts again")
-    return 0 if all(each.state == "cancelled" for each in standings) else 5
+    return 0 if all(each.state == "cancelled" for each in statuses) else 5
 
 
-def heard_or_not(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Whoever read the output may be gone; runs are trained for the store, and go on."""
+def chosen_launcher(given: Any, say: Callable[[str], None]) -> Launcher:
+    """By `--on`, `--jobs` and `--ray-address`."""
+    on_ray = given.on == "ray"
+    jobs = None if given.jobs is None else whole("--jobs", given.jobs, 1 if on_ray else 0)
+    if on_ray:
+        from dspreg.launch.ray_launcher import RayLauncher
 
-    def told(text: str) -> None:
+        return RayLauncher(jobs, address=given.ray_address, say=say)
+    if given.ray_address is not None:
+        raise ConfigError(f"--ray-address {given.ray_address} is for --on ray")
+    return make_launcher("serial") if jobs == 0 else make_launcher("pool", jobs=jobs)
+
+
+def ignore_broken_pipe(say: Callable[[str], None]) -> Callable[[str], None]:
+    """The reader of the output may be gone, as after `| head`; runs are trained for the store, and go on."""
+
+    def say_or_not(text: str) -> None:
         with suppress(BrokenPipeError):
             say(text)
             return
@@ -238,7 +209,7 @@ def heard_or_not(say: Callable[[str], None]) -> Callable[[str], None]:
         except BrokenPipeError:  # or Python would fail with what is left in it, at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
-    return told
+    return say_or_not
 
 
 def whole(flag: str, given: str, least: int) -> int:
@@ -247,11 +218,11 @@ def whole(flag: str, given: str, least: int) -> int:
     return int(given)
 
 
-def outcome(standing: Standing) -> str:
+def outcome(status: Standing) -> str:
     """How a run ended, in a few words."""
-    if standing.result is None:
-        return f"{standing.state}: {shown(standing.reason)}"
-    accuracy, targets = standing.result["selected"]["accuracy"], standing.result["targets"]
+    if status.result is None:
+        return f"{status.state}: {shown(status.reason)}"
+    accuracy, targets = status.result["selected"]["accuracy"], status.result["targets"]
     return "unseen " + ", ".join(f"{shown(name)} {100 * accuracy[name]['in']:.1f} %" for name in targets)
 
 

@@ -99,16 +99,13 @@ def trained(given: Any, pause: Any) -> int:
         raise ConfigError("which domain is held out? Add --target DOMAIN, or --target none to train on all of them")
     from rich.console import Console
 
-    from dspreg.training.display import Bar, Display
+    from dspreg.training.callbacks import ProgressBar
     from dspreg.training.loop import train
 
     console = Console(stderr=True)
-    display = Bar(console) if console.is_terminal else Display()
+    callbacks = [ProgressBar(console)] if console.is_terminal else []
     finished_before = (Path(given.out) / "result.json").exists()
-    try:
-        result = train(settings, execution, given.out, display=display, pause=pause)
-    finally:
-        display.ended()
+    result = train(settings, execution, given.out, callbacks=callbacks, pause=pause)
     print(summary(result, Path(given.out), finished_before))
     return 0
 

@@ -8,15 +8,15 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from dspreg.errors import CantWrite, IntegrityError
 
 UNFINISHED = ".part"  # a crash may leave such a file; `remove_partial_files` removes it
+# Entered around every change of a file that another process may own by now: it raises where nothing may change any
+# more. A process that slept too long is stopped at its next file, and half-made files never get their names.
 Fence = Callable[[], AbstractContextManager[None]]
-_fenced: ContextVar[tuple[Path, Fence] | None] = ContextVar("fenced", default=None)
 
 
 def sha256(data: bytes) -> str:
@@ -35,7 +35,7 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, allow_nan=False, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
 
 
-def write(path: Path, data: bytes) -> None:
+def write(path: Path, data: bytes, *, fence: Fence = nullcontext) -> None:
     """Replace a file as a whole: after a crash it has its old contents or the new ones."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     with os_errors_as_cant_write(path, len(data)):
@@ -44,7 +44,7 @@ def write(path: Path, data: bytes) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            with _fence(path):
+            with fence():
                 os.replace(unfinished, path)
         except Exception:
             unfinished.unlink(missing_ok=True)
@@ -52,10 +52,10 @@ def write(path: Path, data: bytes) -> None:
         _sync(path.parent)  # the new name, too, must survive the power going
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, fence: Fence = nullcontext) -> None:
     """For people too: indented."""
     text = json.dumps(value, allow_nan=False, ensure_ascii=False, indent=1, sort_keys=True)
-    write(path, (text + "\n").encode())
+    write(path, (text + "\n").encode(), fence=fence)
 
 
 def read_json(path: Path) -> Any:
@@ -68,8 +68,8 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(path: str | Path, data: bytes) -> Any:
-    """What a file holds. Python reads NaN, 1e999 and halves of characters, too, which are never written here: whoever
-    does not put the value through `canonical(…).encode()`, to compare its SHA-256, has to do so as a check.
+    """What a file holds. Python reads NaN, 1e999 and halves of characters, too, which are never written here: a caller
+    that does not put the value through `canonical(…).encode()`, to compare its SHA-256, has to do so as a check.
     """
     try:
         return json.loads(data.decode())
@@ -77,8 +77,8 @@ def parse_json(path: str | Path, data: bytes) -> Any:
         raise IntegrityError(f"{path} can't be read: {error}") from error
 
 
-def remove(path: Path) -> None:
-    with os_errors_as_cant_write(path, 0), _fence(path):
+def remove(path: Path, *, fence: Fence = nullcontext) -> None:
+    with os_errors_as_cant_write(path, 0), fence():
         path.unlink(missing_ok=True)
 
 
@@ -88,22 +88,22 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
-def remove_partial_files(folder: Path) -> None:
+def remove_partial_files(folder: Path, *, fence: Fence = nullcontext) -> None:
     """Remove what a crash left half-written in a folder of ours or below it."""
     for path in folder.rglob(f".*{UNFINISHED}"):
-        remove(path)
+        remove(path, fence=fence)
 
 
 class Lines:
     """A file of JSON lines that only grows. `mark` says how far it was good, `rewind` goes back there."""
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: Path, *, fence: Fence = nullcontext):
+        self.path, self.fence = path, fence
 
     def append(self, value: Any) -> None:
         line = (canonical_json(value) + "\n").encode()
         with os_errors_as_cant_write(self.path, len(line)):
-            with _fence(self.path):
+            with self.fence():
                 new = not self.path.exists()
                 with self.path.open("ab") as file:
                     file.write(line)
@@ -122,7 +122,7 @@ class Lines:
         if mark and sha256(kept) != mark["sha256"]:
             raise IntegrityError(f"{self.path} is not what it was when the checkpoint was made")
         if self.path.exists():
-            with os_errors_as_cant_write(self.path, 0), _fence(self.path), self.path.open("r+b") as file:
+            with os_errors_as_cant_write(self.path, 0), self.fence(), self.path.open("r+b") as file:
                 file.truncate(size)
                 os.fsync(file.fileno())
 
@@ -150,30 +150,6 @@ class Lines:
 
     def _bytes(self) -> bytes:
         return self.path.read_bytes() if self.path.exists() else b""
-
-
-@contextmanager
-def fenced(folder: Path, fence: Fence) -> Iterator[None]:
-    """Whatever changes below `folder` from here changes inside of `fence()`, which raises where nothing may.
-
-    For work that may be given to somebody else meanwhile: who slept too long is stopped at its next file, and half-made
-    ones never get their names.
-    """
-    token = _fenced.set((folder, fence))
-    try:
-        yield
-    finally:
-        _fenced.reset(token)
-
-
-def is_fenced(path: Path) -> bool:
-    found = _fenced.get()
-    return found is not None and path.is_relative_to(found[0])
-
-
-def _fence(path: Path) -> AbstractContextManager[None]:
-    found = _fenced.get()
-    return found[1]() if found and path.is_relative_to(found[0]) else nullcontext()
 
 
 @contextmanager

@@ -1,76 +1,88 @@
-"""One attempt at one run, wherever it is made: look at how it stands, train, keep what became of it."""
+"""One attempt at one run, by a process that has the store: look at its status, train, and keep what became of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from dspreg.errors import CantWrite, Diverged, InUse, Preempted
-from dspreg.io.atomic_files import fenced
-from dspreg.launch.heart import Heart
-from dspreg.launch.work import Outcome, Taken
+from dspreg.io.atomic_files import Fence
+from dspreg.launch.heartbeat import Heartbeat
+from dspreg.launch.messages import Outcome
+from dspreg.launch.queue import LeasedRun
 from dspreg.protocol.settings import Execution
-from dspreg.runs.leases import Claims, LostClaim
+from dspreg.runs.leases import LeaseLost, Leases
 from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore, Standing
-from dspreg.training.display import Display
+from dspreg.training.callbacks import TrainingCallback
 from dspreg.training.loop import train
 
 
 def attempt(
-    taken: Taken,
+    leased: LeasedRun,
     store: RunStore,
-    claims: Claims,
+    leases: Leases,
     execution: Execution,
     *,
     attempts: int,
-    display: Callable[[], Display] = Display,
+    callbacks: Iterable[TrainingCallback] = (),
     pause: Callable[[], None],
 ) -> Outcome:
     """Verify a finished run, or train one that is not. A failure is kept and no error.
 
     Args:
-        taken: What to work on. Nothing is written any more once its claim is somebody else's.
+        leased: What to work on. Nothing is written any more once its lease is lost.
         store: Where it goes.
-        claims: Of the store; this process's own.
+        leases: Of the store; this process's own.
         execution: How.
         attempts: How often it may fail.
-        display: Makes what is told about its progress, if it is trained.
+        callbacks: Called with its progress, if it is trained.
         pause: Raises `Preempted` to stop; nothing is lost.
 
     Raises:
         CantWrite: The disk is full or can't be written. The other runs would meet the same.
         Preempted: By `pause`.
     """
+    fence = partial(leases.guard, leased.lease)
+    heartbeat = Heartbeat(leases, leased.lease)
     try:
-        with fenced(store.path, lambda: claims.writing(taken.claim)):
-            before = store.standing(taken.run)
-            if before.settled(attempts):
-                if before.state == "finished":
-                    store.succeed(taken.run)  # whoever finished it may have been killed before that
-                return Outcome(before, before=True)
-            return Outcome(trained(taken.run, store, execution, Heart(claims, taken.claim, display(), pause)))
-    except (InUse, LostClaim):  # somebody trains in the folder by hand, or it was us who slept
+        before = final_status(leased.run, store, attempts, fence)
+        if before is not None:
+            return Outcome(before, already=True)
+        return Outcome(train_run(leased.run, store, execution, fence, [heartbeat, *callbacks], pause))
+    except (InUse, LeaseLost):  # a training by hand has the folder, or it was this process that slept
         return Outcome(None)
 
 
-def trained(run: Run, store: RunStore, execution: Execution, heart: Heart) -> Standing:
+def final_status(run: Run, store: RunStore, attempts: int, fence: Fence) -> Standing | None:
+    """The status of a run that needs no further attempt, verified; None if it needs one."""
+    status = store.standing(run)
+    if not status.settled(attempts):
+        return None
+    if status.state == "finished":
+        store.succeed(run, fence=fence)  # the process that finished it may have been killed before that
+    return status
+
+
+def train_run(
+    run: Run,
+    store: RunStore,
+    execution: Execution,
+    fence: Fence,
+    callbacks: Iterable[TrainingCallback],
+    pause: Callable[[], None],
+) -> Standing:
     """Train one run, and keep its failure if it has one."""
+    folder = store.folder(run, fence=fence)
     try:
         result = train(
-            run.settings(),
-            run.execution(execution),
-            store.folder(run).path,
-            display=heart,
-            pause=heart.pause,
-            plan=run.to_json(),
+            run.settings(), run.execution(execution), folder, callbacks=callbacks, pause=pause, plan=run.to_json()
         )
-    except (Preempted, CantWrite, InUse, LostClaim):
+    except (Preempted, CantWrite, InUse, LeaseLost):
         raise
     except Diverged:  # the run's own folder says so
         return store.standing(run)
     except Exception as error:
-        return store.fail(run, error)
-    finally:
-        heart.ended()
-    store.succeed(run)
+        return store.fail(run, error, fence=fence)
+    store.succeed(run, fence=fence)
     return Standing("finished", result=result)

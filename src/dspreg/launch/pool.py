@@ -3,58 +3,57 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
-from typing import Any
 
-from dspreg.errors import ConfigError, Notice, ResourceError
-from dspreg.launch.board import Board
-from dspreg.launch.work import POLL, Outcome, Taken, Work
-from dspreg.launch.worker import Progress, Refused, Slot, Stopped, main
+from dspreg.errors import ConfigError
+from dspreg.launch.dispatcher import Dispatcher
+from dspreg.launch.messages import Event, Outcome, Stopped, WorkerDied
+from dspreg.launch.pool_worker import main
+from dspreg.launch.progress import SweepProgress
+from dspreg.launch.queue import LeasedRun, RunQueue
+from dspreg.launch.resources import Slot, assign_slots, default_jobs, fill_execution
 from dspreg.protocol.settings import Execution
-from dspreg.runs.store import Standing
+from dspreg.training.experiment import check_device
 
-TICK = 0.5  # seconds until a signal is noticed
-WARM = ["timm", "torchvision", "dspreg.launch.worker"]  # what every process needs, loaded once
+PRELOAD = ["timm", "torchvision", "dspreg.launch.pool_worker"]  # what every process needs, loaded once
 GRACE = 60.0  # seconds for a last checkpoint
 
 
-def pool(
-    work: Work,
-    execution: Execution,
-    *,
-    jobs: int,
-    pause: Callable[[], None] = lambda: None,
-    board: Board | None = None,
-) -> None:
-    """Do all of it in `jobs` processes.
-
-    They are forked from one that has torch loaded, so a new one is there at once. One that dies, or that makes no
-    progress for a lease, costs its run an attempt and is replaced.
+class PoolLauncher:
+    """Processes are forked from one that has torch loaded, so a new one is there at once. One that dies, or that makes
+    no progress for the duration of a lease, costs its run an attempt and is replaced.
 
     Args:
-        work: What is to be done.
-        execution: How each is run; `threads` is set, so that the bits do not depend on `jobs`.
-        jobs: At least 1.
-        pause: Raises `Preempted` to stop the sweep; every process makes a checkpoint first.
-        board: Shown to people.
-
-    Raises:
-        ResourceError: The disk is full or can't be written. The other runs would meet the same.
+        jobs: Runs at once; None: one per GPU, or as many as the cores have room for.
     """
-    pool = Pool(work, execution, places(jobs, execution), board or Board())
-    try:
-        pool.go(pause)
-    finally:
-        pool.stop()
+
+    def __init__(self, jobs: int | None = None):
+        if jobs is not None and jobs < 1:
+            raise ConfigError(f"jobs={jobs}; wanted at least 1")
+        self.jobs = jobs
+
+    def setup(self, execution: Execution) -> Execution:
+        check_device(execution.device)  # here, once: each run would use up its attempts on it
+        return fill_execution(execution, self.jobs or default_jobs(execution))
+
+    def launch(
+        self, queue: RunQueue, execution: Execution, *, progress: SweepProgress, pause: Callable[[], None]
+    ) -> None:
+        """Once `pause` raises, every process makes a checkpoint first.
+
+        Raises:
+            ResourceError: The disk is full or can't be written. The other runs would meet the same.
+        """
+        slots = assign_slots(self.jobs or default_jobs(execution), execution)
+        transport = PoolTransport(queue, execution, slots[: len(queue.waiting)])
+        Dispatcher(queue, transport, progress, pause).run()
 
 
 @dataclass
@@ -64,117 +63,84 @@ class Worker:
     slot: Slot
     process: BaseProcess
     pipe: Connection
-    taken: Taken | None = None
+    leased: LeasedRun | None = None
     leaving: bool = False  # it ends, and must be given nothing
 
 
-class Pool:
-    def __init__(self, work: Work, execution: Execution, slots: Sequence[Slot], board: Board):
-        self.work, self.execution, self.board = work, execution, board
-        self.context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(WARM)
-        self.notices: set[str] = set()
-        self.workers = [self.started(slot) for slot in slots[: len(work.left)]]
-        self.look = 0.0  # when to look again at what others work on
+class PoolTransport:
+    """A pipe to each of the processes."""
 
-    def started(self, slot: Slot) -> Worker:
-        mine, theirs = self.context.Pipe()
-        how = (theirs, slot, self.work.store.path.absolute(), self.execution, self.work.attempts)
-        process = self.context.Process(target=main, args=how)
+    def __init__(self, queue: RunQueue, execution: Execution, slots: Sequence[Slot]):
+        self.store, self.attempts, self.execution = queue.store.path.absolute(), queue.attempts, execution
+        self.context: ForkServerContext = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(PRELOAD)
+        self.workers = [self.start_worker(slot) for slot in slots]
+
+    def start_worker(self, slot: Slot) -> Worker:
+        ours, theirs = self.context.Pipe()
+        arguments = (theirs, slot, self.store, self.execution, self.attempts)
+        process = self.context.Process(target=main, args=arguments)
         process.start()
         theirs.close()
-        return Worker(slot, process, mine)
+        return Worker(slot, process, ours)
 
-    def go(self, pause: Callable[[], None]) -> None:
-        while not self.work.done:
-            pause()
-            self.hand_out()
-            self.listen(TICK)
-            self.replace()
+    def has_room(self) -> bool:
+        return any(True for _ in self._idle())
 
-    def hand_out(self) -> None:
-        """Runs for those that have none."""
-        if time.monotonic() < self.look:
-            return
-        for each in self.workers:
-            if each.taken is None and not each.leaving:
-                each.taken = self.work.take()
-                if each.taken is None:  # others have all that is left
-                    self.look = time.monotonic() + POLL
-                    return
-                self.board.began(each.taken.run)
-                try:
-                    each.pipe.send(each.taken)
-                except OSError:  # it is gone, and has not begun
-                    each.leaving = True
-                    self.back(each, Outcome(Standing("new")))
+    def _idle(self) -> Iterator[Worker]:
+        return (each for each in self.workers if each.leased is None and not each.leaving)
 
-    def listen(self, seconds: float) -> None:
-        """Hear what there is to hear; at most so long for the first word."""
+    def start(self, leased: LeasedRun) -> Event | None:
+        worker = next(self._idle())
+        try:
+            worker.pipe.send(leased)
+        except OSError:  # it is gone, and has not begun
+            worker.leaving = True
+            return Stopped()
+        worker.leased = leased
+        return None
+
+    def receive(self, seconds: float) -> Iterator[tuple[LeasedRun | None, Event]]:
         by_pipe = {each.pipe: each for each in self.workers}
         for pipe in wait(list(by_pipe), seconds):
-            self.hear_out(by_pipe[pipe])  # type: ignore[index]
+            yield from self._read(by_pipe[pipe])  # type: ignore[index]
+        for each in list(self.workers):
+            if not each.process.is_alive():
+                yield from self._read(each)  # its last words
+                leased = each.leased
+                self._replace(each)
+                if leased is not None:
+                    yield leased, WorkerDied(describe_exit(each.process))
 
-    def hear_out(self, each: Worker) -> None:
+    def _read(self, worker: Worker) -> Iterator[tuple[LeasedRun | None, Event]]:
         """All that it has said so far."""
         try:
-            while each.pipe.poll():
-                self.hear(each, each.pipe.recv())
-        except (EOFError, OSError):  # it is ending: `replace` sees to it
-            each.leaving = True
-            each.process.join(GRACE)
+            while worker.pipe.poll():
+                event: Event = worker.pipe.recv()
+                leased = worker.leased
+                if isinstance(event, Outcome | Stopped):
+                    worker.leased = None
+                worker.leaving |= isinstance(event, Stopped)
+                yield leased, event
+        except (EOFError, OSError):  # it is ending, and replaced once it has
+            worker.leaving = True
+            worker.process.join(GRACE)
 
-    def hear(self, each: Worker, said: Any) -> None:
-        if isinstance(said, Notice):
-            if str(said) not in self.notices:
-                self.notices.add(str(said))
-                warnings.warn(said, stacklevel=2)
-        elif isinstance(said, Progress):
-            if each.taken:
-                self.board.moved(each.taken.run, said.step, said.steps, said.doing)
-        elif isinstance(said, Refused):
-            raise ResourceError(said.why)
-        elif isinstance(said, Stopped):
-            each.leaving = True
-            self.back(each, Outcome(Standing("started")))
-        else:
-            self.back(each, said)
+    def _replace(self, worker: Worker) -> None:
+        worker.pipe.close()
+        self.workers[self.workers.index(worker)] = self.start_worker(worker.slot)
 
-    def back(self, each: Worker, outcome: Outcome) -> None:
-        taken, each.taken = each.taken, None
-        if taken is not None:
-            self.board.ended(taken.run)
-            self.work.give_back(taken, outcome)
-            if outcome.standing is not None:
-                self.look = 0.0
-            else:
-                self.look = time.monotonic() + POLL
+    def kill(self, leased: LeasedRun) -> bool:
+        worker = next(each for each in self.workers if each.leased is leased)
+        worker.process.kill()
+        worker.process.join(GRACE)  # one that can't be ended, in a driver's hands, holds nothing any more
+        self._replace(worker)
+        return True
 
-    def replace(self) -> None:
-        """New processes for those that are gone or hang."""
-        for taken in self.work.hung():
-            each = next(each for each in self.workers if each.taken is taken)
-            each.process.kill()
-            each.process.join(GRACE)  # one that can't be ended, in a driver's hands, holds nothing any more
-            why = f"it made no progress for {self.work.claims.lease:g} s and was ended"
-            self.buried(each, why)
+    def close(self) -> None:
+        """Processes end at once if they are idle, after a checkpoint if not."""
         for each in self.workers:
-            if not each.process.is_alive():
-                self.hear_out(each)  # its last words
-                self.buried(each, ending(each.process))
-
-    def buried(self, each: Worker, why: str) -> None:
-        taken, each.taken = each.taken, None
-        each.pipe.close()
-        if taken is not None:
-            self.board.ended(taken.run)
-            self.work.died(taken, why)
-        self.workers[self.workers.index(each)] = self.started(each.slot)
-
-    def stop(self) -> None:
-        """All processes end: at once if they are idle, after a checkpoint if not."""
-        for each in self.workers:
-            if each.taken is None:
+            if each.leased is None:
                 with suppress(OSError):  # it is gone
                     each.pipe.send(None)
             else:
@@ -186,54 +152,12 @@ class Pool:
                 each.process.kill()
                 each.process.join(GRACE)
             each.pipe.close()
-        self.board.close()
 
 
-def ending(process: BaseProcess) -> str:
+def describe_exit(process: BaseProcess) -> str:
     code = process.exitcode
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         memory = "; was there enough memory?" if name == "SIGKILL" else ""
         return f"the process that trained it was ended by {name}{memory}"
     return f"the process that trained it ended with exit code {code}"
-
-
-def usable_cores() -> list[int]:
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
-def gpus(execution: Execution) -> list[str]:
-    """Those that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
-    if execution.device != "cuda":
-        return []
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [name for name in given.split(",") if name]
-    import torch
-
-    return [str(number) for number in range(torch.cuda.device_count())]
-
-
-def places(jobs: int, execution: Execution) -> list[Slot]:
-    """Where each process has its place. Cores are pinned only where all are in use: another sweep may have the rest."""
-    cores, cards, each = usable_cores(), gpus(execution), execution.threads or 1
-    if jobs < 1:
-        raise ConfigError(f"--jobs {jobs}; wanted at least 1")
-    full = jobs * each == len(cores) and hasattr(os, "sched_setaffinity")
-    return [
-        Slot(
-            tuple(cores[n * each : (n + 1) * each]) if full else None,
-            cards[n % len(cards)] if cards else None,
-        )
-        for n in range(jobs)
-    ]
-
-
-def settled(execution: Execution, jobs: int | None) -> tuple[Execution, int]:
-    """How runs are run where the user left it open: one thread each, as many at once as there are GPUs or cores."""
-    threads = execution.threads or 1
-    cores, cards = len(usable_cores()), len(gpus(execution))
-    jobs = jobs if jobs is not None else cards or max(1, cores // threads)
-    readers = min(4, cores // max(1, jobs)) if cards else 0  # the cores are busy training
-    workers = execution.workers if execution.workers is not None else readers
-    return replace(execution, threads=threads, workers=workers), jobs

@@ -6,44 +6,55 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from dspreg.errors import ConfigError
 from dspreg.launch.attempt import attempt
-from dspreg.launch.work import POLL, Work
+from dspreg.launch.progress import SweepProgress
+from dspreg.launch.queue import POLL, RunQueue
+from dspreg.launch.reporter import ProgressReporter
+from dspreg.launch.resources import fill_execution
 from dspreg.protocol.settings import Execution
-from dspreg.runs.run import Run
-from dspreg.training.display import Display
+from dspreg.training.experiment import check_device
+
+REPORT_EVERY = 0.2  # seconds
 
 
-def serial(
-    work: Work,
-    execution: Execution,
-    *,
-    pause: Callable[[], None] = lambda: None,
-    display: Callable[[Run], Display] = lambda _: Display(),
-) -> None:
-    """Do all of it here.
-
-    Finished runs are verified and left as they are. Runs that another sweeper holds come last: by then they are
-    finished, or their holder is gone and they are resumed here.
+class SerialLauncher:
+    """No other process: what is trained can be debugged and profiled from here.
 
     Args:
-        work: What is to be done.
-        execution: How each is run.
-        pause: Raises `Preempted` to stop the sweep; nothing is lost.
-        display: Makes what is told about the progress of one run.
-
-    Raises:
-        ResourceError: The disk is full or can't be written. The other runs would meet the same.
+        jobs: None or 1; the others take more.
     """
-    while not work.done:
-        pause()
-        taken = work.take()
-        if taken is None:
-            time.sleep(POLL)
-            continue
-        outcome = attempt(
-            taken, work.store, work.claims, execution,
-            attempts=work.attempts, display=partial(display, taken.run), pause=pause,
-        )  # fmt: skip
-        work.give_back(taken, outcome)
-        if outcome.standing is None:
-            time.sleep(POLL)
+
+    def __init__(self, jobs: int | None = None):
+        if jobs not in (None, 1):
+            raise ConfigError(f"jobs={jobs}: the launcher 'serial' has one run at a time; 'pool' takes several")
+
+    def setup(self, execution: Execution) -> Execution:
+        check_device(execution.device)  # once: each run would use up its attempts on it
+        return fill_execution(execution, 1)
+
+    def launch(
+        self, queue: RunQueue, execution: Execution, *, progress: SweepProgress, pause: Callable[[], None]
+    ) -> None:
+        """Finished runs are verified and left as they are. Runs that another sweep holds come last: by then they are
+        finished, or their holder is gone and they are resumed here.
+
+        Raises:
+            ResourceError: The disk is full or can't be written. The other runs would meet the same.
+        """
+        while not queue.done:
+            pause()
+            leased = queue.claim()
+            if leased is None:
+                time.sleep(POLL)
+                continue
+            progress.start(leased.run)
+            reporter = ProgressReporter(partial(progress.update, leased.run), REPORT_EVERY)
+            outcome = attempt(
+                leased, queue.store, queue.leases, execution,
+                attempts=queue.attempts, callbacks=[reporter], pause=pause,
+            )  # fmt: skip
+            progress.end(leased.run)
+            queue.complete(leased, outcome)
+            if outcome.status is None:
+                time.sleep(POLL)

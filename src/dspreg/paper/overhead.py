@@ -21,7 +21,7 @@ import torch
 from dspreg.algorithms import DSPReg
 from dspreg.batches import Batch
 from dspreg.errors import Notice, ResourceError
-from dspreg.launch.pool import WARM
+from dspreg.launch.pool import PRELOAD
 from dspreg.paper.item import Item
 from dspreg.paper.scale_shown import scale_table
 from dspreg.paper.scales import Scale
@@ -147,7 +147,7 @@ def twice(scale: Scale, label: str) -> str:
 def peak_of(settings: Mapping[str, Any], execution: Execution) -> float:
     """Gigabytes at the peak of two steps, in a process of its own."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(WARM)
+    context.set_forkserver_preload(PRELOAD)
     mine, theirs = context.Pipe()
     process = context.Process(target=_two_steps, args=(theirs, dict(settings), execution), daemon=True)
     process.start()

@@ -10,7 +10,7 @@ from typing import Any
 from dspreg.errors import DspregError, Notice
 from dspreg.io.atomic_files import canonical_json, read_json
 from dspreg.protocol.selection import Trace
-from dspreg.runs.leases import Held, held
+from dspreg.runs.leases import LeaseInfo, list_leases
 from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
 
@@ -75,16 +75,16 @@ class _Names:
         )
 
 
-def _workers(store: RunStore) -> dict[str, Held]:
+def _workers(store: RunStore) -> dict[str, LeaseInfo]:
     """Who works on what right now."""
     try:
-        return {each.run: each for each in held(store.path / "claims.db") if each.alive}
+        return {each.run: each for each in list_leases(store.path / "claims.db") if each.alive}
     except DspregError as error:
         warnings.warn(f"running runs are called stopped, for nobody can tell: {error}", Notice, stacklevel=2)
         return {}
 
 
-def _state(store: RunStore, run: Run, begun: Trace | None, worker: Held | None) -> str:
+def _state(store: RunStore, run: Run, begun: Trace | None, worker: LeaseInfo | None) -> str:
     done, steps = _progress(store, run, begun)
     if worker:
         return f"running at {_step(max(worker.step, done or 0), steps)} (held by a sweeper)"

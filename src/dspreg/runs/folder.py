@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from os.path import isfile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -25,14 +25,17 @@ from typing import IO, Any, NamedTuple
 from dspreg.errors import ConfigError, IntegrityError, InUse
 from dspreg.io.atomic_files import (
     UNFINISHED,
+    Fence,
     Lines,
     canonical_json,
-    is_fenced,
+    make_folder,
     os_errors_as_cant_write,
     parse_json,
+    remove,
     remove_partial_files,
     sha256,
     sha256_of_file,
+    write,
     write_json,
 )
 
@@ -42,7 +45,7 @@ OURS = (  # what result.json vouches for; other files may lie there too, such as
     "selected.safetensors", "last.safetensors", "profiles/*.safetensors", "models/*.safetensors",
 )  # fmt: skip
 HELD: set[IO[str]] = set()  # locks of this process
-CLAIMED = "under a claim\n"  # what stands in the lock of a sweep's worker
+LEASED = "under a claim\n"  # what stands in the lock of a sweep's worker; other versions of dspreg read it, too
 
 
 class Contents(NamedTuple):
@@ -54,21 +57,45 @@ class Contents(NamedTuple):
 
 
 class RunFolder:
-    """One run's folder."""
+    """One run's folder.
 
-    def __init__(self, path: str | Path):
+    Args:
+        path: Where it is; it need not exist.
+        fence: Entered around every change of a file in it, for work under a lease: it raises once the lease is lost.
+    """
+
+    def __init__(self, path: str | Path, *, fence: Fence | None = None):
         self.path = Path(path)
+        self.leased = fence is not None
+        self.fence: Fence = fence or nullcontext
 
     @property
     def records(self) -> Lines:
-        return Lines(self / "records.jsonl")
+        return Lines(self / "records.jsonl", fence=self.fence)
 
     @property
     def refreshes(self) -> Lines:
-        return Lines(self / "refreshes.jsonl")
+        return Lines(self / "refreshes.jsonl", fence=self.fence)
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
+
+    # What changes in it.
+
+    def write(self, name: str, data: bytes) -> None:
+        """Replace a file as a whole, and make the folder it is in."""
+        make_folder((self / name).parent)
+        write(self / name, data, fence=self.fence)
+
+    def write_json(self, name: str, value: Any) -> None:
+        write_json(self / name, value, fence=self.fence)
+
+    def remove(self, name: str) -> None:
+        remove(self / name, fence=self.fence)
+
+    def clear_unfinished(self) -> None:
+        """Remove what a crash left half-written."""
+        remove_partial_files(self.path, fence=self.fence)
 
     # What is trained.
 
@@ -99,9 +126,9 @@ class RunFolder:
         mine = json.loads(canonical_json({**described, "format": FORMAT}))  # as it comes back: tuples are lists
         mine["id"] = identity(mine)
         if not (self / "run.json").exists():
-            write_json(self / "run.json", mine)
+            self.write_json("run.json", mine)
         there = self.description()
-        remove_partial_files(self.path)  # not before: the folder might have been somebody else's
+        self.clear_unfinished()  # not before: the folder might not have been ours
         ignored = {"environment"} if changed_environment else set()
         changes = [c for c in differences(there, mine) if c[0].split(".")[0] not in ignored | {"id", "where"}]
         if changes:
@@ -123,7 +150,7 @@ class RunFolder:
         if mine.get("environment") not in seen and seen:
             where["environments"] = [*where.get("environments", []), mine["environment"]]
         if where != there.get("where", {}) and not (self / "result.json").exists():
-            write_json(self / "run.json", {**there, "where": where})
+            self.write_json("run.json", {**there, "where": where})
 
     # Whether it is finished.
 
@@ -131,7 +158,7 @@ class RunFolder:
         """Write result.json, which names every file and what it must be."""
         names = sorted(str(p.relative_to(self.path)) for pattern in OURS for p in self.path.glob(pattern))
         result = {**outcome, "files": {name: sha256_of_file(self / name) for name in names}}
-        write_json(self / "result.json", {**result, "sha256": sha256(canonical_json(result).encode())})
+        self.write_json("result.json", {**result, "sha256": sha256(canonical_json(result).encode())})
 
     def result(self, *, weights: bool = True) -> dict[str, Any] | None:
         """The outcome of a finished run, every file verified; None while unfinished.
@@ -148,7 +175,7 @@ class RunFolder:
     def contents(self) -> Contents:
         """All that tables are made of, every file but models and profiles verified, and read once.
 
-        What was verified is then what is told, whoever writes meanwhile.
+        What was verified is then what is reported, even if another process writes meanwhile.
         """
         run = self._run()
         described = self._described(run)
@@ -196,7 +223,7 @@ class RunFolder:
     # Who works on it.
 
     def _refuse_strangers(self) -> None:
-        """Before anything is written: the folder might be somebody else's."""
+        """Before anything is written: the folder might not be ours."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.path} is a file; give --out a folder")
         if self.path.exists() and not (self / "run.json").exists():
@@ -209,8 +236,8 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Alone in this folder; the lock goes with the process, however it ends.
 
-        Work under a claim (`files.fenced`) takes over from work under an older one: whoever has the lock then slept
-        past its lease, and is refused wherever it writes.
+        Work under a lease takes over from work under an older one: the process that has the lock then slept past its
+        lease, and its fence refuses whatever it writes.
         """
         self._refuse_strangers()
         with os_errors_as_cant_write(self.path, 0):
@@ -230,24 +257,24 @@ class RunFolder:
     def _lock(self) -> IO[str]:
         import fcntl  # here: reading results must work where it does not exist
 
-        path, claimed = self / "lock", is_fenced(self.path)
+        path = self / "lock"
         while True:
             handle = path.open("a+")
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 handle.seek(0)
-                under_a_claim = handle.read() == CLAIMED
+                theirs_is_leased = handle.read() == LEASED
                 handle.close()
-                if not (claimed and under_a_claim):
+                if not (self.leased and theirs_is_leased):
                     raise InUse(f"{self.path} is in use by another training; wait for it or stop it") from None
                 path.unlink(missing_ok=True)  # the sleeper keeps its lock, of a file that has no name any more
                 continue
             if self._names(handle):
                 handle.truncate(0)
-                handle.write(CLAIMED if claimed else "")
+                handle.write(LEASED if self.leased else "")
                 handle.flush()
-                if self._names(handle):  # what stood in it until now may have let somebody take it over
+                if self._names(handle):  # what stood in it until now may have let another process take it over
                     return handle
             handle.close()  # it was taken over, or removed, between the two
 

@@ -1,9 +1,9 @@
-"""Who works on which run: a lease each in SQLite, so that sweepers share one store and a crash leaves nothing to clean.
+"""Which process works on which run: a lease each in SQLite, so that sweeps share one store and a crash needs no repair.
 
-A claim is one statement, so two sweepers never get the same run. Its lease ends unless the holder beats, with the step
-it is at: a process that hangs looks dead, because it is. Each claim of a run has a larger token than the one before,
-and a holder whose token is no longer the newest is refused whatever it wants. What is finished is not written here: the
-files of a run say so, or nobody does.
+A lease is acquired in one statement, so two sweeps never get the same run. It ends unless its holder renews it, with
+the step it is at: a process that hangs looks dead, because it is. Each lease of a run has a larger token than the one
+before, and a holder whose token is no longer the newest is refused whatever it wants. Which runs are finished is not
+written here: the files of a run alone say so.
 
 Only for a disk of this machine: SQLite's locks do not hold on network file systems.
 """
@@ -24,24 +24,25 @@ from typing import Any
 from dspreg.errors import CantWrite, DspregError, IntegrityError
 from dspreg.runs.process_id import is_gone, this_process
 
-LEASE = 600.0  # seconds without progress after which others take over: longer than any one step
+LEASE_SECONDS = 600.0  # without progress, after which other sweeps take a run over: longer than any one step
 WINDOW = 64  # runs looked at in one statement, so that its time does not grow with the sweep
 PATIENCE = 60.0  # seconds to wait for another process's statement
 FORMAT = 1
 
+# Versions of dspreg work side by side on one store: neither the table nor the name of its file changes.
 TABLE = """
 CREATE TABLE IF NOT EXISTS claims (
     run TEXT PRIMARY KEY,
-    token INTEGER NOT NULL,   -- number of claims there have been
+    token INTEGER NOT NULL,   -- number of leases there have been
     holder TEXT,              -- NULL: released
     boot TEXT NOT NULL,       -- when the machine is started again, its clock is, and all holders are gone
-    expires REAL NOT NULL,    -- by the machine's clock since then, which nobody sets
-    progress INTEGER NOT NULL,  -- the holder's, at its last beat
+    expires REAL NOT NULL,    -- by the machine's clock since then, which no process sets
+    progress INTEGER NOT NULL,  -- the holder's, when it last renewed
     step INTEGER NOT NULL     -- of its training then, for people
 ) WITHOUT ROWID
 """
 
-CLAIM = """
+ACQUIRE = """
 INSERT INTO claims (run, token, holder, boot, expires, progress, step)
     SELECT wanted.value, 1, :holder, :boot, :expires, 0, 0 FROM json_each(:runs) AS wanted
     LEFT JOIN claims AS there ON there.run = wanted.value
@@ -57,14 +58,14 @@ NEWEST = "run = :run AND token = :token AND holder = :holder"
 HELD = "SELECT run, holder, step, boot, expires FROM claims WHERE holder IS NOT NULL ORDER BY run"
 
 
-class LostClaim(DspregError):
-    """Somebody else works on the run by now; nothing more may be written."""
+class LeaseLost(DspregError):
+    """Another process works on the run by now; nothing more may be written."""
 
     exit_code = 75
 
 
 @dataclass(frozen=True)
-class Claim:
+class Lease:
     """The right to work on one run, for as long as its token is the newest."""
 
     run: str
@@ -73,8 +74,8 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Held:
-    """What others see of a claim."""
+class LeaseInfo:
+    """What other processes see of a lease."""
 
     run: str
     holder: str
@@ -88,17 +89,17 @@ class Held:
 
     @property
     def alive(self) -> bool:
-        """Whether somebody works on it, as far as can be told from here."""
+        """Whether its holder works on the run, as far as can be told from here."""
         return self.left > 0 and not is_gone(self.process)
 
 
-class Claims:
-    """The claims of one store.
+class Leases:
+    """The leases of one store.
 
     Args:
         path: The database; made if it is not there.
-        lease: Seconds without a beat after which a run may be claimed by others.
-        now: A clock that all processes of the machine share and nobody sets.
+        duration: Seconds without renewal after which other sweeps may acquire a run.
+        now: A clock that all processes of the machine share and none sets.
         boot: Which start of the machine that clock counts from.
     """
 
@@ -106,54 +107,54 @@ class Claims:
         self,
         path: str | Path,
         *,
-        lease: float = LEASE,
+        duration: float = LEASE_SECONDS,
         now: Callable[[], float] = time.monotonic,
         boot: str | None = None,
     ):
-        self.path, self.lease, self.now = Path(path), lease, now
+        self.path, self.duration, self.now = Path(path), duration, now
         self.boot = this_boot() if boot is None else boot
         self.holder = f"{os.urandom(4).hex()} {this_process()}"
-        self._process, self._connection = os.getpid(), self._opened()
+        self._process, self._connection = os.getpid(), self._open()
 
     # What a worker does.
 
-    def claim(self, runs: Iterable[str]) -> Claim | None:
-        """The first of `runs` that nobody holds, or None."""
+    def acquire(self, runs: Iterable[str]) -> Lease | None:
+        """A lease of the first of `runs` that no process holds, or None."""
         left = iter(runs)
         while window := list(islice(left, WINDOW)):
             now = self.now()
             values = {"runs": json.dumps(window), "holder": self.holder, "boot": self.boot, "now": now}
-            for run, token in self._do(CLAIM, values | {"expires": now + self.lease}):
-                return Claim(run, token, self.holder)
+            for run, token in self._do(ACQUIRE, values | {"expires": now + self.duration}):
+                return Lease(run, token, self.holder)
         return None
 
-    def beat(self, claim: Claim, progress: int, step: int = 0) -> None:
-        """Hold it for another lease, if there was progress since the last beat.
+    def renew(self, lease: Lease, progress: int, step: int = 0) -> None:
+        """Hold it for another `duration`, if there was progress since it was last renewed.
 
         Args:
-            claim: Ours.
+            lease: Ours.
             progress: Grows with the work that is done, be it steps or batches of an evaluation.
             step: Of the training, shown to others.
 
         Raises:
-            LostClaim: It was released, or somebody else has it.
+            LeaseLost: It was released, or another process has it.
         """
-        values = {**vars(claim), "progress": progress, "step": step, "boot": self.boot}
-        # a beat without progress holds nothing, but is no error: the next may have some
-        held = self._do(
+        values = {**vars(lease), "progress": progress, "step": step, "boot": self.boot}
+        # without progress the lease is not extended, but that is no error: the next renewal may have some
+        renewed = self._do(
             "UPDATE claims SET expires = CASE WHEN progress < :progress THEN :expires ELSE expires END, boot = :boot, "
             f"progress = MAX(progress, :progress), step = :step WHERE {NEWEST} RETURNING run",
-            values | {"expires": self.now() + self.lease},
+            values | {"expires": self.now() + self.duration},
         )
-        if not held:
-            raise self._lost(claim)
+        if not renewed:
+            raise self._lost(lease)
 
-    def release(self, claim: Claim) -> None:
-        """Let go of it; others may claim it at once. Nothing happens where it was lost before."""
-        self._do(f"UPDATE claims SET holder = NULL, expires = 0 WHERE {NEWEST} RETURNING run", vars(claim))
+    def release(self, lease: Lease) -> None:
+        """Let go of it; others may acquire it at once. Nothing happens where it was lost before."""
+        self._do(f"UPDATE claims SET holder = NULL, expires = 0 WHERE {NEWEST} RETURNING run", vars(lease))
 
     def revoke(self, run: str) -> bool:
-        """Take a run from whoever holds it; whether somebody did. It notices at its next beat or file."""
+        """Take a run from its holder; whether there was one. The holder notices when it next renews or writes."""
         with self.revoking(run) as held:
             return held
 
@@ -167,8 +168,8 @@ class Claims:
             yield bool(held)
             connection.execute("UPDATE claims SET holder = NULL, expires = 0 WHERE run = :run", {"run": run})
 
-    def bury(self) -> int:
-        """End the leases of processes of this machine that are gone, so that nobody waits for them; how many."""
+    def expire_dead(self) -> int:
+        """End the leases of processes of this machine that are gone, so that no sweep waits for them; how many."""
         ended = 0
         for run, token, holder in self._do("SELECT run, token, holder FROM claims WHERE holder IS NOT NULL", {}):
             if is_gone(holder.partition(" ")[2]):
@@ -177,20 +178,20 @@ class Claims:
         return ended
 
     @contextmanager
-    def writing(self, claim: Claim) -> Iterator[None]:
-        """Nobody can take the run over inside of this; for what must not be written by a holder that slept too long.
+    def guard(self, lease: Lease) -> Iterator[None]:
+        """No process can take the run over inside of this: the fence of all that is written under a lease.
 
         Raises:
-            LostClaim: Before anything is written.
+            LeaseLost: Before anything is written.
         """
         with self._alone() as connection:
-            if not connection.execute(f"SELECT 1 FROM claims WHERE {NEWEST}", vars(claim)).fetchone():
-                raise self._lost(claim)
+            if not connection.execute(f"SELECT 1 FROM claims WHERE {NEWEST}", vars(lease)).fetchone():
+                raise self._lost(lease)
             yield
 
     @contextmanager
     def _alone(self) -> Iterator[sqlite3.Connection]:
-        """Nobody else changes a claim, or writes under one, inside of this."""
+        """No other process changes a lease, or writes under one, inside of this."""
         connection = self._ours()
         with self._refusals():
             connection.execute("BEGIN IMMEDIATE")
@@ -199,22 +200,22 @@ class Claims:
         finally:
             connection.execute("COMMIT")
 
-    # What others see.
+    # What other processes see.
 
-    def held(self) -> list[Held]:
-        """All claims that were not released, expired ones too."""
-        return _held(self._do(HELD, {}), self.now(), self.boot)
+    def list_all(self) -> list[LeaseInfo]:
+        """All leases that were not released, expired ones too."""
+        return _infos(self._do(HELD, {}), self.now(), self.boot)
 
     def close(self) -> None:
         self._connection.close()
 
     # The database.
 
-    def _opened(self) -> sqlite3.Connection:
+    def _open(self) -> sqlite3.Connection:
         with self._refusals():
             connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
             connection.execute("PRAGMA journal_mode = WAL")
-            # a power cut may lose the last claims, and with them their holders; the file stays whole
+            # a power cut may lose the last leases, and with them their holders; the file stays whole
             connection.execute("PRAGMA synchronous = NORMAL")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version > FORMAT:
@@ -225,52 +226,56 @@ class Claims:
 
     def _ours(self) -> sqlite3.Connection:
         if self._process != os.getpid():  # forked: SQLite's connections do not survive that
-            self._process, self._connection = os.getpid(), self._opened()
+            self._process, self._connection = os.getpid(), self._open()
         return self._connection
 
     def _do(self, statement: str, values: dict[str, Any]) -> list[Any]:
         with self._refusals(), closing(self._ours().execute(statement, values)) as rows:
             return rows.fetchall()
 
-    def _lost(self, claim: Claim) -> LostClaim:
-        return LostClaim(
-            f"the run {claim.run} is no longer ours: its lease of {self.lease:g} s ended, or it was released"
+    def _lost(self, lease: Lease) -> LeaseLost:
+        return LeaseLost(
+            f"the run {lease.run} is no longer ours: its lease of {self.duration:g} s ended, or it was released"
         )
 
     def _refusals(self) -> AbstractContextManager[None]:
         return _refusals(self.path)
 
 
-def held(path: str | Path, *, now: Callable[[], float] = time.monotonic, boot: str | None = None) -> list[Held]:
-    """What `Claims.held` says, for whoever only looks: makes no file and needs no right to write.
+def list_leases(
+    path: str | Path, *, now: Callable[[], float] = time.monotonic, boot: str | None = None
+) -> list[LeaseInfo]:
+    """What `Leases.list_all` returns, for readers: makes no file and needs no right to write.
 
     Args:
         path: The database, or where it would be.
-        now: As for `Claims`.
-        boot: As for `Claims`.
+        now: As for `Leases`.
+        boot: As for `Leases`.
     """
     path = Path(path)
     for last in (False, False, True):
         if not path.exists():
             return []
         try:
-            with _refusals(path), closing(sqlite3.connect(_to_look(path), uri=True)) as connection:
-                return _held(connection.execute(HELD).fetchall(), now(), this_boot() if boot is None else boot)
-        except DspregError:  # it was being opened or closed by the first or last sweeper
+            with _refusals(path), closing(sqlite3.connect(_read_only(path), uri=True)) as connection:
+                return _infos(connection.execute(HELD).fetchall(), now(), this_boot() if boot is None else boot)
+        except DspregError:  # it was being opened or closed by the first or last sweep
             if last:
                 raise
             time.sleep(0.1)
     raise AssertionError("the last try returns or raises")
 
 
-def _to_look(path: Path) -> str:
-    """Without its shared memory nobody has it open, and the file is all there is."""
+def _read_only(path: Path) -> str:
+    """Without its shared memory no process has it open, and the file is all there is."""
     shared = path.with_name(f"{path.name}-shm").exists()
     return f"{path.absolute().as_uri()}?{'mode=ro&readonly_shm=1' if shared else 'immutable=1'}"
 
 
-def _held(rows: Iterable[tuple[str, str, int, str, float]], now: float, boot: str) -> list[Held]:
-    return [Held(run, holder, step, (end - now) if then == boot else -1.0) for run, holder, step, then, end in rows]
+def _infos(rows: Iterable[tuple[str, str, int, str, float]], now: float, boot: str) -> list[LeaseInfo]:
+    return [
+        LeaseInfo(run, holder, step, (end - now) if then == boot else -1.0) for run, holder, step, then, end in rows
+    ]
 
 
 @contextmanager
@@ -278,11 +283,11 @@ def _refusals(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        advice = "is the folder writable, on a disk of this machine, and no sweeper stopped (SIGSTOP)?"
+        advice = "is the folder writable, on a disk of this machine, and no sweep stopped (SIGSTOP)?"
         raise CantWrite(f"{path}: {error}; {advice}") from error
     except sqlite3.DatabaseError as error:
         raise IntegrityError(
-            f"{path} is damaged: {error}. Nothing but who works on what is in it: stop all sweepers and remove it"
+            f"{path} is damaged: {error}. It holds nothing but leases: stop all sweeps and remove it"
         ) from error
 
 

@@ -4,7 +4,7 @@
     plans/<id>.json         the runs of each sweep that was started here
     runs/<plan id>/         one folder per run
     failures/<plan id>.json why the last attempt ended, and how many there were; or that it was cancelled
-    claims.db               who works on what
+    claims.db               leases: which process works on what
 
 No file says which runs are finished: their folders are verified.
 """
@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dspreg.errors import ConfigError, DspregError, IntegrityError
-from dspreg.io.atomic_files import canonical_json, make_folder, read_json, remove, sha256, write_json
+from dspreg.io.atomic_files import Fence, canonical_json, make_folder, read_json, remove, sha256, write_json
 from dspreg.runs.folder import RunFolder
-from dspreg.runs.leases import Claims
+from dspreg.runs.leases import Leases
 from dspreg.runs.run import Run
 
 FORMAT = "dspreg.store/1"
@@ -81,11 +81,11 @@ class RunStore:
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise IntegrityError(f"{about} is not of the format {FORMAT!r}; which version wrote it?")
 
-    def folder(self, run: Run) -> RunFolder:
-        return RunFolder(Path(self.path, "runs", run.id))
+    def folder(self, run: Run, *, fence: Fence | None = None) -> RunFolder:
+        return RunFolder(Path(self.path, "runs", run.id), fence=fence)
 
-    def claims(self) -> Claims:
-        return Claims(self.path / "claims.db")
+    def leases(self) -> Leases:
+        return Leases(self.path / "claims.db")
 
     # What was planned.
 
@@ -142,7 +142,7 @@ class RunStore:
             return Standing("cancelled", str(found["reason"]))
         return Standing("failed", str(found["reason"]), attempts=int(found["attempts"]))
 
-    def fail(self, run: Run, error: BaseException) -> Standing:
+    def fail(self, run: Run, error: BaseException, *, fence: Fence = nullcontext) -> Standing:
         """Keep why an attempt ended. One that came further than the one before is the first again: who is killed every
         hour gets to the end all the same."""
         path, reached = self._failure(run), self._reached(run)
@@ -152,16 +152,16 @@ class RunStore:
         if not isinstance(error, DspregError):  # a bug, of ours or of the user's own method
             failure["reason"] = f"{type(error).__name__}: {error}"
             failure["traceback"] = traceback.format_exception(error)
-        write_json(path, failure)
+        write_json(path, failure, fence=fence)
         return self.standing(run)
 
-    def succeed(self, run: Run) -> None:
+    def succeed(self, run: Run, *, fence: Fence = nullcontext) -> None:
         """Forget failed attempts before this one, and checkpoints."""
-        remove(self._failure(run))
+        remove(self._failure(run), fence=fence)
         checkpoints = self.folder(run) / "checkpoints"
         for path in checkpoints.glob("step-*"):
-            remove(path)
-        with suppress(OSError):  # there is none, or somebody else's file is in it
+            remove(path, fence=fence)
+        with suppress(OSError):  # there is none, or it holds a file that is not ours
             checkpoints.rmdir()
 
     def cancel(self, run: Run) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,6 +34,7 @@ class Meter:
         loss: Maps (output, y) to (B,) values; cross-entropy by default.
         only, exclude: Which parameters, by patterns on their names.
         key: Of the drawn labels and signs.
+        on_pass: Called at every pass of the network: one batch may take minutes.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Meter:
         only: Patterns = None,
         exclude: Patterns = None,
         key: Iterable[Key] = (),
+        on_pass: Callable[[], None] | None = None,
     ):
         if not isinstance(net, nn.Module):
             raise ConfigError(
@@ -60,6 +63,7 @@ class Meter:
         if not params:
             raise ConfigError(f"{type(net).__name__} has no trainable parameter (requires_grad is False everywhere)")
         self.net, self.of, self.estimator, self.loss, self.key = net, of, estimator, loss, tuple(key)
+        self.on_pass = on_pass
         self.draws = draws or 1
         self.scales: dict[str, float] = {}  # sums hold s·scale², by parameter
         self.params: dict[str, Tensor] = {name: params[name] for name in matching_names(params, only, exclude)}
@@ -78,7 +82,7 @@ class Meter:
             if not again and not self.takes_groups:
                 return Samples(samples.inputs)  # labels are drawn in the only forward pass
             with torch.no_grad():
-                out = samples.outputs(f)
+                out = samples.outputs(self._report_passes(f))
             return samples.with_labels(estimators.draw_labels(out, self._random(place, "labels")))
         if samples.y is None:
             raise DataError("the loader yields no labels, which of='loss' needs; use of='output' or of='fisher'")
@@ -94,6 +98,7 @@ class Meter:
         `place` identifies the batch, so that each has its own signs. Without `takes_groups` all samples of a batch must
         be of the same groups.
         """
+        f = self._report_passes(f)
         device = next(iter(self.params.values())).device
         sums.set_weights((torch.ones(1, len(samples), dtype=torch.float64) if groups is None else groups).to(device))
         reading = estimators.readings(f, self.of, self.loss, self._random(place, "labels"))
@@ -108,6 +113,17 @@ class Meter:
             case _:
                 outputs = estimators.readings(f, "output")
                 estimate_per_sample(reading, self.params, samples, sums, net=self.net, outputs=outputs)
+
+    def _report_passes(self, f: Function) -> Function:
+        on_pass = self.on_pass
+        if on_pass is None:
+            return f
+
+        def reporting(*inputs: Any, **named: Any) -> Any:
+            on_pass()
+            return f(*inputs, **named)
+
+        return reporting
 
     def _random(self, place: tuple[Key, ...], what: str) -> torch.Generator:
         return generator(*self.key, *place, what)

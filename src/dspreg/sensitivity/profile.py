@@ -143,6 +143,12 @@ class Profile:
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, numbers and description together. An existing file is replaced whole."""
+        path = Path(path)
+        make_folder(path.parent)
+        write(path, self.to_bytes())
+
+    def to_bytes(self) -> bytes:
+        """The contents of the file that `save` writes."""
         tensors = {f"s/{i}/{n}": t for i, s in enumerate(self.s.values()) for n, t in s.items()}
         for part in VECTORS:
             if (vector := getattr(self, part)) is not None:
@@ -151,9 +157,7 @@ class Profile:
         described |= {"names": list(self.c), "settings": dict(self.settings)}
         # one entry: safetensors writes several in an order that changes from process to process
         metadata = {FORMAT: json.dumps(described, allow_nan=False, sort_keys=True)}
-        path = Path(path)
-        make_folder(path.parent)
-        write(path, save({k: t.contiguous() for k, t in tensors.items()}, metadata))
+        return save({k: t.contiguous() for k, t in tensors.items()}, metadata)
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from dspreg.errors import IntegrityError, Notice
-from dspreg.io.atomic_files import make_folder, remove, remove_partial_files, sha256, write
+from dspreg.io.atomic_files import Fence, make_folder, remove, remove_partial_files, sha256, write
 from dspreg.training.serialization import pack, unpack
 
 FORMAT = "dspreg.checkpoint/1"
@@ -26,22 +26,23 @@ class Checkpoints:
     Args:
         folder: Made when the first is saved.
         run: Identifies the run; a file of another one is refused.
+        fence: Entered around every change of a file; that of the run's folder.
     """
 
-    def __init__(self, folder: Path, run: str):
-        self.folder, self.run = folder, run
+    def __init__(self, folder: Path, run: str, *, fence: Fence = nullcontext):
+        self.folder, self.run, self.fence = folder, run, fence
 
     def save(self, step: int, state: Any) -> None:
         """Write the new one, and only then drop old ones; those of later steps too, passed over as damaged."""
         make_folder(self.folder)
         data = pack(state, format=FORMAT, run=self.run, step=str(step))
         new = self.folder / f"step-{step:08d}-{sha256(data)}.safetensors"
-        write(new, data)
+        write(new, data, fence=self.fence)
         others = [path for path in self.files() if path != new]
         older = [path for path in others if path.name < f"step-{step:08d}-"]
         useless = [path for path in others if path not in older]  # the same step before its evaluation among them
         for path in [*useless, *older[KEPT - 1 :]]:
-            remove(path)
+            remove(path, fence=self.fence)
 
     def files(self) -> list[Path]:
         """Newest first."""
@@ -50,7 +51,7 @@ class Checkpoints:
     def good(self) -> Iterator[tuple[int, Any]]:
         """Step and state of every sound checkpoint, newest first; damaged ones are named and passed over."""
         if self.folder.exists():
-            remove_partial_files(self.folder)
+            remove_partial_files(self.folder, fence=self.fence)
         for path in self.files():
             try:
                 yield self.read(path)
@@ -77,8 +78,8 @@ class Checkpoints:
     def clear(self) -> None:
         """The run is complete: nothing to resume."""
         for path in self.files():
-            remove(path)
+            remove(path, fence=self.fence)
         if self.folder.exists():
-            remove_partial_files(self.folder)
-            with suppress(OSError):  # somebody else's file is in it; the run is complete all the same
+            remove_partial_files(self.folder, fence=self.fence)
+            with suppress(OSError):  # it holds a file that is not ours; the run is complete all the same
                 self.folder.rmdir()

@@ -75,11 +75,11 @@ class Experiment:
         last = self.execution.layout == CHANNELS_LAST
         return Transform(self.settings.image_size, self.backbone.mean, self.backbone.std, augment, last)
 
-    def algorithm(self) -> Algorithm:
-        """The stack with its network and optimiser, at step 0."""
+    def algorithm(self, on_progress: Callable[[], None] = lambda: None) -> Algorithm:
+        """The stack with its network and optimiser, at step 0; `on_progress` is called at every pass of a step."""
         parts = [self.part(name, "in", self.shown(False)) for name in self.sources]
         samples = Measured(parts, self.key, self.execution.device, self.workers)
-        task = Task(self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples)
+        task = Task(self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress)
         s = self.settings
 
         def adam(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

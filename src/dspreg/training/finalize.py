@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from dspreg.io.atomic_files import make_folder, write
+from dspreg.runs.folder import RunFolder
 from dspreg.training.experiment import Experiment
 from dspreg.training.model import tensors_of
 from dspreg.training.records import domainbed_lines
@@ -24,11 +23,11 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
     folder, chosen = state.folder, state.selected
     assert chosen is not None
     if experiment.execution.keep != "none":
-        save_model(experiment, folder / "selected.safetensors", chosen.model, chosen.step)
-        save_model(experiment, folder / "last.safetensors", tensors_of(state.algorithm), state.t - 1)
+        save_model(experiment, folder, "selected.safetensors", chosen.model, chosen.step)
+        save_model(experiment, folder, "last.safetensors", tensors_of(state.algorithm), state.t - 1)
     records = list(folder.records)
     if experiment.execution.domainbed_records:
-        write(folder / "results.jsonl", domainbed_lines(experiment, records).encode())
+        folder.write("results.jsonl", domainbed_lines(experiment, records).encode())
     by_step = {record["step"]: record for record in records}
     at = {"selected": chosen.step, "last": state.t - 1}
     outcome: dict[str, Any] = {
@@ -39,21 +38,20 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
         **{name: {k: by_step[t][k] for k in ("step", "validation", "accuracy")} for name, t in at.items()},
         "refreshes": sum(1 for _ in folder.refreshes),
     }
-    write(folder / "README.md", card(experiment, outcome).encode())
+    folder.write("README.md", card(experiment, outcome).encode())
     folder.finish(outcome)
     verified = folder.result()
     assert verified is not None
     return verified
 
 
-def save_model(experiment: Experiment, path: Path, tensors: dict[str, Tensor], step: int) -> None:
+def save_model(experiment: Experiment, folder: RunFolder, name: str, tensors: dict[str, Tensor], step: int) -> None:
     """One safetensors file that also says how to build the network and what its outputs mean."""
-    make_folder(path.parent)
     s, b = experiment.settings, experiment.backbone
     built: dict[str, Any] = {name: getattr(s, name) for name in BUILT}
     built |= {"mean": b.mean, "std": b.std, "classes": list(experiment.data.classes)}
     built |= {"domains": list(experiment.sources), "step": step}
-    write(path, pack({"built": built, "tensors": tensors}, format=MODEL))
+    folder.write(name, pack({"built": built, "tensors": tensors}, format=MODEL))
 
 
 def model_path_at(step: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -17,11 +17,11 @@ from dspreg.batches import Batch
 from dspreg.data import DomainDataset
 from dspreg.data.loading import XY, loaded, told
 from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted
-from dspreg.io.atomic_files import read_json, write_json
+from dspreg.io.atomic_files import read_json
 from dspreg.protocol.settings import FIELDS, Execution
 from dspreg.runs.folder import RunFolder
+from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
 from dspreg.training.checkpoint import Checkpoints
-from dspreg.training.display import Display
 from dspreg.training.evaluate import tallies
 from dspreg.training.experiment import Experiment, prepared, threads
 from dspreg.training.finalize import finish_run, model_path_at, save_model
@@ -36,11 +36,12 @@ SECONDS = 120.0  # between checkpoints, unless steps are given
 def train(
     settings: Mapping[str, Any],
     execution: Execution,
-    out: str | Path,
+    out: str | Path | RunFolder,
     *,
-    display: Display | None = None,
+    callbacks: Iterable[TrainingCallback] = (),
     pause: Callable[[], None] = lambda: None,
     plan: Mapping[str, Any] | None = None,
+    display: Any = None,
 ) -> dict[str, Any]:
     """Train one model, or go on where an earlier call was interrupted; returns the contents of result.json.
 
@@ -48,45 +49,45 @@ def train(
         settings: What is trained: `{"dataset": "digits", "targets": ("print",), …}`, by the names of
             `dspreg.protocol.settings.Settings`. What is left open has the default of data set and protocol.
         execution: How.
-        out: The run's folder. New, or of the same training: then it is resumed, or verified if it was finished.
-        display: Told about progress.
+        out: The run's folder. New, or of the same training: then it is resumed, or verified if it was finished. Where
+            it is a `RunFolder` with a fence, every change of a file goes through that fence, which may raise.
+        callbacks: Called with the progress; such as `dspreg.training.callbacks.ProgressBar`.
         pause: Called where training can stop without loss; raises `Preempted` to stop it.
         plan: The run of a sweep that this is, as JSON; kept in run.json, and no part of the result's id.
+        display: The old name of `callbacks`, for one of them.
     """
-    display = display or Display()
-    folder = RunFolder(out)
-    with folder.locked(), reproducible(execution), told():
+    folder = out if isinstance(out, RunFolder) else RunFolder(out)
+    with notified(with_display(callbacks, display)) as on, folder.locked(), reproducible(execution), told():
         if execution.tensorboard:
             require_tensorboard()
 
-        def checking(done: int, total: int) -> None:
-            display.checking(done, total)
+        def on_image(done: int, total: int) -> None:
+            on.on_image_check(done, total)
             pause()
+            on.on_progress()
 
-        experiment = prepared(settings, execution, checking)
+        experiment = prepared(settings, execution, on_image)
         refuse_inside(folder.path, experiment.data)
-        algorithm = experiment.algorithm()  # whatever it refuses, it refuses before there is a run
+        algorithm = experiment.algorithm(on.on_progress)  # whatever it refuses, it refuses before there is a run
         where = {"dataset": settings["dataset"], "weights": experiment.settings.weights, **asdict(execution)}
         where |= {"plan": dict(plan)} if plan else {}
         where["algorithm"] = requested_spec(settings)  # tables put all draws of a method into one row
         described = experiment.description() | {"where": where}
         was_finished = (folder / "result.json").exists()  # then no bit can change any more
         run = folder.agree(described, changed_environment=was_finished or execution.allow_changed_environment)
-        checkpoints = Checkpoints(folder / "checkpoints", run)
+        checkpoints = Checkpoints(folder / "checkpoints", run, fence=folder.fence)
         if was_finished:
             result = folder.result()
             checkpoints.clear()
             return result or {}
         raise_if_failed_before(folder)
 
-        # c is measured inside of a step, for minutes: who waits for a sign of life hears every pass of the network
-        algorithm.net.featurizer.register_forward_pre_hook(lambda *_: display.alive())
         state = State(algorithm, folder)
         resume(state, checkpoints)
-        display.started(experiment, state.t)
+        on.on_train_start(experiment, state.t)
         if state.t == 0 and should_profile(state, execution):
-            display.doing("measuring c before training")
-            state.algorithm.profile().save(folder / "profiles/start.safetensors")
+            on.on_phase("measuring c before training")
+            folder.write("profiles/start.safetensors", state.algorithm.profile().to_bytes())
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
         steps = experiment.settings.steps
         batches = loaded(experiment.steps(), range(state.t, steps), experiment.workers)
@@ -94,10 +95,10 @@ def train(
         try:
             while True:
                 if evaluation_due(experiment, state):
-                    display.doing("evaluating")
-                    record = evaluate(experiment, state, pause)
+                    on.on_phase("evaluating")
+                    record = evaluate(experiment, state, on, pause)
                     folder.records.append(record)
-                    display.recorded(record)
+                    on.on_evaluation(record)
                     if board:
                         board.add(record)
                     checkpoints.save(state.t, state.pack())
@@ -105,7 +106,7 @@ def train(
                 pause()
                 if state.t == steps:
                     break
-                step(experiment, state, batches, display)
+                step(experiment, state, batches, on)
                 if save_due(execution, state.t, saved):
                     checkpoints.save(state.t, state.pack())
                     saved = time.monotonic()
@@ -113,14 +114,23 @@ def train(
             checkpoints.save(state.t, state.pack())
             raise
         except Diverged as failure:
-            write_json(folder / "failure.json", {"step": failure.step, "reason": str(failure)})
+            folder.write_json("failure.json", {"step": failure.step, "reason": str(failure)})
             raise
         if should_profile(state, execution):
-            display.doing("measuring c after training")
-            state.algorithm.profile().save(folder / "profiles/end.safetensors")
+            on.on_phase("measuring c after training")
+            folder.write("profiles/end.safetensors", state.algorithm.profile().to_bytes())
         result = finish_run(experiment, state, run)
         checkpoints.clear()
         return result
+
+
+def with_display(callbacks: Iterable[TrainingCallback], display: Any) -> list[TrainingCallback]:
+    """The callbacks, and what was given by their old name."""
+    if display is None:
+        return list(callbacks)
+    text = "train(display=…) is now train(callbacks=[…]), with methods on_step_end, on_evaluation, …"
+    warnings.warn(text, Notice, stacklevel=3)
+    return [*callbacks, display if isinstance(display, TrainingCallback) else OldDisplay(display)]
 
 
 def requested_spec(settings: Mapping[str, Any]) -> str:
@@ -128,7 +138,7 @@ def requested_spec(settings: Mapping[str, Any]) -> str:
     return filled(settings.get("algorithm", FIELDS["algorithm"].default))[0]
 
 
-def step(experiment: Experiment, state: State, made: Iterator[list[XY]], display: Display) -> None:
+def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: TrainingCallback) -> None:
     """One training step, its log and its events. Its time is that of waiting for images, too."""
     started, algorithm = time.perf_counter(), state.algorithm
     device = experiment.execution.device
@@ -144,11 +154,16 @@ def step(experiment: Experiment, state: State, made: Iterator[list[XY]], display
     for event in algorithm.stack.told:
         state.folder.refreshes.append(event)
     state.took(values, time.perf_counter() - started)
-    display.stepped(t, values)
+    on.on_step_end(t, values)
 
 
-def evaluate(experiment: Experiment, state: State, pause: Callable[[], None]) -> dict[str, Any]:
+def evaluate(experiment: Experiment, state: State, on: TrainingCallback, pause: Callable[[], None]) -> dict[str, Any]:
     """Evaluate what is due after the last step, select, and return the record."""
+
+    def batch_done() -> None:
+        pause()
+        on.on_progress()
+
     started, s, t = time.perf_counter(), experiment.settings, state.t - 1
     chosen = experiment.evaluated(last=state.t == s.steps)
     counted = tallies(
@@ -158,7 +173,7 @@ def evaluate(experiment: Experiment, state: State, pause: Callable[[], None]) ->
         key=(*experiment.key, t, "evaluate"),
         device=experiment.execution.device,
         workers=experiment.workers,
-        pause=pause,
+        pause=batch_done,
     )
     accuracy: dict[str, dict[str, float]] = {}
     for (domain, which, _), tally in zip(chosen, counted, strict=True):
@@ -169,7 +184,7 @@ def evaluate(experiment: Experiment, state: State, pause: Callable[[], None]) ->
     if state.selected is None or validation > state.selected.validation:
         state.selected = Selected(t, validation, tensors_of(state.algorithm))
     if experiment.execution.keep == "all":
-        save_model(experiment, state.folder / model_path_at(t), tensors_of(state.algorithm), t)
+        save_model(experiment, state.folder, model_path_at(t), tensors_of(state.algorithm), t)
     state.recorded = t
     return make_record(experiment, state, t, accuracy, validation, time.perf_counter() - started)
 

@@ -34,6 +34,7 @@ def train_step(algorithm: Algorithm, batches: Sequence[Batch], *, record: bool =
     seen: set[int] = set()  # domains
 
     def evaluated(loss: Callable[[Outputs], Tensor], batches: Sequence[Batch]) -> Tensor:
+        algorithm.task.on_progress()
         # batch norm takes a batch into its statistics once, however often the batch is looked at
         domains = {batch.domain for batch in batches}
         buffers = scratch_buffers(algorithm.net) if domains <= seen else nullcontext()

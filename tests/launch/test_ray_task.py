@@ -1,4 +1,4 @@
-"""A run on a machine without the store: what it says, what it leaves, and what comes home whatever is interrupted."""
+"""A run on a machine without the store: its messages, what it leaves, and what comes home whatever is interrupted."""
 
 import os
 import tempfile
@@ -12,9 +12,11 @@ from helpers import tiny
 
 from dspreg.errors import ConfigError, Diverged, DspregError, Notice
 from dspreg.io import atomic_files as files
-from dspreg.launch import remote
-from dspreg.launch.carrying import Files, Packer, packed, unpack
-from dspreg.launch.remote import PLACE, WAITING, Assignment, Attempt, Ended, Moved, attempted
+from dspreg.launch import ray_task
+from dspreg.launch.messages import Files, NoticeIssued, Progress, Succeeded
+from dspreg.launch.ray_task import PLACE, UNSENT, Assignment, TaskAttempt, attempt_run
+from dspreg.launch.transfer import FolderWatch, pack, unpack
+from dspreg.runs.folder import RunFolder
 from dspreg.runs.process_id import this_process
 from dspreg.training import train
 
@@ -54,17 +56,17 @@ def given(woods, come=NOTHING, **settings):
 @pytest.fixture(scope="module")
 def said(woods, tmp_path_factory):
     """All words of an undisturbed attempt."""
-    return list(attempted(given(woods)))
+    return list(attempt_run(given(woods)))
 
 
 def test_it_comes_home_as_if_it_had_been_trained_there(said, alone, node, tmp_path):
     for word in said:
         if isinstance(word, Files):
-            unpack(word, tmp_path / "home")
+            unpack(word, RunFolder(tmp_path / "home"))
     assert tiny.ending(tmp_path / "home") == tiny.ending(alone)
     assert not (tmp_path / "home" / "checkpoints").exists()
-    assert said[-1] == Ended()
-    assert [word for word in said if isinstance(word, Moved)][-1].steps == STEPS
+    assert said[-1] == Succeeded()
+    assert [word for word in said if isinstance(word, Progress)][-1].steps == STEPS
 
 
 def test_every_checkpoint_is_sent_and_a_file_only_where_it_has_changed(said):
@@ -88,15 +90,15 @@ def operations(monkeypatch, allowed):
     left = iter(range(allowed))
 
     def counted(what):
-        def operation(path, *more):
+        def operation(folder, *more):
             if next(left, None) is None:
                 raise Interrupted
-            return what(path, *more)
+            return what(folder, *more)
 
         return operation
 
-    monkeypatch.setattr("dspreg.launch.carrying.write", counted(files.write))
-    monkeypatch.setattr("dspreg.launch.carrying.remove", counted(files.remove))
+    monkeypatch.setattr(RunFolder, "write", counted(RunFolder.write))
+    monkeypatch.setattr(RunFolder, "remove", counted(RunFolder.remove))
 
 
 def test_interrupted_between_any_two_files_the_run_goes_on_at_home_to_the_same_bits(said, woods, alone, tmp_path):
@@ -108,7 +110,7 @@ def test_interrupted_between_any_two_files_the_run_goes_on_at_home_to_the_same_b
             operations(patch, allowed)
             try:
                 for word in sent:
-                    unpack(word, home)
+                    unpack(word, RunFolder(home))
                 whole = True
             except Interrupted:
                 whole = False
@@ -127,39 +129,39 @@ def test_interrupted_between_any_two_files_the_run_goes_on_at_home_to_the_same_b
 def test_it_goes_on_from_what_it_is_given(said, woods, alone, node, tmp_path):
     sent = [word for word in said if isinstance(word, Files)]
     for word in sent[:3]:
-        unpack(word, tmp_path / "home")
-    again = list(attempted(given(woods, packed(tmp_path / "home"))))
-    first = next(word for word in again if isinstance(word, Moved) and word.steps)
+        unpack(word, RunFolder(tmp_path / "home"))
+    again = list(attempt_run(given(woods, pack(tmp_path / "home"))))
+    first = next(word for word in again if isinstance(word, Progress) and word.steps)
     assert first.step == int(sent[2].checkpoints[-1].split("-")[1]) > 0
     assert all("profiles/start.safetensors" not in word.new for word in again if isinstance(word, Files))
     for word in again:
         if isinstance(word, Files):
-            unpack(word, tmp_path / "home")
+            unpack(word, RunFolder(tmp_path / "home"))
     assert tiny.ending(tmp_path / "home") == tiny.ending(alone)
 
 
 def test_only_files_of_a_run_travel(alone, tmp_path):
     (alone / "scheduler.log").write_text("of somebody else")
     try:
-        names = set(packed(alone).new)
+        names = set(pack(alone).new)
     finally:
         (alone / "scheduler.log").unlink()
     assert {"run.json", "result.json", "last.safetensors", "profiles/end.safetensors"} < names
     assert not names & {"lock", "scheduler.log"}
 
 
-def test_a_failure_is_told_as_text(woods, monkeypatch):
+def test_a_failure_is_sent_as_text(woods, monkeypatch):
     class OnlyHere(Exception):
         pass
 
     def broken(*_, **__):
         raise OnlyHere("of the user's own")
 
-    monkeypatch.setattr(remote, "train", broken)
-    *_, last = attempted(given(woods))
-    assert (last.kind, last.text, last.ours, last.diverged) == ("OnlyHere", "of the user's own", False, False)
+    monkeypatch.setattr(ray_task, "train", broken)
+    *_, last = attempt_run(given(woods))
+    assert (last.kind, last.text, last.expected, last.diverged) == ("OnlyHere", "of the user's own", False, False)
     assert "in broken" in last.traceback
-    error = last.error()
+    error = last.to_error()
     assert (type(error).__name__, str(error)) == ("OnlyHere", "of the user's own")
     assert not isinstance(error, OnlyHere)
     assert "in broken" in "".join(error.__notes__)
@@ -170,29 +172,29 @@ def test_an_error_that_says_what_to_do_stays_one(woods, monkeypatch, kind, diver
     def broken(*_, **__):
         raise kind("give another", 3) if diverged else kind("give another")
 
-    monkeypatch.setattr(remote, "train", broken)
-    *_, last = attempted(given(woods))
+    monkeypatch.setattr(ray_task, "train", broken)
+    *_, last = attempt_run(given(woods))
     assert last.diverged is diverged
-    assert isinstance(last.error(), DspregError)
-    assert str(last.error()) == "give another"
+    assert isinstance(last.to_error(), DspregError)
+    assert str(last.to_error()) == "give another"
 
 
 def test_a_missing_data_set_is_the_failure_of_the_run(tmp_path):
-    *_, files, last = attempted(given(tmp_path / "nowhere"))
+    *_, files, last = attempt_run(given(tmp_path / "nowhere"))
     assert files == NOTHING
-    assert last.ours
+    assert last.expected
     assert "nowhere" in last.text
 
 
 def test_what_diverges_brings_its_failure_home(woods, tmp_path):
-    words = list(attempted(given(woods, algorithm="CORAL(weight=1e300)")))
+    words = list(attempt_run(given(woods, algorithm="CORAL(weight=1e300)")))
     assert words[-1].diverged
     assert "not finite" in words[-1].text
     assert "failure.json" in words[-2].new
 
 
 def test_closing_it_ends_the_training_and_leaves_nothing(woods, node):
-    words = attempted(given(woods, steps=10_000))
+    words = attempt_run(given(woods, steps=10_000))
     while not isinstance(next(words), Files):
         pass
     assert list(node.iterdir())
@@ -202,23 +204,23 @@ def test_closing_it_ends_the_training_and_leaves_nothing(woods, node):
     assert list(node.iterdir()) == []
 
 
-def test_who_is_not_listened_to_waits(woods, monkeypatch):
+def test_a_task_whose_messages_are_not_fetched_waits(woods, monkeypatch):
     done = []
 
-    def chatty(*_, display, **__):
+    def chatty(*_, callbacks, **__):
         for n in range(100):
-            display.doing(str(n))
+            callbacks[0].on_phase(str(n))
             done.append(n)
 
-    monkeypatch.setattr(remote, "train", chatty)
-    words, until = attempted(given(woods)), time.monotonic() + 60
+    monkeypatch.setattr(ray_task, "train", chatty)
+    words, until = attempt_run(given(woods)), time.monotonic() + 60
     next(words)
-    while len(done) < WAITING:
+    while len(done) < UNSENT:
         assert time.monotonic() < until
         time.sleep(0.01)
     time.sleep(0.5)
-    assert len(done) == WAITING
-    assert [word.doing for word in words if isinstance(word, Moved)] == [str(n) for n in range(100)]
+    assert len(done) == UNSENT
+    assert [word.doing for word in words if isinstance(word, Progress)] == [str(n) for n in range(100)]
 
 
 def test_what_killed_tasks_left_is_removed_and_what_others_have_is_not(node):
@@ -227,44 +229,44 @@ def test_what_killed_tasks_left_is_removed_and_what_others_have_is_not(node):
         place.mkdir()
         (place / "process").write_text(process)
     (node / f"{PLACE}strange").mkdir()
-    remote.clear_places()
+    ray_task.clear_places()
     assert sorted(p.name for p in node.iterdir()) == [f"{PLACE}here", f"{PLACE}strange"]
 
 
-def test_notices_are_told_and_not_printed(woods, monkeypatch, capsys):
+def test_notices_are_sent_and_not_printed(woods, monkeypatch, capsys):
     def noticing(*_, **__):
         warnings.warn("worth knowing", Notice, stacklevel=1)
 
-    monkeypatch.setattr(remote, "train", noticing)
-    told = [str(word) for word in attempted(given(woods)) if isinstance(word, Notice)]
+    monkeypatch.setattr(ray_task, "train", noticing)
+    told = [word.text for word in attempt_run(given(woods)) if isinstance(word, NoticeIssued)]
     assert told == ["worth knowing"]
     assert capsys.readouterr().err == ""
 
 
 def test_the_users_own_folders_are_searched_for_modules(woods, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote.sys, "path", ["first"])
-    monkeypatch.setattr(remote, "train", lambda *_, **__: None)
-    list(attempted(Assignment({}, HOW, PLAN, NOTHING, ("own", "first"))))
-    assert remote.sys.path == ["first", "own"]
+    monkeypatch.setattr(ray_task.sys, "path", ["first"])
+    monkeypatch.setattr(ray_task, "train", lambda *_, **__: None)
+    list(attempt_run(Assignment({}, HOW, PLAN, NOTHING, ("own", "first"))))
+    assert ray_task.sys.path == ["first", "own"]
 
 
-def test_a_packer_knows_a_file_that_was_written_again(tmp_path):
+def test_a_file_that_was_written_again_is_a_change(tmp_path):
     (tmp_path / "run.json").write_bytes(b"1")
-    packer = Packer(tmp_path, known=True)
-    assert packer.packed() == NOTHING
+    watch = FolderWatch(tmp_path, known=True)
+    assert watch.pack_changes() == NOTHING
     files.write(tmp_path / "run.json", b"2")
     os.makedirs(tmp_path / "checkpoints")
-    assert not packer.has_new_checkpoint()
+    assert not watch.has_new_checkpoint()
     Path(tmp_path / "checkpoints/step-00000001-a.safetensors").write_bytes(b"c")
-    assert packer.has_new_checkpoint()
-    assert set(packer.packed().new) == {"run.json", "checkpoints/step-00000001-a.safetensors"}
-    assert not packer.has_new_checkpoint()
+    assert watch.has_new_checkpoint()
+    assert set(watch.pack_changes().new) == {"run.json", "checkpoints/step-00000001-a.safetensors"}
+    assert not watch.has_new_checkpoint()
 
 
 def test_a_pass_of_the_network_is_a_sign_of_life():
     """c is measured inside of a step, for longer than a lease where images are many."""
-    attempt = Attempt(None)
-    attempt.alive()
-    assert isinstance(attempt.words.get_nowait(), Moved)
-    attempt.alive()
-    assert attempt.words.empty()  # not too often
+    attempt = TaskAttempt(None)
+    attempt.reporter.on_progress()
+    assert isinstance(attempt.messages.get_nowait(), Progress)
+    attempt.reporter.on_progress()
+    assert attempt.messages.empty()  # not too often

@@ -1,33 +1,24 @@
 """The files of a run on their way between its store and a machine that has no access to it.
 
-Whatever is interrupted, the folder at home can be gone on with: a checkpoint is written after the records it marks, and
+Whatever is interrupted, the folder at home can be resumed from: a checkpoint is written after the records it marks, and
 what it replaces is removed after it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from dspreg.io.atomic_files import make_folder, remove, write
-from dspreg.runs.folder import OURS
+from dspreg.launch.messages import Files
+from dspreg.runs.folder import OURS, RunFolder
 
 CHECKPOINTS = "checkpoints/step-*.safetensors"
 LAST = ("failure.json", "result.json")  # they say that a run has ended
-CARRIED = (*OURS, "tensorboard/*", CHECKPOINTS, *LAST)
+SENT = (*OURS, "tensorboard/*", CHECKPOINTS, *LAST)
 
 
-@dataclass(frozen=True)
-class Files:
-    """What is new in a run's folder, by name, and which checkpoints there are now."""
-
-    new: Mapping[str, bytes]
-    checkpoints: tuple[str, ...] = ()
-
-
-class Packer:
+class FolderWatch:
     """What has changed in a folder since it was last packed.
 
     Args:
@@ -39,7 +30,7 @@ class Packer:
         self.folder = folder
         self.seen = {name: _stamp(folder / name) for name in _names(folder)} if known else {}
 
-    def packed(self) -> Files:
+    def pack_changes(self) -> Files:
         now = {name: _stamp(self.folder / name) for name in _names(self.folder)}
         new = {name: (self.folder / name).read_bytes() for name, stamp in now.items() if self.seen.get(name) != stamp}
         self.seen = now
@@ -49,34 +40,33 @@ class Packer:
         return any(name not in self.seen for name in _checkpoints(self.folder))
 
 
-def packed(folder: Path) -> Files:
+def pack(folder: Path) -> Files:
     """All of a run."""
-    return Packer(folder).packed()
+    return FolderWatch(folder).pack_changes()
 
 
-def unpack(files: Files, folder: Path) -> None:
-    """Bring a folder to where the packed one was. Fenced, where `dspreg.io.atomic_files.fenced` says so."""
+def unpack(files: Files, folder: RunFolder) -> None:
+    """Bring a folder to where the packed one was, through its fence."""
     for name in sorted(files.new, key=_rank):
-        make_folder((folder / name).parent)
-        write(folder / name, files.new[name])
-    for name in _checkpoints(folder):
+        folder.write(name, files.new[name])
+    for name in _checkpoints(folder.path):
         if name not in files.checkpoints:
-            remove(folder / name)
+            folder.remove(name)
     if not files.checkpoints and (folder / "checkpoints").exists():
-        with suppress(OSError):  # somebody else's file is in it
+        with suppress(OSError):  # it holds a file that is not ours
             (folder / "checkpoints").rmdir()
 
 
 def _rank(name: str) -> tuple[int, str]:
     if name == "run.json":
-        return 0, name  # a folder without it belongs to nobody
+        return 0, name  # without it a folder is no run's
     if name in LAST:
         return 3, name
     return (2 if name.startswith("checkpoints/") else 1), name
 
 
 def _names(folder: Path) -> Iterator[str]:
-    for pattern in CARRIED:
+    for pattern in SENT:
         yield from (path.relative_to(folder).as_posix() for path in folder.glob(pattern))
 
 

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 from helpers.small_runs import EXECUTION
+from helpers.sweeps import Seen, launched, three
 from helpers.sweeps import alone as serial
-from helpers.sweeps import three
 
 from dspreg.cli import main
 from dspreg.errors import ConfigError, Preempted, ResourceError
 from dspreg.io.atomic_files import sha256_of_file
-from dspreg.launch import on_ray as launcher
-from dspreg.launch.cluster import connected
-from dspreg.launch.on_ray import Sweeper, on_ray, open_settled, placed, reason
-from dspreg.launch.work import Work
+from dspreg.launch.queue import RunQueue
+from dspreg.launch.ray_cluster import connected
+from dspreg.launch.ray_launcher import RayLauncher, RayTransport, describe_error, use_absolute_paths
 from dspreg.protocol.settings import Execution
 from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
@@ -87,11 +86,8 @@ def made(path):
     return store
 
 
-def swept(runs, store, *, told=lambda *_: None, attempts=3, change=lambda work: None, **more):
-    with Work(runs, store, told=told, attempts=attempts) as work:
-        change(work)
-        on_ray(work, EXECUTION, **more)
-    return work.ended
+def swept(runs, store, **more):
+    return launched(RayLauncher(), runs, store, EXECUTION, **more)
 
 
 def bits(store, run):
@@ -110,17 +106,17 @@ def files_of(store):
 def test_the_bits_are_those_of_one_process(ray, images, store, tmp_path, monkeypatch):
     monkeypatch.chdir(images.parent)  # the machines don't start here
     runs, seen = three("photos", steps=4, evaluate_every=1), []
-    ended = swept(runs, store, told=lambda run, standing, before: seen.append((run.id, before)))
+    ended = swept(runs, store, on_run=lambda run, status, already: seen.append((run.id, already)))
     assert [ended[run.id].state for run in runs] == ["finished"] * 3
     assert sorted(seen) == sorted((run.id, False) for run in runs)
-    assert store.claims().held() == []
+    assert store.leases().list_all() == []
     other = made(tmp_path / "other")
     serial(runs, other, EXECUTION)
     for run in runs:
         assert bits(store, run) == bits(other, run)
         assert {p.name for p in store.folder(run).path.iterdir()} == {p.name for p in other.folder(run).path.iterdir()}
     before, seen = files_of(store), []
-    again = swept(runs, store, told=lambda run, standing, before: seen.append((run.id, before)))
+    again = swept(runs, store, on_run=lambda run, status, already: seen.append((run.id, already)))
     assert sorted(seen) == sorted((run.id, True) for run in runs)
     assert again == ended
     assert files_of(store) == before
@@ -132,7 +128,7 @@ def test_a_failure_has_its_reason_and_the_others_go_on(ray, images, own, store):
     missing = Run(dataset="folder:nowhere/at-all", targets=("a",), algorithm="ERM", options=broken.options)
     told = []
     ended = swept(
-        [broken, diverges, missing, good], store, attempts=2, told=lambda run, s, _: told.append((run.id, s.attempts))
+        [broken, diverges, missing, good], store, attempts=2, on_run=lambda run, s, _: told.append((run.id, s.attempts))
     )
     assert [ended[run.id].state for run in (broken, diverges, missing, good)] == ["failed"] * 3 + ["finished"]
     assert ended[broken.id].reason == "ZeroDivisionError: division by zero"
@@ -164,17 +160,12 @@ def test_begun_in_one_place_and_finished_in_the_other(ray, node, images, store, 
     with pytest.raises(Preempted):
         begin([run], store, pause=stopping(store, run))
     assert store.standing(run).state == "started"
-    assert store.claims().held() == []
+    assert store.leases().list_all() == []
     assert list(node.iterdir()) == []
-    taken_up = []
-
-    class Display(launcher.Board):
-        def moved(self, run, step, steps, doing):
-            taken_up.append(step if steps else None)
-
     if first == "here":
-        swept([run], store, board=Display())
-        assert next(step for step in taken_up if step is not None) > 0
+        seen = Seen()
+        swept([run], store, progress=seen)
+        assert next(progress.step for _, progress in seen.updates if progress.steps) > 0
     else:
         serial([run], store, EXECUTION)
     other = made(tmp_path / "other")
@@ -184,7 +175,7 @@ def test_begun_in_one_place_and_finished_in_the_other(ray, node, images, store, 
 
 def test_a_killed_process_costs_an_attempt_and_no_work(ray, images, own, store, tmp_path):
     (run, *_), told = three(images, "own_of_a_ray_test.Killed", steps=5, evaluate_every=1), []
-    ended = swept([run], store, told=lambda run, s, _: told.append((s.state, s.attempts, s.reason)))
+    ended = swept([run], store, on_run=lambda run, s, _: told.append((s.state, s.attempts, s.reason)))
     assert [state for state, *_ in told] == ["failed", "finished"]
     assert told[0][1] == 1
     assert "the Ray task that trained it is gone: WorkerCrashedError" in told[0][2]
@@ -195,28 +186,28 @@ def test_a_killed_process_costs_an_attempt_and_no_work(ray, images, own, store, 
     assert bits(store, run) == bits(other, run)
 
 
-def test_who_hangs_is_ended_and_its_run_goes_on(ray, images, own, store):
-    (run, *_), told, hung = three(images, "own_of_a_ray_test.Sleeping", steps=5, evaluate_every=1), [], []
+def test_a_task_that_hangs_is_ended_and_its_run_goes_on(ray, images, own, store):
+    (run, *_), told, stalled = three(images, "own_of_a_ray_test.Sleeping", steps=5, evaluate_every=1), [], []
 
-    def change(work):
+    def change(queue):
         def over():
-            if (own / "asleep").exists() and not hung and (store.folder(run) / "checkpoints").exists():
-                hung.extend(work.out.values())
-                return hung
+            if (own / "asleep").exists() and not stalled and (store.folder(run) / "checkpoints").exists():
+                stalled.extend(queue.claimed.values())
+                return stalled
             return []
 
-        work.hung = over
+        queue.stalled = over
 
-    ended = swept([run], store, told=lambda run, s, _: told.append((s.state, s.reason)), change=change)
+    ended = swept([run], store, on_run=lambda run, s, _: told.append((s.state, s.reason)), change=change)
     assert told[0] == ("failed", "it made no progress for 600 s and was ended")
     assert ended[run.id].state == "finished"
 
 
-def test_who_lost_the_claim_writes_nothing(ray, images, store):
-    (run, *_), others = three(images, steps=2000, evaluate_every=1), store.claims()
+def test_after_a_lost_lease_nothing_is_written(ray, images, store):
+    (run, *_), others = three(images, steps=2000, evaluate_every=1), store.leases()
 
     def pause():
-        if (store.folder(run) / "checkpoints").exists() and others.held():
+        if (store.folder(run) / "checkpoints").exists() and others.list_all():
             store.cancel(run)
             assert others.revoke(run.id)
             others.before = files_of(store)
@@ -227,7 +218,7 @@ def test_who_lost_the_claim_writes_nothing(ray, images, store):
     others.close()
 
 
-def test_nobody_trains_by_hand_in_the_folder_meanwhile(ray, images, store):
+def test_the_folder_is_locked_against_training_by_hand_meanwhile(ray, images, store):
     (run, *_), refused = three(images, steps=60, evaluate_every=1), []
 
     def pause():
@@ -339,26 +330,28 @@ def test_a_signal_while_ray_starts_stops_the_sweep(monkeypatch):
 
 
 def test_what_ray_says_is_one_line():
-    assert reason(ConnectionError("It is dead. To see more, look elsewhere.")) == "ConnectionError: It is dead"
-    told = RuntimeError("ray::attempted() (pid=1)\nTraceback\nModuleNotFoundError: No module named 'dspreg'")
-    assert reason(told) == "RuntimeError: ray::attempted() (pid=1)"
+    assert describe_error(ConnectionError("It is dead. To see more, look elsewhere.")) == "ConnectionError: It is dead"
+    told = RuntimeError("ray::attempt_run() (pid=1)\nTraceback\nModuleNotFoundError: No module named 'dspreg'")
+    assert describe_error(told) == "RuntimeError: ray::attempt_run() (pid=1)"
     told.cause = ModuleNotFoundError("No module named 'dspreg'\nand more")
-    assert reason(told) == "ModuleNotFoundError: No module named 'dspreg'"
-    assert reason(StopIteration()) == "StopIteration"
+    assert describe_error(told) == "ModuleNotFoundError: No module named 'dspreg'"
+    assert describe_error(StopIteration()) == "StopIteration"
 
 
 def test_paths_are_those_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = Run(dataset="folder:photos", targets=("a",), algorithm="ERM", options={"weights": "w.safetensors"})
-    settings, execution = placed(run, Execution())
+    settings, execution = use_absolute_paths(run, Execution())
     assert settings["dataset"] == f"folder:{tmp_path}/photos"
     assert settings["weights"] == f"{tmp_path}/w.safetensors"
     assert (execution.root, execution.name) == (None, "photos")
-    settings, execution = placed(Run(dataset="PACS", targets=("photo",), algorithm="ERM"), Execution())
+    settings, execution = use_absolute_paths(Run(dataset="PACS", targets=("photo",), algorithm="ERM"), Execution())
     assert (settings["dataset"], execution.root) == ("PACS", f"{tmp_path}/data")
-    _, execution = placed(Run(dataset="index:some/list.csv", targets=("a",), algorithm="ERM"), Execution(root="there"))
+    _, execution = use_absolute_paths(
+        Run(dataset="index:some/list.csv", targets=("a",), algorithm="ERM"), Execution(root="there")
+    )
     assert (execution.root, execution.name) == (f"{tmp_path}/there", "list")
-    assert Path(placed(run, Execution(root="/mnt/data"))[1].root) == Path("/mnt/data")
+    assert Path(use_absolute_paths(run, Execution(root="/mnt/data"))[1].root) == Path("/mnt/data")
 
 
 class Machines:
@@ -377,10 +370,10 @@ class Machines:
 
 def test_room_is_what_all_machines_have(store):
     cpus = Machines((True, {"CPU": 4.0, "GPU": 1.0}), (True, {}), (True, {"CPU": 3.0}), (False, {"CPU": 64.0}))
-    with Work([], store) as work:
+    with RunQueue([], store) as queue:
 
         def room(jobs=None, **how):
-            return Sweeper(cpus, work, open_settled(Execution(**how)), jobs, launcher.Board()).room()
+            return RayTransport(cpus, queue, RayLauncher().setup(Execution(**how)), jobs).count_room()
 
         assert room() == 7
         assert room(threads=2) == 2 + 1  # no run is on two machines
@@ -391,18 +384,21 @@ def test_room_is_what_all_machines_have(store):
 
 
 def test_what_is_left_open_does_not_depend_on_this_machine(monkeypatch):
-    monkeypatch.setattr("dspreg.launch.pool.gpus", lambda execution: [])
-    assert (open_settled(Execution()).threads, open_settled(Execution()).workers) == (1, 0)
-    assert open_settled(Execution(threads=3)).threads == 3
-    assert open_settled(Execution(device="cuda")).workers == 4
-    assert open_settled(Execution(device="cuda", workers=1)).workers == 1
+    monkeypatch.setattr("dspreg.launch.resources.usable_gpus", lambda execution: [])
+    setup = RayLauncher().setup
+    assert (setup(Execution()).threads, setup(Execution()).workers) == (1, 0)
+    assert setup(Execution(threads=3)).threads == 3
+    assert setup(Execution(device="cuda")).workers == 4
+    assert setup(Execution(device="cuda", workers=1)).workers == 1
     with pytest.raises(ConfigError, match="Give --device cuda"):
-        open_settled(Execution(device="cuda:1"))
+        setup(Execution(device="cuda:1"))
+    with pytest.raises(ConfigError, match="jobs=0"):
+        RayLauncher(0)
 
 
 def test_a_gpu_each(store):
     machines = Machines((True, {"CPU": 16.0, "GPU": 2.0}), (True, {"CPU": 64.0}))
-    with Work([], store) as work:
+    with RunQueue([], store) as queue:
         execution = Execution(device="cuda", threads=1)
-        assert Sweeper(machines, work, execution, None, launcher.Board()).room() == 2
+        assert RayTransport(machines, queue, execution, None).count_room() == 2
     assert machines.given["num_gpus"] == 1

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dspreg.errors import ConfigError, Preempted, ResourceError
-from dspreg.launch.pool import usable_cores
+from dspreg.launch.resources import usable_cores
 
 STORE = 500_000_000  # bytes of memory for files on their way, in a cluster started here; Ray puts the rest on disk
 LOCAL = "local"
@@ -24,7 +24,7 @@ def connected(address: str | None, cpus: int | None, say: Callable[[str], None] 
         address: `HOST:PORT` of a cluster; `auto`: the one of this machine; `local`: a new one, which ends with this;
             None: RAY_ADDRESS, or the one that `ray start` made on this machine, or else a new one.
         cpus: Of a new one; None: as many as this process may use.
-        say: Told which it is.
+        say: Called with a line that says which it is.
 
     Raises:
         ConfigError: Ray is not installed, or the address is of a kind that can't be used.
@@ -33,7 +33,7 @@ def connected(address: str | None, cpus: int | None, say: Callable[[str], None] 
     try:
         import ray
     except ImportError as error:
-        raise ConfigError(f"--on ray needs Ray ({error}): pip install 'dspreg[ray]'") from error
+        raise ConfigError(f"the launcher ray needs Ray ({error}): pip install 'dspreg[ray]'") from error
     if ray.is_initialized():  # the caller's own
         yield ray
         return
@@ -52,7 +52,10 @@ def connected(address: str | None, cpus: int | None, say: Callable[[str], None] 
                 f"made of this machine"
             ) from error
     say(found)
-    ray._private.worker._worker_logs_enabled = False  # it prints between our lines, and we say ourselves who died
+    # Ray prints "a worker died" and the like to stdout, between our lines, from a thread of the driver that neither
+    # log_to_driver nor logging_level silences (ray 2.60, `listen_error_messages`). This switch of its own debugger is
+    # the only one; should it go, there is more on the screen and nothing else changes. We report dead tasks ourselves.
+    ray._private.worker._worker_logs_enabled = False
     try:
         yield ray
     finally:
@@ -77,7 +80,7 @@ def _start(ray: Any, address: str | None, cpus: int | None) -> str:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself, and exits on it: good enough while it starts, and ours again afterwards."""
+    """Ray takes SIGTERM for itself, and exits on it: good enough while it starts, and handled as before afterwards."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

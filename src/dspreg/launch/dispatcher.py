@@ -1,0 +1,127 @@
+"""The one loop that hands out runs to workers, whatever carries them there and their messages back."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from dspreg.errors import Notice, ResourceError
+from dspreg.launch.messages import Event, NoticeIssued, Outcome, Progress, Refused, Stopped, WorkerDied
+from dspreg.launch.progress import SweepProgress
+from dspreg.launch.queue import POLL, LeasedRun, RunQueue
+
+TICK = 0.5  # seconds until a signal is noticed
+
+
+class Transport(Protocol):
+    """Workers, and the way to them."""
+
+    def has_room(self) -> bool:
+        """Whether one more run can be started."""
+
+    def start(self, leased: LeasedRun) -> Event | None:
+        """Have a run attempted; how that ended, where it ended at once."""
+
+    def receive(self, seconds: float) -> Iterator[tuple[LeasedRun | None, Event]]:
+        """What was said, and of which run (None: of none, or of one that is over); at most so long for the first word.
+        A run is over with its `Outcome`, `Stopped` or `WorkerDied`."""
+
+    def kill(self, leased: LeasedRun) -> bool:
+        """End an attempt at once; whether it had begun."""
+
+    def close(self) -> None:
+        """All workers end."""
+
+
+class Dispatcher:
+    """Empties a queue.
+
+    Args:
+        queue: What is to be done.
+        transport: Closed in the end, however that comes.
+        progress: Shown to people.
+        pause: Raises `Preempted` to stop the sweep.
+    """
+
+    def __init__(self, queue: RunQueue, transport: Transport, progress: SweepProgress, pause: Callable[[], None]):
+        self.queue, self.transport, self.progress, self.pause = queue, transport, progress, pause
+        self.notices: set[str] = set()
+        self.next_claim = 0.0  # when to look again at what other sweeps work on
+
+    def run(self) -> None:
+        """Until no run is left.
+
+        Raises:
+            ResourceError: The disk is full or can't be written. The other runs would meet the same.
+        """
+        try:
+            while not self.queue.done:
+                self.pause()
+                self.hand_out()
+                self.listen(TICK)
+                self.end_stalled()
+        finally:
+            self.transport.close()
+
+    def hand_out(self) -> None:
+        """Start what there is room for."""
+        if time.monotonic() < self.next_claim:
+            return
+        until = time.monotonic() + TICK  # finished runs may be verified on the way, and workers want to be heard
+        while self.queue.waiting and self.transport.has_room() and time.monotonic() < until:
+            self.pause()
+            leased = self.queue.claim()
+            if leased is None:  # other sweeps have all that is left
+                self.next_claim = time.monotonic() + POLL
+                return
+            event = self.transport.start(leased)
+            if event is None:
+                self.progress.start(leased.run)
+            else:
+                self.handle(leased, event)
+
+    def listen(self, seconds: float) -> None:
+        for leased, event in self.transport.receive(seconds):
+            self.handle(leased, event)
+
+    def handle(self, leased: LeasedRun | None, event: Event) -> None:
+        if isinstance(event, NoticeIssued):
+            self.issue(event.text)
+        elif isinstance(event, Refused):
+            raise ResourceError(event.reason)
+        elif leased is None:
+            return
+        elif isinstance(event, Progress):
+            self.progress.update(leased.run, event)
+        else:
+            self.progress.end(leased.run)
+            if isinstance(event, WorkerDied):
+                self.queue.worker_died(leased, event.reason)
+            elif isinstance(event, Stopped):
+                self.queue.put_back(leased)
+                self.next_claim = 0.0
+            else:
+                self.finish(leased, event)
+
+    def finish(self, leased: LeasedRun, outcome: Outcome) -> None:
+        self.queue.complete(leased, outcome)
+        self.next_claim = 0.0 if outcome.status is not None else time.monotonic() + POLL
+
+    def end_stalled(self) -> None:
+        """Attempts without progress cost their runs an attempt; those that no worker had room for yet cost nothing."""
+        for leased in self.queue.stalled():
+            begun = self.transport.kill(leased)
+            self.progress.end(leased.run)
+            if begun:
+                why = f"it made no progress for {self.queue.leases.duration:g} s and was ended"
+                self.queue.worker_died(leased, why)
+            else:
+                self.finish(leased, Outcome(None))
+
+    def issue(self, text: str) -> None:
+        """A worker's notice, once for the whole sweep."""
+        if text not in self.notices:
+            self.notices.add(text)
+            warnings.warn(text, Notice, stacklevel=2)

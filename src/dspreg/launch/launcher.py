@@ -1,0 +1,144 @@
+"""How a sweep is launched: the interface of launchers, their registry, and `sweep`, which needs no command line."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Protocol, cast
+
+from dspreg.errors import ConfigError, Notice
+from dspreg.launch.progress import SweepProgress
+from dspreg.launch.queue import ATTEMPTS, OnRun, RunQueue
+from dspreg.names import did_you_mean, imported
+from dspreg.protocol.enumerate import distinct
+from dspreg.protocol.settings import Execution
+from dspreg.protocol.sweep import Sweep
+from dspreg.runs.run import Run
+from dspreg.runs.store import RunStore, Standing
+
+
+class Launcher(Protocol):
+    """Has the runs of a sweep attempted, somewhere. What they come to is kept in the store, by whatever attempts them.
+
+    A class of this kind goes into `LAUNCHERS`, and its constructor takes `jobs`, the runs at once (None: as many as
+    there is room for). One that hands out runs to workers can leave the loop to `dspreg.launch.dispatcher.Dispatcher`.
+    """
+
+    def setup(self, execution: Execution) -> Execution:
+        """Refuse what can't be executed, and fill in what was left open. Called before anything is written."""
+
+    def launch(
+        self, queue: RunQueue, execution: Execution, *, progress: SweepProgress, pause: Callable[[], None]
+    ) -> None:
+        """Attempt runs of `queue` until it is done.
+
+        Args:
+            queue: What is left of the sweep.
+            execution: As `setup` returned it.
+            progress: Shown to people.
+            pause: To be called wherever the sweep can stop without loss, often; raises `Preempted` to stop it.
+        """
+
+
+LAUNCHERS = {  # import paths: most of them load torch
+    "serial": "dspreg.launch.serial.SerialLauncher",
+    "pool": "dspreg.launch.pool.PoolLauncher",
+    "ray": "dspreg.launch.ray_launcher.RayLauncher",
+}
+
+
+def make_launcher(name: str, *, jobs: int | None = None) -> Launcher:
+    """One of `LAUNCHERS`."""
+    if name not in LAUNCHERS:
+        raise ConfigError(f"no launcher {name!r}.{did_you_mean(name, LAUNCHERS)} There are: {', '.join(LAUNCHERS)}")
+    return cast(Launcher, imported(LAUNCHERS[name])(jobs=jobs))
+
+
+def sweep(
+    runs: Iterable[Run] | Sweep,
+    store: RunStore | str | Path,
+    *,
+    launcher: str | Launcher = "serial",
+    jobs: int | None = None,
+    execution: Execution | None = None,
+    attempts: int = ATTEMPTS,
+    on_run: OnRun = lambda *_: None,
+    progress: SweepProgress | None = None,
+    pause: Callable[[], None] = lambda: None,
+) -> dict[str, Standing]:
+    """Train all runs of a sweep that are not finished in its store.
+
+    Several sweeps may share a store: no run is trained twice. What was interrupted goes on from its last checkpoint.
+
+    Args:
+        runs: As from `dspreg.leave_one_out`, or what a sweep file says.
+        store: Where the runs go: new, or of earlier sweeps.
+        launcher: `"serial"`: one after the other, in this process; `"pool"`: in several processes, for a script whose
+            own work is under `if __name__ == "__main__":`; `"ray"`: on a cluster; or a `Launcher`.
+        jobs: Runs at once, for a launcher given by name; None: as many as there is room for.
+        execution: How each run is executed; by default as the sweep says, with one thread each.
+        attempts: How often a run may fail.
+        on_run: Called with a run, its status, and whether it had that before: as soon as it ends, and at every failure
+            that is not the last.
+        progress: Shows how far it is; closed in the end.
+        pause: Called wherever the sweep can stop without loss; raises `Preempted` to stop it.
+
+    Returns:
+        The status of every run, by its id.
+
+    Raises:
+        ConfigError: Something can't be run like this; nothing was written.
+        ResourceError: The disk is full or can't be written, or there is no such cluster.
+    """
+    with closing(progress or SweepProgress()) as progress:
+        if isinstance(runs, Sweep):
+            execution = execution or Execution(**runs.execution)
+            runs = list_runs(runs, execution)
+        every = distinct(runs)
+        check_specs(every)
+        if attempts < 1:
+            raise ConfigError(f"attempts={attempts}; wanted at least 1")
+        if isinstance(launcher, str):
+            launcher = make_launcher(launcher, jobs=jobs)
+        elif jobs is not None:
+            raise ConfigError(f"jobs={jobs} is for a launcher given by name; give it to {type(launcher).__name__}")
+        execution = launcher.setup(execution or Execution())
+        store = store if isinstance(store, RunStore) else RunStore(store)
+        store.make()
+        store.plan(every)
+
+        def report(run: Run, status: Standing, already: bool) -> None:
+            progress.set_done(len(queue.ended))
+            on_run(run, status, already)
+
+        with RunQueue(every, store, attempts=attempts, on_run=report) as queue:
+            launcher.launch(queue, execution, progress=progress, pause=pause)
+        return {run.id: queue.ended[run.id] for run in every}
+
+
+def list_runs(plan: Sweep, execution: Execution) -> list[Run]:
+    """All runs of a sweep, each once."""
+    return plan.runs(lambda data: domains_of(data, execution))
+
+
+def domains_of(data: str, execution: Execution) -> Sequence[str]:
+    """Those of a benchmark are known; others are read."""
+    from dspreg.data.named import dataset_named, known_class
+
+    known = known_class(data)
+    if known is not None:
+        return known.domains
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # training says them
+        placed = data.startswith(("folder:", "index:"))
+        return dataset_named(data, execution.root, execution.name if placed else None).domains
+
+
+def check_specs(runs: Sequence[Run]) -> None:
+    """Whether the algorithms exist and have these options: before the first run, not in the middle of the night."""
+    from dspreg.algorithms.spec import parse
+
+    for spec in dict.fromkeys(run.algorithm for run in runs):
+        parse(spec)

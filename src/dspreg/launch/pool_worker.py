@@ -1,0 +1,87 @@
+"""A process of the pool. It has torch loaded before it starts, attempts the runs it is sent, and says how it goes.
+
+It stops, with a checkpoint, on SIGTERM and when the sweep's own process is gone; Ctrl-C, which a terminal sends to all
+of them, is for that process to handle.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from dspreg.errors import Notice, Preempted, ResourceError
+from dspreg.launch.attempt import attempt
+from dspreg.launch.messages import NoticeIssued, Progress, Refused, Stopped
+from dspreg.launch.reporter import ProgressReporter
+from dspreg.launch.resources import Slot
+from dspreg.protocol.settings import Execution
+from dspreg.runs.store import RunStore
+
+REPORT_EVERY = 0.2  # seconds
+
+
+def main(pipe: Connection, slot: Slot, store: Path, execution: Execution, attempts: int) -> None:
+    """What the process does, from start to end."""
+    signals: list[int] = []
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
+    sweep = multiprocessing.parent_process()
+    assert sweep is not None
+    if slot.cores is not None:
+        os.sched_setaffinity(0, slot.cores)
+    if slot.gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = slot.gpu  # before CUDA is first used
+    warnings.simplefilter("always", Notice)
+    warnings.showwarning = notice_sender(pipe)
+
+    def pause() -> None:
+        if signals or not sweep.is_alive():
+            raise Preempted("stopped; run the same command again to go on")
+
+    with suppress(EOFError, BrokenPipeError):  # the other end is gone
+        serve(pipe, RunStore(store), execution, attempts, pause)
+
+
+def serve(pipe: Connection, store: RunStore, execution: Execution, attempts: int, pause: Callable[[], None]) -> None:
+    """Attempt the runs that are sent, until None is."""
+
+    def report(progress: Progress) -> None:
+        with suppress(BrokenPipeError):  # `pause` notices that the other end is gone
+            pipe.send(progress)
+
+    leases = store.leases()
+    try:
+        while True:
+            while not pipe.poll(1.0):
+                pause()
+            leased = pipe.recv()
+            if leased is None:
+                return
+            outcome = attempt(
+                leased, store, leases, execution,
+                attempts=attempts, callbacks=[ProgressReporter(report, REPORT_EVERY)], pause=pause,
+            )  # fmt: skip
+            pipe.send(outcome)
+    except Preempted:
+        pipe.send(Stopped())
+    except ResourceError as error:
+        pipe.send(Refused(str(error)))
+    finally:
+        leases.close()
+
+
+def notice_sender(pipe: Connection) -> Callable[..., None]:
+    """For `warnings.showwarning`: notices go where people look."""
+
+    def send(message: Warning | str, *_: Any, **__: Any) -> None:
+        with suppress(BrokenPipeError):
+            pipe.send(NoticeIssued(str(message)))
+
+    return send

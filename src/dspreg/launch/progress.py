@@ -1,0 +1,80 @@
+"""Progress of a sweep, for people: all runs on one line, and a line for each that is being trained."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dspreg.launch.messages import Progress
+from dspreg.names import shown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dspreg.runs.run import Run
+
+
+class SweepProgress:
+    """Called by launchers as a sweep goes along. This one shows nothing."""
+
+    def start(self, run: Run) -> None:
+        """A worker begins with a run."""
+
+    def update(self, run: Run, progress: Progress) -> None:
+        """Where a run is that was started."""
+
+    def end(self, run: Run) -> None:
+        """No worker has the run any more."""
+
+    def set_done(self, count: int) -> None:
+        """So many runs need no more work."""
+
+    def close(self) -> None:
+        """The sweep is over."""
+
+
+class SweepProgressBars(SweepProgress):
+    """On a terminal.
+
+    Args:
+        console: Rich's, of stderr.
+        total: Runs of the sweep.
+    """
+
+    def __init__(self, console: Console, total: int):
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        name = TextColumn("{task.description}")
+        columns = (name, BarColumn(16), MofNCompleteColumn(), TimeRemainingColumn(compact=True))
+        self.bars = Bars(
+            *columns,
+            TextColumn("{task.fields[doing]}"),
+            console=console,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # lines for a file go there, and not above the bars
+        )
+        self.room = max(16, console.width - 56)
+        self.all = self.bars.add_task("all runs", total=total, doing="")
+        self.tasks: dict[str, Any] = {}
+        self.bars.start()
+
+    def start(self, run: Run) -> None:
+        title = shown(str(run))
+        title = title if len(title) <= self.room else title[: self.room - 1] + "…"
+        self.tasks[run.id] = self.bars.add_task(title, total=None, doing="")
+
+    def update(self, run: Run, progress: Progress) -> None:
+        if run.id in self.tasks:
+            total = progress.steps or None
+            self.bars.update(self.tasks[run.id], completed=progress.step, total=total, doing=progress.doing)
+
+    def end(self, run: Run) -> None:
+        if run.id in self.tasks:
+            self.bars.remove_task(self.tasks.pop(run.id))
+
+    def set_done(self, count: int) -> None:
+        self.bars.update(self.all, completed=count)
+
+    def close(self) -> None:
+        self.bars.stop()

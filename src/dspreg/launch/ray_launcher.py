@@ -1,0 +1,243 @@
+"""Runs of a sweep on the machines of a Ray cluster. The store and its leases stay here; runs travel as files.
+
+Each run is one task (`dspreg.launch.ray_task`), which sends its checkpoints home. Ray does not try again by itself:
+what becomes of a run whose task, process or machine is gone is decided as for every other launcher, by `RunQueue`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dspreg.data.named import ROOT
+from dspreg.errors import ConfigError, InUse
+from dspreg.launch.attempt import final_status
+from dspreg.launch.dispatcher import TICK, Dispatcher
+from dspreg.launch.heartbeat import Heartbeat
+from dspreg.launch.messages import Event, Failed, Files, Outcome, Progress, Succeeded, TaskMessage, WorkerDied
+from dspreg.launch.progress import SweepProgress
+from dspreg.launch.queue import POLL, LeasedRun, RunQueue
+from dspreg.launch.ray_cluster import connected
+from dspreg.launch.ray_task import Assignment, attempt_run
+from dspreg.launch.resources import fill_execution
+from dspreg.launch.transfer import pack, unpack
+from dspreg.protocol.settings import Execution
+from dspreg.runs.folder import RunFolder
+from dspreg.runs.leases import LeaseLost
+from dspreg.runs.run import PLACED, Run
+from dspreg.runs.store import Standing
+
+UNREAD = 8  # messages of a task that were not fetched yet, after which it waits
+GRACE = 10.0  # seconds for tasks to remove their files
+READERS = 4  # processes that read images for a GPU, unless given
+
+
+class RayLauncher:
+    """A task, process or machine that is gone costs its run an attempt, unless it came further than the one before, and
+    the run goes on elsewhere from the last checkpoint that came home. Machines that join are used.
+
+    Each run has `threads` CPUs, and a GPU if `device` is cuda.
+
+    Args:
+        jobs: Runs at once; None: as many as the cluster has room for.
+        address: Of the cluster; see `connected`.
+        say: Called with a line that says which cluster it is.
+    """
+
+    def __init__(
+        self, jobs: int | None = None, *, address: str | None = None, say: Callable[[str], None] = lambda _: None
+    ):
+        if jobs is not None and jobs < 1:
+            raise ConfigError(f"jobs={jobs}; wanted at least 1")
+        self.jobs, self.address, self.say = jobs, address, say
+
+    def setup(self, execution: Execution) -> Execution:
+        """What the user left open, as in all sweeps; it must not depend on the machine that this runs on."""
+        if execution.device.startswith("cuda:"):
+            raise ConfigError(f"--device {execution.device}: Ray says which GPU a run has. Give --device cuda")
+        if execution.device == "cuda" and execution.workers is None:
+            execution = replace(execution, workers=READERS)
+        return fill_execution(execution, 1)
+
+    def launch(
+        self, queue: RunQueue, execution: Execution, *, progress: SweepProgress, pause: Callable[[], None]
+    ) -> None:
+        """Do all of it on the cluster.
+
+        Raises:
+            ConfigError: Ray is not installed, or can't do that.
+            ResourceError: There is no such cluster; or the store's disk is full or can't be written.
+        """
+        cpus = None if self.jobs is None else self.jobs * (execution.threads or 1)
+        with connected(self.address, cpus, self.say) as ray:
+            Dispatcher(queue, RayTransport(ray, queue, execution, self.jobs), progress, pause).run()
+
+
+@dataclass
+class Task:
+    """A run that is on the cluster."""
+
+    leased: LeasedRun
+    folder: RunFolder  # here, under the fence of its lease
+    lock: ExitStack  # of that folder
+    messages: Any  # Ray's generator
+    heartbeat: Heartbeat
+    begun: bool = False
+
+
+class RayTransport:
+    """A task of Ray for each run; what comes home goes into the store here."""
+
+    def __init__(self, ray: Any, queue: RunQueue, execution: Execution, jobs: int | None):
+        self.ray, self.queue, self.execution, self.jobs = ray, queue, execution, jobs
+        self.needs = {"CPU": float(execution.threads or 1)} | ({"GPU": 1.0} if execution.device == "cuda" else {})
+        self.remote = ray.remote(attempt_run).options(
+            num_returns="streaming",
+            num_cpus=self.needs["CPU"],
+            num_gpus=self.needs.get("GPU", 0.0),
+            max_retries=0,
+            _generator_backpressure_num_objects=UNREAD,
+        )
+        self.tasks: list[Task] = []
+        self.room, self.counted_at = 0, -POLL
+
+    # Out.
+
+    def count_room(self) -> int:
+        """Runs that the cluster can train at once. At least one, for a machine may be about to join."""
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        each = (min(int(node.get(name, 0) // amount) for name, amount in self.needs.items()) for node in nodes)
+        room = max(1, sum(each))
+        return room if self.jobs is None else min(self.jobs, room)
+
+    def has_room(self) -> bool:
+        if time.monotonic() - self.counted_at >= POLL:
+            self.room, self.counted_at = self.count_room(), time.monotonic()
+        return len(self.tasks) < self.room
+
+    def start(self, leased: LeasedRun) -> Event | None:
+        run, store, fence, lock = leased.run, self.queue.store, self.queue.fence(leased), ExitStack()
+        folder = store.folder(run, fence=fence)
+        try:
+            before = final_status(run, store, self.queue.attempts, fence)
+            if before is not None:
+                return Outcome(before, already=True)
+            lock.enter_context(folder.locked())
+            folder.clear_unfinished()
+            files = pack(folder.path)
+        except (InUse, LeaseLost):  # a training by hand has the folder, or it was this process that slept
+            lock.close()
+            return Outcome(None)
+        settings, execution = use_absolute_paths(run, self.execution)
+        messages = self.remote.remote(Assignment(settings, execution, run.to_json(), files, own_import_path()))
+        self.tasks.append(Task(leased, folder, lock, messages, Heartbeat(self.queue.leases, leased.lease)))
+        return None
+
+    # Home.
+
+    def receive(self, seconds: float) -> Iterator[tuple[LeasedRun | None, Event]]:
+        if not self.tasks:
+            time.sleep(seconds)
+            return
+        every = [task.messages for task in self.tasks]
+        ready, _ = self.ray.wait(every, timeout=seconds)
+        if ready:  # and all others that have something to say
+            ready, _ = self.ray.wait(every, num_returns=len(every), timeout=0)
+        for task in [task for task in self.tasks if any(task.messages is each for each in ready)]:
+            try:
+                event = self.take_in(task, self.ray.get(next(task.messages)))
+            except (self.ray.exceptions.RayError, StopIteration) as error:
+                self.forget(task)
+                event = WorkerDied(f"the Ray task that trained it is gone: {describe_error(error)}")
+            except LeaseLost:
+                self.cancel(task)
+                event = Outcome(None)
+            if event is not None:
+                yield task.leased, event
+
+    def take_in(self, task: Task, message: TaskMessage) -> Event | None:
+        """Do what a message asks for here; what it means for the dispatcher, if anything."""
+        task.begun = True
+        if isinstance(message, Files):
+            unpack(message, task.folder)
+            return None
+        if isinstance(message, Succeeded | Failed):
+            outcome = Outcome(self.settle(task, message))
+            self.forget(task)
+            return outcome
+        if isinstance(message, Progress):  # a task speaks only when it has done something
+            task.heartbeat.beat(message.step)
+        return message
+
+    def settle(self, task: Task, message: Succeeded | Failed) -> Standing:
+        """Verify or keep what became of a run, here where it is stored."""
+        run, store, fence = task.leased.run, self.queue.store, task.folder.fence
+        if isinstance(message, Failed) and not message.diverged:
+            return store.fail(run, message.to_error(), fence=fence)
+        status = store.standing(run)
+        if status.state == "finished":
+            store.succeed(run, fence=fence)
+        return status
+
+    # The end of one.
+
+    def kill(self, leased: LeasedRun) -> bool:
+        task = next(task for task in self.tasks if task.leased is leased)
+        self.cancel(task, force=True)
+        return task.begun
+
+    def cancel(self, task: Task, *, force: bool = False) -> None:
+        """It is to end at its next message; by `force` its process is, now. Either way it is not listened to."""
+        self.ray.cancel(task.messages, force=force)
+        self.forget(task)
+
+    def forget(self, task: Task) -> None:
+        self.tasks.remove(task)
+        task.lock.close()
+
+    def close(self) -> None:
+        """What came home is what counts: a checkpoint of now could not be sent any more."""
+        left, until = [task.messages for task in self.tasks], time.monotonic() + GRACE
+        for task in list(self.tasks):
+            self.cancel(task)
+        while left and time.monotonic() < until:  # their ends come after what was said before
+            ready, _ = self.ray.wait(left, timeout=TICK)
+            left = [each for each in left if not any(each is r for r in ready) or self._goes_on(each)]
+
+    def _goes_on(self, messages: Any) -> bool:
+        try:
+            self.ray.get(next(messages))
+            return True
+        except (self.ray.exceptions.RayError, StopIteration):
+            return False
+
+
+def use_absolute_paths(run: Run, execution: Execution) -> tuple[dict[str, Any], Execution]:
+    """Settings and execution with the paths that they have on this machine; others must have the same."""
+    settings = run.settings()
+    kind, colon, path = run.dataset.partition(":")
+    given = bool(colon) and kind in PLACED
+    if given:
+        settings["dataset"] = f"{kind}:{os.path.abspath(path)}"
+    if settings.get("weights", "none") not in ("default", "none"):
+        settings["weights"] = os.path.abspath(settings["weights"])
+    root = execution.root if execution.root is not None or given else ROOT
+    return settings, replace(run.execution(execution), root=None if root is None else os.path.abspath(root))
+
+
+def own_import_path() -> tuple[str, ...]:
+    """Where modules are looked for beside what is installed, which the other machines have for themselves."""
+    installed = (sys.prefix, sys.base_prefix)
+    return tuple(path for path in sys.path if os.path.isabs(path) and not path.startswith(installed))
+
+
+def describe_error(error: BaseException) -> str:
+    """What Ray says, in its first sentence; of what was raised in a task, without the traceback."""
+    cause = getattr(error, "cause", None)
+    error = cause if isinstance(cause, BaseException) else error
+    return f"{type(error).__name__}: {error}".splitlines()[0].partition(". ")[0].removesuffix(": ")

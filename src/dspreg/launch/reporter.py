@@ -1,0 +1,50 @@
+"""How far a run is, as messages to the launcher of its sweep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dspreg.launch.messages import Progress
+from dspreg.training.callbacks import TrainingCallback
+
+if TYPE_CHECKING:
+    from dspreg.training.experiment import Experiment
+
+
+class ProgressReporter(TrainingCallback):
+    """Sends `Progress` when a phase begins, and in between as long as something is done, not too often.
+
+    Args:
+        send: Takes the message.
+        every: Seconds between two messages about the same thing.
+    """
+
+    def __init__(self, send: Callable[[Progress], None], every: float):
+        self.send, self.every = send, every
+        self.step = self.steps = 0
+        self.doing = ""
+        self.sent_at = float("-inf")
+
+    def report(self, doing: str) -> None:
+        self.sent_at, self.doing = time.monotonic(), doing
+        self.send(Progress(self.step, self.steps, doing))
+
+    def on_image_check(self, done: int, total: int) -> None:
+        self.doing = f"looking at image {done:,} of {total:,}"
+
+    def on_train_start(self, experiment: Experiment, step: int) -> None:
+        self.step, self.steps = step, experiment.settings.steps
+        self.report("")
+
+    def on_phase(self, description: str) -> None:
+        self.report(description)
+
+    def on_progress(self) -> None:
+        if time.monotonic() - self.sent_at > self.every:
+            self.report(self.doing)
+
+    def on_step_end(self, step: int, log: dict[str, float]) -> None:
+        self.step, self.doing = step + 1, f"loss {log['loss']:.2f}"
+        self.on_progress()

@@ -1,0 +1,58 @@
+"""What this machine has for runs: cores, GPUs, and a share of them for each process."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from dspreg.protocol.settings import Execution
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place on this machine: the cores a process may use (None: any) and its GPU (None: none)."""
+
+    cores: tuple[int, ...] | None = None
+    gpu: str | None = None
+
+
+def usable_cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def usable_gpus(execution: Execution) -> list[str]:
+    """Those that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    if execution.device != "cuda":
+        return []
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name for name in given.split(",") if name]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def default_jobs(execution: Execution) -> int:
+    """Runs at once, where the user left it open: one per GPU, or as many as the cores have room for."""
+    return len(usable_gpus(execution)) or max(1, len(usable_cores()) // (execution.threads or 1))
+
+
+def fill_execution(execution: Execution, jobs: int) -> Execution:
+    """How runs are executed where the user left it open: one thread each, so that results don't depend on `jobs`."""
+    # without a GPU the cores are busy training
+    readers = min(4, len(usable_cores()) // max(1, jobs)) if usable_gpus(execution) else 0
+    workers = execution.workers if execution.workers is not None else readers
+    return replace(execution, threads=execution.threads or 1, workers=workers)
+
+
+def assign_slots(jobs: int, execution: Execution) -> list[Slot]:
+    """A place for each process. Cores are pinned only where all are in use: another sweep may have the rest."""
+    cores, gpus, each = usable_cores(), usable_gpus(execution), execution.threads or 1
+    full = jobs * each == len(cores) and hasattr(os, "sched_setaffinity")
+    return [
+        Slot(
+            tuple(cores[n * each : (n + 1) * each]) if full else None,
+            gpus[n % len(gpus)] if gpus else None,
+        )
+        for n in range(jobs)
+    ]

@@ -1,0 +1,176 @@
+"""What a training calls as it goes along: callbacks, and the progress bar on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dspreg.training.experiment import Experiment
+
+
+class TrainingCallback:
+    """Override what you need: every method does nothing here.
+
+    Whatever a method raises ends the training, without a checkpoint of that moment. To stop a training so that it can
+    be resumed without loss, let the `pause` of `dspreg.train` raise `Preempted`.
+    """
+
+    def on_image_check(self, done: int, total: int) -> None:
+        """One more image was looked at, before the first training on a data set."""
+
+    def on_train_start(self, experiment: Experiment, step: int) -> None:
+        """All is ready; `step` steps were taken before."""
+
+    def on_phase(self, description: str) -> None:
+        """Something begins that takes a while and is no step: an evaluation, a measurement."""
+
+    def on_progress(self) -> None:
+        """The network has done a piece of work, however small: one pass of a step, one batch of an evaluation or of a
+        measurement. A training that is alive calls this at least once within any ten minutes."""
+
+    def on_step_end(self, step: int, log: dict[str, float]) -> None:
+        """Step `step`, counted from 0, was taken."""
+
+    def on_evaluation(self, record: dict[str, Any]) -> None:
+        """A line was added to records.jsonl."""
+
+    def on_train_end(self) -> None:
+        """Training is over, however it ended. Called once."""
+
+
+class CallbackList(TrainingCallback):
+    """Several callbacks as one, called in their order."""
+
+    def __init__(self, callbacks: Iterable[TrainingCallback] = ()):
+        self.callbacks = tuple(callbacks)
+
+    def on_image_check(self, done: int, total: int) -> None:
+        for each in self.callbacks:
+            each.on_image_check(done, total)
+
+    def on_train_start(self, experiment: Experiment, step: int) -> None:
+        for each in self.callbacks:
+            each.on_train_start(experiment, step)
+
+    def on_phase(self, description: str) -> None:
+        for each in self.callbacks:
+            each.on_phase(description)
+
+    def on_progress(self) -> None:
+        for each in self.callbacks:
+            each.on_progress()
+
+    def on_step_end(self, step: int, log: dict[str, float]) -> None:
+        for each in self.callbacks:
+            each.on_step_end(step, log)
+
+    def on_evaluation(self, record: dict[str, Any]) -> None:
+        for each in self.callbacks:
+            each.on_evaluation(record)
+
+    def on_train_end(self) -> None:
+        for each in self.callbacks:
+            each.on_train_end()
+
+
+@contextmanager
+def notified(callbacks: Iterable[TrainingCallback]) -> Iterator[TrainingCallback]:
+    """All of them as one, told in the end that training is over."""
+    every = CallbackList(callbacks)
+    try:
+        yield every
+    finally:
+        every.on_train_end()
+
+
+class OldDisplay(TrainingCallback):
+    """What `dspreg.train(display=…)` took before there were callbacks: an object with methods of other names."""
+
+    def __init__(self, display: Any):
+        self.display = display
+
+    def _call(self, name: str, *values: Any) -> None:
+        method = getattr(self.display, name, None)
+        if method is not None:
+            method(*values)
+
+    def on_image_check(self, done: int, total: int) -> None:
+        self._call("checking", done, total)
+
+    def on_train_start(self, experiment: Experiment, step: int) -> None:
+        self._call("started", experiment, step)
+
+    def on_phase(self, description: str) -> None:
+        self._call("doing", description)
+
+    def on_progress(self) -> None:
+        self._call("alive")
+
+    def on_step_end(self, step: int, log: dict[str, float]) -> None:
+        self._call("stepped", step, log)
+
+    def on_evaluation(self, record: dict[str, Any]) -> None:
+        self._call("recorded", record)
+
+
+class ProgressBar(TrainingCallback):
+    """Step rate, remaining time, loss, source validation and the penalty's share of the gradient, on a terminal.
+
+    Args:
+        console: Rich's, of stderr.
+        title: Instead of algorithm and targets.
+    """
+
+    def __init__(self, console: Console, title: str = ""):
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        wide = console.width >= 110
+        texts = ("{task.description}", "{task.fields[rate]}", "{task.fields[loss]}")
+        name, rate, loss = (TextColumn(text) for text in texts)
+        more = (TextColumn("{task.fields[validation]}"), TextColumn("{task.fields[penalty]}"))
+        left = TimeRemainingColumn(compact=True)
+        columns = (name, BarColumn(16), MofNCompleteColumn(), rate, left, loss, *more)
+        narrow = (name, MofNCompleteColumn(), rate, left, loss, *more)  # eighty columns: the bar says least
+        self.progress = Progress(*(columns if wide else narrow), console=console, transient=True)
+        self.room = 40 if wide else 16
+        self.title = title
+        self.task: Any = None
+        self.progress.start()
+
+    def on_image_check(self, done: int, total: int) -> None:
+        if self.task is None:
+            self.task = self._add("looking at every image, once", total)
+        self.progress.update(self.task, completed=done)
+
+    def _add(self, title: str, total: int, done: int = 0) -> Any:
+        fields: dict[str, Any] = dict.fromkeys(("rate", "loss", "validation", "penalty"), "")
+        title = title if len(title) <= self.room else title[: self.room - 1] + "…"
+        return self.progress.add_task(title, total=total, completed=done, **fields)
+
+    def on_train_start(self, experiment: Experiment, step: int) -> None:
+        s = experiment.settings
+        title = self.title or f"{s.algorithm} → {', '.join(s.targets) or 'no target'}"
+        if self.task is not None:
+            self.progress.remove_task(self.task)
+        self.task = self._add(title, s.steps, step)
+
+    def on_phase(self, description: str) -> None:
+        self.progress.update(self.task, loss=description)
+
+    def on_step_end(self, step: int, log: dict[str, float]) -> None:
+        speed = self.progress.tasks[0].speed
+        fields: dict[str, Any] = {"rate": f"{speed:.2f}/s" if speed else "", "loss": f"loss {log['loss']:.2f}"}
+        ratio = next((value for name, value in log.items() if name.endswith(".ratio")), None)
+        if ratio is not None:
+            fields["penalty"] = f"pen {ratio:.0%}"
+        self.progress.update(self.task, completed=step + 1, **fields)
+
+    def on_evaluation(self, record: dict[str, Any]) -> None:
+        self.progress.update(self.task, validation=f"val {record['validation']:.0%}")
+
+    def on_train_end(self) -> None:
+        self.progress.stop()
