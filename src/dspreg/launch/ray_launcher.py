@@ -128,7 +128,7 @@ class RayTransport:
             if before is not None:
                 return Outcome(before, already=True)
             lock.enter_context(folder.locked())
-            folder.clear_unfinished()
+            folder.remove_partial_files()
             files = pack(folder.path)
         except (InUse, LeaseLost):  # a training by hand has the folder, or it was this process that slept
             lock.close()

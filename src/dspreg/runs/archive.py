@@ -21,7 +21,7 @@ from typing import IO
 
 from dspreg.errors import ConfigError, DspregError, IntegrityError, InUse
 from dspreg.io.atomic_files import UNFINISHED, make_folder, os_errors_as_cant_write
-from dspreg.runs.leases import held
+from dspreg.runs.leases import list_leases
 from dspreg.runs.store import RunStore
 
 SUFFIX = ".tar.xz"
@@ -83,7 +83,7 @@ def pack_store(path: str | Path, file: str | Path) -> None:
     store.check()
     if not archive.name.endswith(SUFFIX):
         raise ConfigError(f"{archive}: an archive of runs is called *{SUFFIX}")
-    if any(lease.alive for lease in held(store.path / "claims.db")):
+    if any(lease.alive for lease in list_leases(store.path / "claims.db")):
         raise InUse(f"a sweep is at work in {store.path}; wait for it or stop it")
     unfinished = archive.with_name(f".{archive.name}.{os.getpid()}{UNFINISHED}")
     with os_errors_as_cant_write(archive, 0):

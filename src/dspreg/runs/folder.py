@@ -93,7 +93,7 @@ class RunFolder:
     def remove(self, name: str) -> None:
         remove(self / name, fence=self.fence)
 
-    def clear_unfinished(self) -> None:
+    def remove_partial_files(self) -> None:
         """Remove what a crash left half-written."""
         remove_partial_files(self.path, fence=self.fence)
 
@@ -128,7 +128,7 @@ class RunFolder:
         if not (self / "run.json").exists():
             self.write_json("run.json", mine)
         there = self.description()
-        self.clear_unfinished()  # not before: the folder might not have been ours
+        self.remove_partial_files()  # not before: the folder might not have been ours
         ignored = {"environment"} if changed_environment else set()
         changes = [c for c in differences(there, mine) if c[0].split(".")[0] not in ignored | {"id", "where"}]
         if changes:
