@@ -139,7 +139,7 @@ class Run(Timed):
         layer.measure_batches, seconds = images // 32, []
         for _ in range(3):
             started = time.process_time()
-            layer.measured_c()
+            layer.measure_c()
             seconds.append(time.process_time() - started)
         return median(seconds)
 

@@ -81,13 +81,13 @@ def compare_patterns(experiment: Experiment, algorithm: DSPReg) -> dict[str, obj
 
 
 def build_patterns(algorithm: DSPReg) -> dict[str, ParamVector]:
-    c = algorithm.measured_c()
+    c = algorithm.measure_c()
     found = {"c": c}
     algorithm.stack.steps += NEW  # another draw of images
-    found["again"] = algorithm.measured_c()
+    found["again"] = algorithm.measure_c()
     for name in ("shuffled", "mean"):
         algorithm.coefficients = name
-        found[name] = algorithm.arranged(c)
+        found[name] = algorithm.arrange(c)
     algorithm.coefficients = "dynamic"
     found["reversed"] = c.map(reverse_ranks)
     head = set(c.select("classifier.*"))

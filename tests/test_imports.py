@@ -60,12 +60,11 @@ DRAWS = {
 INDEXES = {"__init__.py", "spec.py", "catalogue.py"}  # may import other algorithms
 FOUNDATIONS = {
     "base",
-    "layer",
-    "order",
+    "compatibility",
+    "stack",
     "task",
-    "measuring",
-    "optimising",
-    "oracle",
+    "measure",
+    "pretrained_oracle",
     "warm_up",
 }  # what algorithms stand on
 UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}  # run code from files

@@ -152,6 +152,21 @@ def gradient(loss: Tensor, net: nn.Module, create_graph: bool = False) -> ParamV
     return ParamVector((n, g) for n, g in zip(params, grads, strict=True) if g is not None)
 
 
+def depends_on(value: Tensor, net: nn.Module) -> bool:
+    """Whether autograd leads from `value` to the parameters, with a derivative that is not 0 everywhere."""
+    if not value.requires_grad:
+        return False
+    # unequal weights: the outputs of a softmax have a constant sum
+    weights = torch.arange(1, value.numel() + 1, device=value.device).cos().to(value.dtype).view_as(value)
+    try:
+        g = gradient((value * weights).sum(), net)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:  # the graph was built under `standing_at`, and the parameters are elsewhere again
+        return False
+    return any(bool(t.any()) for t in g.values())
+
+
 def leaves(value: Tensor) -> list[Tensor]:
     """All tensors that `value.backward()` would accumulate a gradient in, parameters of a network or not."""
     found, nodes, queue = [], set(), [value.grad_fn]

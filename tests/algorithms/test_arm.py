@@ -103,7 +103,7 @@ def test_c_is_that_by_hand_with_the_context_held():
         each.append(total / sum(map(len, batches)))
     s = torch.stack(each)
     expected = s.std(0, unbiased=False) / s.mean(0)
-    c = stack.measured_c()
+    c = stack.measure_c()
     assert set(c) == set(trainable(stack.net)) == {*pictures.BODY, *pictures.HEAD, *CONTEXT}
     ours = torch.cat([c[n].reshape(-1) for n in [*pictures.BODY, *pictures.HEAD]])
     assert largest_difference({"c": ours}, {"c": expected}) < 1e-9

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from dspreg.algorithms import Algorithm
+from dspreg.algorithms.base import options_of
 from dspreg.algorithms.catalogue import costs, listing, page
-from dspreg.algorithms.layer import options_of
 from dspreg.algorithms.spec import algorithms
 
 

@@ -10,7 +10,7 @@ from reference.penalty import Flat
 import dspreg
 from dspreg import ConfigError, Notice, ParamVector
 from dspreg.algorithms import ERM, SAM, Algorithm, DSPReg, Task, parse
-from dspreg.algorithms.measuring import BATCHES
+from dspreg.algorithms.measure import BATCHES, profile_stack
 from dspreg.batches import Batch
 from dspreg.data import Digits
 from dspreg.data.splits import split, steps_per_epoch
@@ -93,7 +93,7 @@ def at_refresh(coefficients="dynamic", **options):
     stack = ready(DSPReg(coefficients=coefficients, weight=1e-3, **options))
     steps(stack, 2)
     before = {n: t.clone() for n, t in stack.net.state_dict().items()}
-    stack.c = stack.arranged(stack.measured_c())
+    stack.c = stack.arrange(stack.measure_c())
     assert all(torch.equal(t, before[n]) for n, t in stack.net.state_dict().items())
     return stack
 
@@ -135,7 +135,7 @@ def test_every_option_of_measuring_is_used(options):
 
     stack = ready(DSPReg(**options), Task(3, task.domains, 2, task.backbone, task.key, ragged))
     steps(stack, 2)
-    got = stack.measured_c().flat()
+    got = stack.measure_c().flat()
     samples = ragged(2, options.get("measure_batches", BATCHES))
     others = {k: v for k, v in options.items() if k not in ("measure_batches", "eps")}
     with evaluation_mode(stack.net):
@@ -154,16 +154,16 @@ def test_every_option_of_measuring_is_used(options):
     plain.net.load_state_dict(stack.net.state_dict())
     plain.stack.steps = 2
     if options != {"estimator": "loop"}:
-        assert not torch.allclose(got, plain.measured_c().flat(), rtol=1e-3)
+        assert not torch.allclose(got, plain.measure_c().flat(), rtol=1e-3)
 
 
 def test_signs_are_drawn_anew_at_each_refresh():
     stack = ready(DSPReg(estimator="signed"))
     same = toy_task().samples(0, 4)
     stack.stack.task = Task(3, toy_task().domains, 2, toy_task().backbone, ("toy",), lambda t, n: same)
-    one = stack.measured_c().flat()
+    one = stack.measure_c().flat()
     stack.stack.steps = 1
-    assert not torch.allclose(one, stack.measured_c().flat(), rtol=1e-3)
+    assert not torch.allclose(one, stack.measure_c().flat(), rtol=1e-3)
 
 
 def test_a_layer_set_up_again_starts_anew():
@@ -191,7 +191,7 @@ def test_a_profile_shows_c_of_the_refresh_beside_its_floor(options):
     stack = ready(DSPReg(**options))
     steps(stack, 3)
     profile = stack.profile()
-    assert torch.allclose(profile.c.flat(), stack.measured_c().flat(), rtol=1e-10)
+    assert torch.allclose(profile.c.flat(), stack.measure_c().flat(), rtol=1e-10)
     assert profile.domains == stack.task.domains
     assert float(profile.null.flat().mean()) > 0
     assert -1 <= profile.reliability <= 1
@@ -202,7 +202,7 @@ def test_erm_is_profiled_as_measure_does_it_by_hand():
     stack = ready(ERM(), toy_task())
     steps(stack, 2)
     before, random = weights(stack), torch.get_rng_state()
-    profile = stack.profile()
+    profile = profile_stack(stack)
     samples = {name: [(b.x, b.y) for b in each] for name, each in stack.task.samples(2, BATCHES).items()}
     by_hand = dspreg.measure(stack.net, samples)
     assert torch.allclose(profile.c.flat(), by_hand.c.flat(), rtol=1e-10)
@@ -215,7 +215,7 @@ def test_erm_is_profiled_as_measure_does_it_by_hand():
 
 def test_a_profile_of_one_domain_is_refused():
     with pytest.raises(ConfigError, match="c compares source domains and there is 1: domain 0"):
-        ready(ERM(), toy_task(1)).profile()
+        profile_stack(ready(ERM(), toy_task(1)))
 
 
 def test_every_refresh_is_told_once_with_c_by_layer():
@@ -223,7 +223,7 @@ def test_every_refresh_is_told_once_with_c_by_layer():
     told = []
     for t in range(5):
         steps(stack, 1, t)
-        told += stack.stack.told
+        told += stack.stack.events
     assert [(event["event"], event["step"]) for event in told] == [("refresh", 2), ("refresh", 4)]
     c = stack.base.c
     layers = {name.rpartition(".")[0] for name in c}
@@ -238,9 +238,9 @@ def test_every_refresh_is_told_once_with_c_by_layer():
 def test_a_failed_step_tells_nothing_twice():
     stack = ready(DSPReg(refresh_steps=1))
     steps(stack, 2)
-    assert len(stack.stack.told) == 1
-    with stack.stepping(record=False):
-        assert stack.stack.told == []
+    assert len(stack.stack.events) == 1
+    with stack.stack.stepping(record=False):
+        assert stack.stack.events == []
 
 
 def test_measuring_sees_the_whole_stack():
@@ -286,9 +286,9 @@ def test_shuffled_permutes_within_each_tensor_and_anew_at_each_refresh():
     assert torch.equal(shuffled.flat(), at_refresh("shuffled").c.flat())  # keyed
     stack = at_refresh("shuffled")
     fixed = ParamVector((n, torch.arange(t.numel(), dtype=t.dtype).view_as(t)) for n, t in c.items())
-    one = stack.arranged(fixed)
+    one = stack.arrange(fixed)
     stack.stack.steps += 1
-    assert not torch.equal(one.flat(), stack.arranged(fixed).flat())
+    assert not torch.equal(one.flat(), stack.arrange(fixed).flat())
 
 
 def test_hard_is_one_at_and_above_the_global_quantile():
@@ -395,7 +395,7 @@ def test_over_sam_each_engine_is_its_documented_formula(engine):
         "lazy(1)": plain(flat.theta + 2 * weight * c * g),
     }[engine]
 
-    with stack.stepping(record=False):
+    with stack.stack.stepping(record=False):
         _, got = stack.gradient(lambda b: stack.loss(stack(b)), batches)
     got = ParamVector((n, got[n]) for n in flat.names).flat()
     part = expected - g
@@ -410,7 +410,7 @@ def test_over_sam_momentum_displaces_along_its_mean():
     stack.c = ParamVector(flat.split(c))
     objective, seen = lambda b: stack.loss(stack(b)), []
     for _ in range(3):
-        with stack.stepping(record=False):
+        with stack.stack.stepping(record=False):
             seen.append(ParamVector((n, stack.gradient(objective, toy_batches(0))[1][n]) for n in flat.names).flat())
     m = (0.9 * 0.1 * seen[0] + 0.1 * seen[1]) / (1 - 0.9**2)
     expected = sam(flat.gradient, flat.theta + 0.1 * c * m, 0.1)
@@ -524,15 +524,17 @@ def test_a_failed_step_leaves_the_running_mean_alone():
     mean, t = stack._memory.mean.flat().clone(), stack.t
 
     def interrupted():
-        with stack.stepping(record=False):
+        with stack.stack.stepping(record=False):
             stack.gradient(lambda b: stack.loss(stack(b)), toy_batches(2))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert torch.equal(stack._memory.mean.flat(), mean)
-    assert stack._memory.seen == []
     assert stack.t == t
+    steps(stack, 1, start=2)
+    assert torch.equal(weights(stack), weights(_after(DSPReg(weight=0.01, engine="momentum"), 3)))
+    assert torch.equal(stack._memory.mean.flat(), _after(DSPReg(weight=0.01, engine="momentum"), 3)._memory.mean.flat())
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,6 @@ def test_the_second_sgd_step_has_measured_coefficients(domains):
     stack = plain.ready(DSPReg(weight=WEIGHT, refresh_steps=1, measure_batches=BATCHES), domains, "sgd")
     weights = plain.weights_of(stack)
     stack.stack.steps = 1
-    ours = stack.measured_c().values()
+    ours = stack.measure_c().values()
     for a, b in zip(ours, coefficients(weights, domains, 1), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)

@@ -89,7 +89,7 @@ class Scripted(GGA):
 )
 def test_a_point_is_held_to_the_last_accepted_one(losses, similarities, accepted):
     stack = plain.ready(Scripted(losses, similarities), 3)
-    end = stack.found(toy_batches(0, 3))["featurizer.layers.0.weight"]
+    end = stack.search(toy_batches(0, 3))["featurizer.layers.0.weight"]
     assert [i for i, place in enumerate(stack.places) if torch.equal(place, end)] == [accepted]
 
 
@@ -174,8 +174,8 @@ def test_other_steps_walk_elsewhere():
     batches, walks = toy_batches(0, 3), []
     for t in (0, 0, 1):
         stack.stack.steps = t
-        stack.stack.evaluated = lambda loss, batches: loss(stack(batches))
-        walks.append(stack.found(batches).flat())
+        stack.stack.evaluate = lambda loss, batches: loss(stack(batches))
+        walks.append(stack.search(batches).flat())
     assert torch.equal(walks[0], walks[1])
     assert not torch.equal(walks[0], walks[2])
 
@@ -248,4 +248,4 @@ def test_options_that_are_none(options, message):
 
 
 def test_windows_are_counted_in_steps():
-    assert GGA.counted == ("start", "end")
+    assert GGA.step_options == ("start", "end")

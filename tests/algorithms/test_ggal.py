@@ -6,7 +6,7 @@ from reference import plain
 from reference.agreement import cosines
 from reference.batch_norm import assert_taken_in_once
 
-from dspreg.algorithms import ERM, GGAL, SAM, Algorithm
+from dspreg.algorithms import ERM, GGAL, SAM, Algorithm, Compatibility
 from dspreg.batches import Batch
 from dspreg.randomness import generator
 from dspreg.testing import toy_batches
@@ -53,7 +53,7 @@ def test_the_noise_is_as_large_as_the_domains_disagree():
     batches = toy_batches(0, 3)
     stack = plain.ready(GGAL(gamma=0.3), 3)
     objective = lambda b: stack.loss(stack(b))  # noqa: E731
-    with stack.stepping(record=False):
+    with stack.stack.stepping(record=False):
         added = stack.gradient(objective, batches)[1] - stack.base.gradient(objective, batches)[1]
     expected = 0.3 * (1 - sum(cosines(plain.weights_of(stack), batches)) / 3)
     assert added.flat().square().mean().sqrt().item() == pytest.approx(expected, rel=0.25)  # 75 parameters
@@ -76,7 +76,7 @@ class Valleys(Algorithm):
     alone. Another bias has a slope in both domains, as gradients of exactly 0 have no cosine.
     """
 
-    replaces = frozenset({"loss"})
+    compatibility = Compatibility(replaces=frozenset({"loss"}))
 
     def loss(self, out):
         b, other, _ = self.net.classifier.bias

@@ -49,7 +49,7 @@ def test_weights_are_carried_on_and_logged():
 def test_evaluating_twice_moves_the_weights_once():
     stack = plain.ready(GroupDRO(eta=5.0), 3)
     batches = toy_batches(0)
-    with stack.stepping(record=False):
+    with stack.stack.stepping(record=False):
         first, again = stack.loss(stack(batches)), stack.loss(stack(batches))
         assert stack.log_q.tolist() == [0, 0, 0]
     assert torch.equal(first, again)

@@ -41,7 +41,7 @@ def test_sagms_steps_are_those_of_the_formula(domains, optimiser):
 def direction(algorithm):
     stack = plain.ready(algorithm, 3)
     batches = toy_batches(0, 3, plain.SIZES)
-    with stack.stepping(record=False):
+    with stack.stack.stepping(record=False):
         return stack.gradient(lambda b: stack.loss(stack(b)), batches)[1].flat()
 
 

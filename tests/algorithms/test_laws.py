@@ -6,7 +6,7 @@ from helpers.stacking import ACTING
 from reference import broken
 
 import dspreg.algorithms as index
-from dspreg.algorithms import Algorithm
+from dspreg.algorithms import Algorithm, Compatibility
 from dspreg.algorithms.spec import algorithms
 from dspreg.testing import LawBroken, check_algorithm
 
@@ -59,9 +59,9 @@ class LogitNorm(Algorithm):
 
 
 class Remembered(Algorithm):
-    """State of the right kind: staged, and named in `remembers`."""
+    """State of the right kind: staged, and named in `saved_attributes`."""
 
-    remembers = ("scale",)
+    saved_attributes = ("scale",)
 
     def __init__(self, base=None):
         super().__init__(base)
@@ -75,7 +75,7 @@ class Remembered(Algorithm):
 class Replaced(Algorithm):
     """Leaves out its base on purpose, and says so."""
 
-    replaces = frozenset({"loss"})
+    compatibility = Compatibility(replaces=frozenset({"loss"}))
 
     def loss(self, out):
         return out.risks().mean()
@@ -120,6 +120,13 @@ def test_algorithms_of_your_own_keep_the_laws():
         (broken.IgnoresWhatIsAbove, "law 4"),
         (broken.Forgetful, r"law 5: after save, load and continue weights differ; is some state not saved\?"),
         (broken.KeepsAHistory, "law 5"),
+        (
+            broken.SavesForItself,
+            r"law 6: after save and load .*SavesForItself predicts something else; what a prediction",
+        ),
+        (broken.PredictsWithItsStart, "law 6"),
+        (broken.MeasuresACopy, r"law 7: .*\+DSPReg.*MeasuresACopy\.measured .* return self\.base\.measured\(batch\)"),
+        (broken.MeasuresWithoutGradients, "law 7"),
         (broken.RenamesItsOption, r"must store every option under its own name: self\.weight"),
         (broken.ChangesItsOption, r"must store every option under its own name"),
         (broken.WantsClassNumbers, "soft labels"),

@@ -91,7 +91,7 @@ def test_c_is_that_by_hand_with_the_embedding_held():
         each.append(total / sum(map(len, batches)))
     s = torch.stack(each)
     expected = s.std(0, unbiased=False) / s.mean(0)
-    c = stack.measured_c()
+    c = stack.measure_c()
     names = ["featurizer.layers.0.weight", "featurizer.layers.0.bias", "classifier.weight", "classifier.bias"]
     ours = torch.cat([c[n].reshape(-1) for n in [*names, "marginal.weight"]])
     assert set(c) == set(trainable(stack.net)) == {*names, "marginal.weight"}

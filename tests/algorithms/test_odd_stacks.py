@@ -1,6 +1,7 @@
 """Stacks, states and options with which methods once went wrong without a word."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import dspreg
 from dspreg.algorithms import ERM, IRM, MTL, Algorithm, DSPReg, Fish, SagNet
 from dspreg.algorithms.spec import filled
 from dspreg.errors import ConfigError
-from dspreg.testing import check_algorithm, toy_batches
+from dspreg.testing import check_algorithm, ready, toy_batches, toy_task
 from dspreg.training import train_step
 from dspreg.vectors import theta
 
@@ -144,3 +145,26 @@ def test_a_frozen_featurizer_is_refused_by_those_who_move_it(spec):
     with pytest.raises(ConfigError, match="trains the featurizer, and all of it is frozen"):
         dspreg.parse(spec).setup(task, adam)
     dspreg.parse("DANN+DSPReg(coefficients='ones')").setup(task, adam)
+
+
+class Signal(nn.Module):
+    """Neither a Conv2d nor a Linear layer."""
+
+    width = 4
+
+    def __init__(self):
+        super().__init__()
+        self.filters = nn.Conv1d(1, 4, 3)
+
+    def forward(self, x):
+        return self.filters(x[:, None]).mean(2)
+
+
+@pytest.mark.parametrize("method", ["MIRO", "GMDG", "MIRO(places=['filters'])"])
+def test_a_network_whose_inputs_are_not_known_is_refused_with_a_remedy(method):
+    task = replace(toy_task(), backbone=Signal)
+    with pytest.raises(
+        ConfigError, match=r"Signal has no nn\.Conv2d or nn\.Linear.*; take a network with one, or leave"
+    ):
+        dspreg.parse(method).setup(task, torch.optim.Adam)
+    assert ready(dspreg.parse("CORAL"), task).t == 0  # the network is one that others train

@@ -4,7 +4,8 @@ import pytest
 import torch
 from helpers.stacking import ACTING, LAYERS, refusal
 
-from dspreg.algorithms import Algorithm, Mixup, parse
+from dspreg.algorithms import Algorithm, Compatibility, Mixup, parse
+from dspreg.algorithms.compatibility import arrows_of
 from dspreg.errors import ConfigError
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.testing.toy import IMAGE
@@ -18,7 +19,7 @@ PARTNERS = ("CORAL", "SAM", "Mixup", "DSPReg")
 @pytest.mark.parametrize("name", LAYERS)
 def test_under_and_over(name, partner):
     for below, above in ((name, partner), (partner, name)):
-        replaced = getattr(parse(above), "replaces", frozenset()) & set(parse(below).arrows())
+        replaced = parse(above).compatibility.replaces & set(arrows_of(type(parse(below))))
         said = refusal(below, above)
         if replaced:
             assert f"'{above}+{below}'" in said or "Leave one of them out" in said
@@ -41,10 +42,10 @@ def test_what_keeps_the_laws_here_is_at_work(name):
 class OwnForward(Algorithm):
     """Replaces forward, as a class that reads whole batches does."""
 
-    replaces = frozenset({"forward"})
+    compatibility = Compatibility(replaces=frozenset({"forward"}))
 
     def forward(self, batches):
-        return self.bottom(batches)
+        return self.stack.layers[-1](batches)
 
 
 class OtherForward(OwnForward):

@@ -6,7 +6,7 @@ from dspreg.testing.laws import Problem, check_laws, maker
 from dspreg.testing.toy import IMAGE
 
 LAYERS = [name for name in algorithms() if name != "ERM"]
-LAWS = ("law 2", "law 3", "soft labels", "law 5")  # repeatable, one domain, soft labels, saved whole
+LAWS = ("law 2", "law 3", "soft labels", "law 5", "law 6")  # repeatable, one domain, soft labels, saved whole
 ACTING = {  # small, and so that it is at work within the few steps of a law
     "ARM": "ARM(width=4)",
     "DANN": "DANN(mlp_width=16)",

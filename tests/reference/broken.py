@@ -1,6 +1,7 @@
 """Algorithms that each break one law of stacking, for `check_algorithm` to find."""
 
 import random
+from copy import deepcopy
 from itertools import pairwise
 
 import numpy as np
@@ -129,7 +130,7 @@ class IgnoresWhatIsAbove(Algorithm):
 
 
 class Forgetful(Algorithm):
-    """Stages, but does not name what it staged in `remembers`."""
+    """Stages, but does not name what it staged in `saved_attributes`."""
 
     scale = 1.0
 
@@ -178,7 +179,7 @@ class WantsClassNumbers(Algorithm):
 
 class GoesPastItsBase(Algorithm):
     def loss(self, out):
-        return self.bottom.loss(out) * 2
+        return self.stack.layers[-1].loss(out) * 2
 
 
 class ThrowsTheBaseAway(Algorithm):
@@ -215,3 +216,56 @@ class StacksPairs(Algorithm):
     def loss(self, out):
         parts = out.by_domain(out.features)
         return self.base.loss(out) + torch.stack([(a - b).mean() for a, b in pairwise(p.mean(0) for p in parts)]).mean()
+
+
+# Law 6: what predicts is what is saved.
+
+
+class SavesForItself(Algorithm):
+    """Its checkpoints are whole, by a state of its own that no model file has."""
+
+    def __init__(self, base=None):
+        super().__init__(base)
+        self.scale = 1.0
+
+    def on_step_end(self):
+        self.scale /= 2
+
+    def predict(self, x):
+        return self.base.predict(x) * self.scale
+
+    def get_extra_state(self):
+        return {"scale": self.scale}
+
+    def set_extra_state(self, state):
+        self.scale = state["scale"]
+
+
+class PredictsWithItsStart(Algorithm):
+    """With weights that it made itself and keeps from `state_dict`."""
+
+    def build(self, task):
+        net = self.base.build(task)
+        self.start = (nn.Linear(net.featurizer.width, task.num_classes),)
+        return net
+
+    def predict(self, x):
+        return self.base.predict(x) + self.start[0].double()(self.net.featurizer(x))
+
+
+# Law 7: `measured` is a differentiable function of the parameters that are trained.
+
+
+class MeasuresACopy(Algorithm):
+    def build(self, task):
+        net = self.base.build(task)
+        self.copy = deepcopy(net)
+        return net
+
+    def measured(self, batch):
+        return self.copy
+
+
+class MeasuresWithoutGradients(Algorithm):
+    def measured(self, batch):
+        return torch.no_grad()(self.predict)

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from dspreg.algorithms import parse
-from dspreg.errors import IntegrityError
+from dspreg.algorithms import Algorithm, DSPReg, parse
+from dspreg.errors import IntegrityError, Notice
 from dspreg.testing import ready, toy_batches
 from dspreg.training import train_step
 from dspreg.training.model import Model, load_tensors, tensors_of
+from dspreg.vectors import ParamVector, standing_at, theta
 
 
 def trained(spec="GroupDRO+DSPReg", steps=3):
@@ -63,3 +64,64 @@ def test_tensors_of_another_model_are_refused_and_nothing_is_loaded(spoil, messa
     with pytest.raises(IntegrityError, match=message):
         load_tensors(stack, tensors, "here")
     assert all(torch.equal(t, before[name]) for name, t in tensors_of(stack).items())
+
+
+class Kinds(Algorithm):
+    """Predicts with one attribute of every kind."""
+
+    saved_attributes = ("vector", "later", "tensor", "whole", "real", "flag", "nothing")
+
+    def __init__(self, base=None):
+        super().__init__(base)
+        self.vector, self.tensor, self.whole, self.real, self.flag = ParamVector(), torch.ones(3), 0, 0.5, False
+        self.later = self.nothing = None
+
+    def on_step_end(self):
+        self.vector = self.later = theta(self.net)
+        self.tensor, self.whole, self.real, self.flag = self.tensor * 2, self.whole + 1, self.real / 3, True
+
+    def predict(self, x):
+        with standing_at(self.net, self.vector):
+            return self.base.predict(x) * self.real + self.whole + self.flag + self.tensor.sum()
+
+
+def test_attributes_that_a_prediction_needs_keep_their_kind():
+    stack, fresh = ready(DSPReg(Kinds(), refresh_steps=1)), ready(DSPReg(Kinds(), refresh_steps=1))
+    with pytest.warns(Notice, match=r"Kinds\.predict is no differentiable function"):
+        train_step(stack, toy_batches(0)), train_step(stack, toy_batches(1))
+    tensors = tensors_of(stack)
+    beside = {name for name in tensors if name.startswith("stack.")}
+    names = {f"stack.base.{attribute}.{name}" for name in theta(stack.net) for attribute in ("vector", "later")}
+    assert beside == names | {f"stack.base.{name}" for name in ("tensor", "whole", "real", "flag")}  # c is not needed
+    load_tensors(fresh, tensors, "here")
+    for name in Kinds.saved_attributes:
+        ours, theirs = getattr(stack.base, name), getattr(fresh.base, name)
+        assert type(ours) is type(theirs), name
+        if isinstance(ours, ParamVector):
+            assert torch.equal(ours.flat(), theirs.flat())
+        elif isinstance(ours, torch.Tensor):
+            assert torch.equal(ours, theirs)
+        else:
+            assert ours == theirs
+    x = toy_batches(5)[0].x
+    assert torch.equal(stack.eval().predict(x), fresh.eval().predict(x))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda t: t.pop("stack.whole"), r"^here: the tensor stack\.whole is missing; Kinds needs it to predict"),
+        (lambda t: t.update({"stack.other": torch.ones(1)}), r"the tensor stack\.other is .*; the model has none"),
+        (lambda t: t.update({"stack.vector.classifier.bias": torch.ones(4)}), r"is \(4,\); the parameter has \(3,\)"),
+    ],
+)
+def test_attributes_of_another_model_are_refused_and_nothing_is_loaded(spoil, message):
+    stack, fresh = ready(Kinds()), ready(Kinds())
+    train_step(stack, toy_batches(0))
+    tensors, before = tensors_of(stack), tensors_of(fresh)
+    spoil(tensors)
+    with pytest.raises(IntegrityError, match=message):
+        load_tensors(fresh, tensors, "here")
+    after = tensors_of(fresh)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(t, before[name]) for name, t in after.items())

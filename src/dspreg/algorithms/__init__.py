@@ -2,6 +2,7 @@
 
 from dspreg.algorithms.arm import ARM
 from dspreg.algorithms.base import ERM, Algorithm
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.coral import CORAL
 from dspreg.algorithms.dann import DANN
 from dspreg.algorithms.dsp_reg import DSPReg
@@ -24,7 +25,7 @@ from dspreg.algorithms.sagm import SAGM
 from dspreg.algorithms.sagnet import SagNet
 from dspreg.algorithms.sam import SAM
 from dspreg.algorithms.spec import describe, parse
-from dspreg.algorithms.task import Task
+from dspreg.algorithms.task import SourceValidation, Task
 from dspreg.algorithms.vrex import VREx
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "SAGM",
     "SAM",
     "Algorithm",
+    "Compatibility",
     "DSPReg",
     "Fish",
     "Fishr",
@@ -52,6 +54,7 @@ __all__ = [
     "MixStyle",
     "Mixup",
     "SagNet",
+    "SourceValidation",
     "Task",
     "VREx",
     "describe",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs
 from dspreg.errors import ConfigError
@@ -31,7 +32,7 @@ class ARM(Algorithm):
     prediction; at 224 pixels h costs more than a ResNet-50.
     """
 
-    replaces = frozenset({"forward"})
+    compatibility = Compatibility(replaces=frozenset({"forward"}))
 
     def __init__(self, base: Algorithm | None = None, *, width: int = 64):
         super().__init__(base)
@@ -59,14 +60,14 @@ class ARM(Algorithm):
         return Outputs.of(batches, features, self.net.classifier(features))
 
     def predict(self, x: Tensor) -> Tensor:
-        return self.given(x, self.context(x).mean(0))
+        return self.predict_with(x, self.context(x).mean(0))
 
     def measured(self, batch: Batch) -> Callable[[Tensor], Tensor]:
         with torch.no_grad():
             k = self.context(batch.x).mean(0)
-        return lambda x: self.given(x, k)
+        return lambda x: self.predict_with(x, k)
 
-    def given(self, x: Tensor, k: Tensor) -> Tensor:
+    def predict_with(self, x: Tensor, k: Tensor) -> Tensor:
         """The prediction for images of a domain with the context k (1, H, W)."""
         return self.base.predict(torch.cat([x, k.expand_as(x[:, :1])], 1))
 

@@ -1,61 +1,95 @@
-"""The five arrows of a training step, and ERM, which fills them.
+"""What a method is: a layer around another one. ERM is at the bottom of every stack.
 
-    build     task                    → network            what is trained?
-    forward   domain batches          → outputs            how are images read?
-    loss      outputs                 → scalar             what is minimised?
-    gradient  (objective, batches)    → loss, vector in θ  in which direction?
-    update    (direction, batches)    → log                how do the parameters move?
+Five arrows make a training step:
 
-An algorithm is a layer around another one; ERM is at the bottom of every stack. A layer overrides the arrow it
-changes, calls the same arrow of `self.base` in it, and passes the others through. Later arrows receive earlier ones
-as functions, so that a layer may evaluate them again elsewhere without knowing what else is in the stack.
+    build          task                  → network            what is trained?
+    forward        domain batches        → outputs            how are images read?
+    loss           outputs               → scalar             what is minimised?
+    gradient       (objective, batches)  → loss, vector in θ  in which direction?
+    update         (direction, batches)  → log                how do the parameters move?
+
+Around the steps there are four more:
+
+    predict        x                     → logits (B, C)      what does the model say?
+    measured       batch                 → (x → logits)       of which function is c measured?
+    on_step_end    ()                                         called when a step is over and θ is where it ended
+    on_evaluation  source validation                          called between steps, with accuracy and loss
+
+A layer overrides what it changes, calls the same of `self.base` in it, and passes the others through. Later arrows
+receive earlier ones as functions, so that a layer may evaluate them again elsewhere without knowing what else is in the
+stack. It declares, where there is something to declare:
+
+    space               where random search draws each option from
+    step_options        options that are numbers of steps, and shorter in a short run
+    saved_attributes    attributes, besides modules and buffers, that live longer than a step: vectors, tensors, numbers
+    compatibility       what it demands of the other layers
+
+and uses:
+
+    self.net, self.task       what `build` returned at the top of the stack, and what is known of the experiment
+    self.t                    within a step its number, counted from 0; between steps the number of steps taken
+    self.stage(name, value)   in an arrow, which may be evaluated several times: set an attribute when the step is over
+    self.note(name=value)     a scalar for the log
+    self.log_event(name, …)   an event for the log that is no scalar
+
+State lives in modules, buffers and `saved_attributes`. It is in every checkpoint, and in the saved model if the layer
+has its own `predict`: what predicts is what is saved. It changes through `stage`, or directly in `on_step_end` and
+`on_evaluation`; a mean of the weights is updated in `on_step_end` (examples/weight_averaging.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import inspect
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from dspreg.algorithms.layer import Layer, Stack
-from dspreg.algorithms.measuring import measuring
-from dspreg.algorithms.optimising import Optimizer, give_gradients
-from dspreg.algorithms.order import require_order, require_trained
-from dspreg.algorithms.task import Task
+from dspreg.algorithms.compatibility import (
+    Compatibility,
+    adopt_old_names,
+    overrides,
+    require_compatible,
+    require_trainable_featurizer,
+)
+from dspreg.algorithms.stack import Optimizer, Stack
+from dspreg.algorithms.task import SourceValidation, Task
 from dspreg.batches import Batch, Objective, Outputs
 from dspreg.distributions import Distribution
+from dspreg.errors import Notice
 from dspreg.networks import Network
 from dspreg.randomness import seeded
-from dspreg.sensitivity import Profile
-from dspreg.sensitivity.measure import build_profile
-from dspreg.vectors import ParamVector, gradient, trainable
+from dspreg.vectors import ParamVector, depends_on, gradient, trainable
 
 Direction = Callable[[Sequence[Batch]], tuple[Tensor, ParamVector]]
 Log = dict[str, Tensor]
-ARROWS = ("build", "forward", "loss", "gradient", "update")
 
 
-class Algorithm(Layer):
+class Algorithm(nn.Module):
     """A layer around `base`. Override the arrow you change and call `self.base` in it.
 
     The constructor records options, under the names of its arguments; `build` constructs. Random numbers come from
-    torch's global generator, which is replayed within a step; what lives longer than a step is a buffer or a
-    `ParamVector` named in `remembers`, changed only through `stage`.
+    torch's global generator, which is replayed within a step.
     """
 
-    space: ClassVar[Mapping[str, Distribution]] = {}  # where random search draws each option from
-    counted: ClassVar[tuple[str, ...]] = ()  # options that are numbers of steps, and shorter in a short run
-    replaces: ClassVar[frozenset[str]] = frozenset()  # arrows that on purpose do not reach the base
-    moves_features: bool = False  # whether it can't do with a featurizer that is frozen as a whole
-    one_by_one: ClassVar[bool] = False  # whether it asks the arrow below for one domain at a time
-    compares: ClassVar[bool] = False  # whether it is nothing on a single domain
+    space: ClassVar[Mapping[str, Distribution]] = {}
+    step_options: ClassVar[tuple[str, ...]] = ()
+    saved_attributes: ClassVar[tuple[str, ...]] = ()
+    compatibility: Compatibility = Compatibility()
+    base: Algorithm
+    _stack: Stack | None = None
+    _said_below = False  # that c is measured of what is below
 
     def __init__(self, base: Algorithm | None = None):
         super().__init__()
         require_layer(base, f"{type(self).__name__}(base)")
         self.base = base if base is not None else ERM()
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        adopt_old_names(cls)
 
     # The arrows.
 
@@ -74,17 +108,48 @@ class Algorithm(Layer):
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
         return self.base.update(direction, batches)
 
+    # After and between steps.
+
     def predict(self, x: Tensor) -> Tensor:
-        """Logits (B, C) for evaluation."""
+        """Logits (B, C) for evaluation, and of the saved model."""
         return self.base.predict(x)
 
     def measured(self, batch: Batch) -> Callable[[Tensor], Tensor]:
-        """The function x → logits whose sensitivity is measured on `batch`; samples must not mix in it."""
+        """The function x → logits whose sensitivity to the parameters of `net` is measured on `batch`.
+
+        Samples must not mix in it, and autograd must lead from it to these parameters. By default it is `predict`. A
+        prediction that does not depend on them, such as that of averaged weights, would have c = 0 everywhere; then it
+        is that of the layers below, so that c is of the network that is trained. Override it to choose yourself.
+        """
+        if not overrides(type(self), "predict"):
+            return self.base.measured(batch)
+        with torch.enable_grad():
+            depends = depends_on(self.predict(batch.x[:2]), self.net)
+        if depends:
+            return self.predict
+        if not self._said_below:
+            self._said_below = True
+            warnings.warn(
+                f"{type(self).__name__}.predict is no differentiable function of the parameters that are trained, so c "
+                "is measured of what is below it; override `measured` to say so, or to measure something else",
+                Notice,
+                stacklevel=2,
+            )
         return self.base.measured(batch)
 
-    def profile(self) -> Profile:
-        """All that `dspreg.measure` tells of the whole stack at this step, null and reliability too."""
-        return self.base.profile()
+    def on_step_end(self) -> None:
+        """Called once when a step has succeeded, however often a layer above has called `update` in it.
+
+        Change modules, buffers and attributes of this layer here. What was staged has been set, and `self.t` is still
+        the number of this step.
+        """
+
+    def on_evaluation(self, validation: SourceValidation) -> None:
+        """Called after an evaluation, with figures on held-out images of the sources, never of the target.
+
+        What it changes is in the checkpoint that follows, so that a resumed run ends in the same bits. It is not called
+        after the last evaluation: nothing may change between the last record and the model that is saved.
+        """
 
     # Before training.
 
@@ -98,53 +163,129 @@ class Algorithm(Layer):
         """
         if not callable(optimizer):
             raise TypeError("setup wants a function that makes the optimiser: lambda params: Adam(params, lr=1e-3)")
-        require_order(self)
-        self.bottom.stack = Stack(task, self)
+        layers = tuple(self.layers())
+        require_compatible(layers)
+        stack = Stack(task, layers)
+        for layer in layers:
+            layer._stack = stack
         with seeded(*task.key, "build"):
-            self.bottom.network = self.build(task)
-        require_trained(self)
+            layers[-1].network = self.build(task)
+        require_trainable_featurizer(layers)
         self.to(device)
-        self.stack.optimizer = optimizer([p for p in self.parameters() if p.requires_grad])
-        for layer in self.layers():
-            layer.tune(self.stack.optimizer)
+        stack.optimizer = optimizer([p for p in self.parameters() if p.requires_grad])
+        for layer in layers:
+            layer.configure_optimizer(stack.optimizer)
         return self
 
-    def tune(self, optimizer: torch.optim.Optimizer) -> None:
+    def configure_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Called once the optimiser is made: `regroup` gives parameters of this layer's own other options."""
 
     # Offered to every layer.
 
     @property
-    def uses_c(self) -> bool:
-        """Whether this layer measures c, so that a trainer shows it before and after."""
-        return False
+    def stack(self) -> Stack:
+        """What all layers share."""
+        if self._stack is None:
+            raise RuntimeError(f"{type(self).__name__} has no network yet: call setup(task, optimizer) first")
+        return self._stack
 
-    def descend(self, loss: Callable[[Outputs], Tensor], parts: nn.Module, batches: Sequence[Batch]) -> Tensor:
-        """For `update`: one optimiser step of `parts` alone, on another loss of the stack's outputs. Returns the loss.
+    @property
+    def net(self) -> Network:
+        """What `build` returned at the top of the stack."""
+        return cast(ERM, self.stack.layers[-1]).network
 
-        Called after `self.base.update`, it sees the parameters that have moved.
+    @property
+    def task(self) -> Task:
+        return self.stack.task
+
+    @property
+    def t(self) -> int:
+        """Steps taken so far: within a step its number, counted from 0."""
+        return self.stack.steps
+
+    def layers(self) -> Iterator[Algorithm]:
+        """This layer and all below it."""
+        yield self
+        yield from self.base.layers()
+
+    def stage(self, name: str, value: Any, *, rows: Sequence[int] | None = None) -> None:
+        """Set attribute `name` (or these rows of it, one per domain) when the step is over.
+
+        The first value staged in a step counts: it belongs to θ, later ones to points nearby.
         """
-        value = self.stack.evaluated(loss, batches)
-        give_gradients(value, parts)
-        self.stack.optimizer.step()
-        self.stack.optimizer.zero_grad()
-        return value.detach()
+        if rows is None:
+            self.stack.stage(self, name, value)
+        else:
+            for row, one in zip(rows, value.detach(), strict=True):
+                self.stack.stage(self, name, one, row)
 
-    @classmethod
-    def arrows(cls) -> tuple[str, ...]:
-        """The arrows this class changes."""
-        return tuple(arrow for arrow in ARROWS if getattr(cls, arrow) is not getattr(Algorithm, arrow))
+    def note(self, **scalars: Tensor | float) -> None:
+        """Values for the log, as `Class.name`; the first of a step counts. Tensors stay on their device."""
+        for name, value in scalars.items():
+            value = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
+            self.stack.notes.setdefault(f"{type(self).__name__}.{name}", value)
 
-    @classmethod
-    def changes(cls) -> set[str]:
-        """What a layer above may undo: the arrows, and how it predicts."""
-        return {*cls.arrows()} | ({"predict"} if cls.predict is not Algorithm.predict else set())
+    def log_event(self, event: str, **values: Any) -> None:
+        """Something that happened at this step and is no scalar; the trainer keeps it beside the records."""
+        self.stack.events.append({"event": event, "step": self.t, **values})
+
+    # What is saved, and what is shown.
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What `saved_attributes` names, vectors as plain dictionaries."""
+        values = {name: getattr(self, name) for name in self.saved_attributes}
+        return {n: dict(v) if isinstance(v, ParamVector) else v for n, v in values.items()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        for name in self.saved_attributes:
+            value = state[name]
+            if isinstance(value, dict) and isinstance(getattr(self, name), ParamVector | None):
+                value = to_param_device(value, self.net)
+            elif isinstance(value, Tensor):
+                value = value.to(next(self.net.parameters()).device, copy=True)
+            setattr(self, name, value)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Algorithm:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name in self.saved_attributes:
+            value = getattr(self, name)
+            if isinstance(value, ParamVector):
+                setattr(self, name, value.map(fn))
+            elif isinstance(value, Tensor) and name not in self._buffers:
+                setattr(self, name, fn(value))
+        return self
+
+    def options(self, also: Collection[str] = ()) -> dict[str, Any]:
+        """The options that differ from their defaults, and those asked for."""
+        values = {name: (getattr(self, name), p.default) for name, p in options_of(type(self)).items()}
+        return {name: value for name, (value, default) in values.items() if value != default or name in also}
+
+    def extra_repr(self) -> str:
+        """For print: `weight=0.5, rho=0.1`."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.options().items())
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "tell":  # its name in version 0.1
+            warnings.warn("`tell` is now `log_event`", Notice, stacklevel=2)
+            return self.log_event
+        return super().__getattr__(name)
 
 
 def require_layer(base: object, what: str) -> None:
     if base is not None and not isinstance(base, Algorithm):
         given = base.__name__ if isinstance(base, type) else repr(base)
         raise TypeError(f"{what} was given {given}; the base is a layer such as CORAL(), and text is for dspreg.parse")
+
+
+def options_of(cls: type[Algorithm]) -> dict[str, inspect.Parameter]:
+    """The keyword options of an algorithm's constructor."""
+    return {p.name: p for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+
+def to_param_device(tensors: Mapping[str, Tensor], net: nn.Module) -> ParamVector:
+    """A loaded vector, each tensor a copy where the parameter of its name is."""
+    params = trainable(net)
+    return ParamVector((name, tensor.to(params[name].device, copy=True)) for name, tensor in tensors.items())
 
 
 class ERM(Algorithm):
@@ -156,7 +297,7 @@ class ERM(Algorithm):
     network: Network
 
     def __init__(self) -> None:
-        Layer.__init__(self)  # no base below
+        nn.Module.__init__(self)  # no base below
 
     def build(self, task: Task) -> Network:
         # separate keys: whatever else a stack builds, all arms of a trial start from the same weights
@@ -190,23 +331,7 @@ class ERM(Algorithm):
         return cast(Tensor, self.net(x))
 
     def measured(self, batch: Batch) -> Callable[[Tensor], Tensor]:  # noqa: ARG002
-        return self.stack.top.predict
-
-    def profile(self) -> Profile:
-        with measuring(self) as (meter, f, domains):
-            return build_profile(meter, f, domains, eps=0.0)
-
-    @property
-    def bottom(self) -> ERM:
-        return self
-
-    @property
-    def stack(self) -> Stack:
-        return super().stack
-
-    @stack.setter
-    def stack(self, shared: Stack) -> None:
-        self.__dict__["stack"] = shared  # not by nn.Module's way: the top would become a part of its own part
+        return self.predict
 
     def layers(self) -> Iterator[Algorithm]:
         yield self

@@ -7,8 +7,8 @@ import json
 from importlib.resources import files
 from typing import Any, cast
 
-from dspreg.algorithms.base import Algorithm
-from dspreg.algorithms.layer import options_of
+from dspreg.algorithms.base import Algorithm, options_of
+from dspreg.algorithms.compatibility import arrows_of
 from dspreg.algorithms.spec import algorithm_named, algorithms
 
 
@@ -19,7 +19,7 @@ def listing() -> str:
     for name, cls in algorithms().items():
         cost = measured["of_erm"].get(name)
         says = " ".join([summary(cls), *([f"[{', '.join(options_of(cls))}]"] if options_of(cls) else [])])
-        rows.append((name, f"{cost['median']:.2f}×" if cost else "?", ", ".join(cls.arrows()), says))
+        rows.append((name, f"{cost['median']:.2f}×" if cost else "?", ", ".join(arrows_of(cls)), says))
     wide, number, arrow = (max(len(row[i]) for row in rows) for i in range(3))
     lines = [f"{n:{wide}}  {c:>{number}}  {a:{arrow}}  {says}".rstrip() for n, c, a, says in rows]
     return "\n".join([*lines, "", f"cost: a step of {measured['case']}, in ERM steps ({measured['command']})"])
@@ -28,14 +28,14 @@ def listing() -> str:
 def page(name: str) -> str:
     """One algorithm in full: its docstring, its options with defaults, where search draws them from, and its cost."""
     cls = algorithm_named(name)
-    lines = [f"{name}: changes {', '.join(cls.arrows())}", "", inspect.getdoc(cls) or ""]
+    lines = [f"{name}: changes {', '.join(arrows_of(cls))}", "", inspect.getdoc(cls) or ""]
     options = options_of(cls)
     if options:
         lines += ["", "options and defaults:"]
         wide = max(map(len, options))
         for option, parameter in options.items():
             prior = f"   drawn from {cls.space[option]}" if option in cls.space else ""
-            short = "   shorter in a run of fewer than 5,001 steps" if option in cls.counted else ""
+            short = "   shorter in a run of fewer than 5,001 steps" if option in cls.step_options else ""
             lines.append(f"  {option:{wide}} = {parameter.default!r}{prior}{short}")
     measured = costs()
     if cls.__name__ in measured["of_erm"] and cls.__module__.startswith("dspreg."):

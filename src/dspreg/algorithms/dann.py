@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm, Direction, Log
-from dspreg.algorithms.optimising import give_gradients, regroup
+from dspreg.algorithms.compatibility import Compatibility
+from dspreg.algorithms.stack import give_gradients, regroup
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
 from dspreg.distributions import Choice, LogUniform
@@ -80,6 +81,7 @@ class DANN(Algorithm):
                 raise ConfigError(f"DANN: {name}={value}; wanted {wanted}")
         if lr_d is not None and not 0 < lr_d < INF:
             raise ConfigError(f"DANN: lr_d={lr_d}; wanted a finite number > 0, or None for the run's")
+        self.compatibility = Compatibility(trains_featurizer=grad_penalty > 0)
 
     def build(self, task: Task) -> Network:
         net = self.base.build(task)
@@ -88,16 +90,12 @@ class DANN(Algorithm):
             self.discriminator = perceptron(sizes, self.mlp_dropout)
         return net
 
-    def tune(self, optimizer: torch.optim.Optimizer) -> None:
+    def configure_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         betas = (self.beta1, 0.9)
         own: dict[str, Any] = {} if self.lr_d is None else {"lr": self.lr_d}
         regroup(optimizer, self.discriminator.parameters(), weight_decay=self.weight_decay_d, betas=betas, **own)
         if "betas" in optimizer.defaults:
             optimizer.param_groups[0]["betas"] = betas
-
-    @property
-    def moves_features(self) -> bool:  # type: ignore[override]
-        return self.grad_penalty > 0
 
     @property
     def discriminating(self) -> bool:
@@ -125,7 +123,7 @@ class DANN(Algorithm):
 
     def discriminate(self, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
         """A direction in which the network stays where it is: the optimiser skips what has no gradient."""
-        loss = self.stack.evaluated(self.domain_loss, batches)
+        loss = self.stack.evaluate(self.domain_loss, batches)
         give_gradients(loss, self.discriminator)
         return loss.detach(), ParamVector()
 

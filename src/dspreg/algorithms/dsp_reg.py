@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspreg.algorithms.base import Algorithm, Direction, Log
-from dspreg.algorithms.measuring import BATCHES, Function, measuring
+from dspreg.algorithms.base import Algorithm, Direction, Log, to_param_device
+from dspreg.algorithms.measure import BATCHES, Function, measuring
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective, at_least_float32
 from dspreg.distributions import Choice, LogUniform
@@ -64,8 +64,8 @@ class DSPReg(Algorithm):
     """
 
     space = {"weight": LogUniform(-4, -1), "refresh_epochs": Choice(1, 2, 3, 4)}
-    counted = ("warmup",)
-    remembers = ("c", "refreshed_at")
+    step_options = ("warmup",)
+    saved_attributes = ("c", "refreshed_at")
 
     def __init__(
         self,
@@ -127,12 +127,12 @@ class DSPReg(Algorithm):
         self._start()
         return self.base.build(task)
 
-    def tune(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
+    def configure_optimizer(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
         self.ones()  # a pattern that matches nothing is refused before there is a run
 
     def _start(self) -> None:
         self._memory = Memory()
-        self._asked = False  # for a gradient in this step
+        self._asked_at = -1  # the last step that asked for a gradient
         self._seconds = 0.0  # spent refreshing since the last record
         self._recorded_at: int | None = None
         self._noticed: set[str] = set()
@@ -144,6 +144,7 @@ class DSPReg(Algorithm):
 
     @property
     def uses_c(self) -> bool:
+        """Whether c is measured, so that a trainer keeps a profile before and after."""
         return bool(self.weight) and self.coefficients != "ones"
 
     def due(self, t: int) -> bool:
@@ -162,13 +163,13 @@ class DSPReg(Algorithm):
         # a layer above, such as Fish, may update several times in one step
         if self.weight and self.due(self.t) and self.refreshed_at != self.t:
             started = time.perf_counter()
-            self.c = self.arranged(self.measured_c())
+            self.c = self.arrange(self.measure_c())
             self.refreshed_at = self.t
-            self.tell("refresh", layers=by_layer(self.c))
+            self.log_event("refresh", layers=by_layer(self.c))
             self._seconds += time.perf_counter() - started
         return self.base.update(direction, batches)
 
-    def measured_c(self) -> ParamVector:
+    def measure_c(self) -> ParamVector:
         """c on fresh samples of the source domains."""
         with self._measuring() as (meter, f, domains):
             return measure_c(meter, f, domains, self.eps).map(lambda c, one: c.to(one.dtype), self.ones())
@@ -187,27 +188,29 @@ class DSPReg(Algorithm):
         params = ParamVector(trainable(self.net)).select(self.only, self.exclude)
         return params.map(lambda p: torch.ones_like(at_least_float32(p.detach())))
 
-    def arranged(self, c: ParamVector) -> ParamVector:
+    def arrange(self, c: ParamVector) -> ParamVector:
         """c as the option `coefficients` wants it."""
         match self.coefficients:
             case "mean":
                 mean = c.flat().double().mean()
                 return c.map(lambda t: torch.full_like(t, float(mean)))
             case "shuffled":
-                return ParamVector((name, self._shuffled(name, t)) for name, t in c.items())
+                return ParamVector((name, self._shuffle(name, t)) for name, t in c.items())
             case "hard":
                 threshold = upper_quantile(c, self.quantile)
                 return c.map(lambda t: (t >= threshold).to(t.dtype))
         return c
 
-    def _shuffled(self, name: str, c: Tensor) -> Tensor:
+    def _shuffle(self, name: str, c: Tensor) -> Tensor:
         order = torch.randperm(c.numel(), generator=generator(*self.task.key, self.t, name, "shuffle"), device="cpu")
         return c.reshape(-1)[order.to(c.device)].view_as(c)
 
     # The penalty.
 
     def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
-        self._asked = True
+        self.stage("_asked_at", self.t)
+        if self.stack.first_time(self, "gradient"):
+            self._memory.seen = []  # of a step that did not come to its end
         if not self.weight or self.t < self.warmup:
             return self.base.gradient(objective, batches)
         if not self.c and not self._unit:
@@ -251,20 +254,14 @@ class DSPReg(Algorithm):
 
     # What lives longer than a step.
 
-    def commit(self) -> None:
-        super().commit()
-        if self._asked:  # steps of an adversary do not count: every second one may be, and `lazy(2)` would miss all
+    def on_step_end(self) -> None:
+        # steps of an adversary do not count: every second one may be, and `lazy(2)` would miss all
+        if self._asked_at == self.t:
             self._memory.commit()
-        self._asked = False
-
-    def discard(self) -> None:
-        super().discard()
-        self._memory.seen = []
-        self._asked = False
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DSPReg:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.c = self.c.map(lambda c: at_least_float32(fn(c)))
+        super()._apply(fn, recurse)
+        self.c = self.c.map(at_least_float32)
         self._memory.mean = self._memory.mean.map(fn)
         self._unit = ParamVector()
         return self
@@ -276,7 +273,7 @@ class DSPReg(Algorithm):
     def set_extra_state(self, state: dict[str, Any]) -> None:
         super().set_extra_state(state)
         memory = state["memory"]
-        self._memory = Memory(memory["steps"], self.placed(memory["mean"]), memory["mass"])
+        self._memory = Memory(memory["steps"], to_param_device(memory["mean"], self.net), memory["mass"])
 
 
 def by_layer(c: ParamVector) -> dict[str, dict[str, float]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dspreg.algorithms.base import Algorithm, Direction, Log
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.batches import Batch
 from dspreg.distributions import Choice
 from dspreg.errors import ConfigError
@@ -23,7 +24,7 @@ class Fish(Algorithm):
     same dropout mask, where DomainBed draws one for each.
     """
 
-    one_by_one = True
+    compatibility = Compatibility(calls_base_per_domain=True)
     space = {"meta_lr": Choice(0.05, 0.1, 0.5, key="meta_lr")}
 
     def __init__(self, base: Algorithm | None = None, *, meta_lr: float = 0.5):

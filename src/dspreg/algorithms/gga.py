@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Direction, Log
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.batches import Batch
 from dspreg.distributions import Choice
 from dspreg.errors import ConfigError
@@ -38,9 +38,9 @@ class GGA(Algorithm):
     Changes `update`; a step that searches takes `tries` + 1 gradients and as many forward passes more.
     """
 
-    compares = moves_features = True
+    compatibility = Compatibility(needs_several_domains=True, trains_featurizer=True)
     space = {"rho": Choice(1e-6, 1e-5)}
-    counted: ClassVar[tuple[str, ...]] = ("start", "end")
+    step_options = ("start", "end")
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class GGA(Algorithm):
 
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
         if self.start <= self.t <= self.end and len(batches) > 1:
-            move_to(self.net, self.found(batches))
+            move_to(self.net, self.search(batches))
         return self.base.update(direction, batches)
 
-    def found(self, batches: Sequence[Batch]) -> ParamVector:
+    def search(self, batches: Sequence[Batch]) -> ParamVector:
         """The last point that was accepted, θ if none was."""
         random = generator(*self.task.key, self.t, "GGA")
         start = best = at = theta(self.net).select("featurizer.*")
@@ -78,7 +78,7 @@ class GGA(Algorithm):
             with scratch_buffers(self.net):
                 similarity = first = self.similarity(batches)
                 for _ in range(self.tries):
-                    at = at.map(lambda p: p + self.rho * (2 * drawn(p, random) - 1))
+                    at = at.map(lambda p: p + self.rho * (2 * draw_uniform(p, random) - 1))
                     with standing_at(self.net, at):
                         similar, height = self.similarity(batches), self.objective(batches).item()
                     if height - loss < self.slack and similar > similarity:
@@ -87,7 +87,7 @@ class GGA(Algorithm):
         return best
 
     def objective(self, batches: Sequence[Batch]) -> Tensor:
-        return self.stack.evaluated(self.stack.top.loss, batches)
+        return self.stack.evaluate(self.stack.top.loss, batches)
 
     def similarity(self, batches: Sequence[Batch]) -> float:
         """Of the two domains whose gradients agree least."""
@@ -95,6 +95,6 @@ class GGA(Algorithm):
         return min(a.cosine(b).item() for a, b in combinations(each, 2))
 
 
-def drawn(like: Tensor, random: torch.Generator) -> Tensor:
+def draw_uniform(like: Tensor, random: torch.Generator) -> Tensor:
     """U(0, 1), the same on every device."""
     return torch.rand(like.shape, generator=random, dtype=like.dtype).to(like.device)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.batches import Batch, Objective
 from dspreg.distributions import LogUniform
 from dspreg.errors import ConfigError
@@ -31,7 +32,7 @@ class GGAL(Algorithm):
     gradient layer below makes of them. Changes `gradient`; two passes.
     """
 
-    compares = True
+    compatibility = Compatibility(needs_several_domains=True)
     space = {"gamma": LogUniform(-4, -2)}
 
     def __init__(self, base: Algorithm | None = None, *, gamma: float = 1e-3):

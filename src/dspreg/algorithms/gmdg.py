@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
-from dspreg.algorithms.oracle import WithOracle, bound, variance, variances
+from dspreg.algorithms.compatibility import Compatibility
+from dspreg.algorithms.pretrained_oracle import WithOracle, bound, variance, variances
 from dspreg.algorithms.task import Task
 from dspreg.batches import Outputs, at_least_float32, soft_labels
 from dspreg.distributions import Choice
@@ -38,7 +39,7 @@ class GMDG(WithOracle):
     A. Batches must have one size. Changes `build`, `forward` and `loss`; a forward pass of the oracle and an SVD more.
     """
 
-    moves_features = True
+    compatibility = Compatibility(trains_featurizer=True)
     space = {
         "weight": Choice(0.01, 0.1),
         "shift": Choice(0.001, 0.01, 0.1),
@@ -74,7 +75,7 @@ class GMDG(WithOracle):
                 f"GMDG sets the i-th samples of all domains side by side; wanted equal batches, not {out.sizes}"
             )
         loss, f = self.base.loss(out), out.features
-        embedded, named = self.embedded(out)
+        embedded, named = self.embed_labels(out)
         u = embedded.detach()
         total = loss + self.weight * self.distance(out) + named
         self.note(distance=self.distance(out), labels=named)
@@ -91,7 +92,7 @@ class GMDG(WithOracle):
             self.note(apart=apart)
         return total
 
-    def embedded(self, out: Outputs) -> tuple[Tensor, Tensor]:
+    def embed_labels(self, out: Outputs) -> tuple[Tensor, Tensor]:
         """u (N, F) and the loss that M learns by; the classifier does not learn from it."""
         dtype = at_least_float32(out.features).dtype
         y = soft_labels(out.labels, self.task.num_classes, dtype)
@@ -108,10 +109,10 @@ class GMDG(WithOracle):
 def explained_covariance(f: Tensor, u: Tensor) -> Tensor:
     """A, by S = fᵀPf/N with the projection P on the columns of u, both centred."""
     with torch.autocast(f.device.type, enabled=False):
-        return _explained(f, u)
+        return _explained_covariance(f, u)
 
 
-def _explained(f: Tensor, u: Tensor) -> Tensor:
+def _explained_covariance(f: Tensor, u: Tensor) -> Tensor:
     f, u = (t / (t.norm() + 1e-12) for t in (f, u))
     f, u = f - f.mean(0), u - u.mean(0)
     left, s, _ = torch.linalg.svd(u, full_matrices=False)

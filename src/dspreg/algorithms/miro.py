@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
-from dspreg.algorithms.oracle import WithOracle
+from dspreg.algorithms.pretrained_oracle import WithOracle
 from dspreg.batches import Outputs
 from dspreg.distributions import Choice
 

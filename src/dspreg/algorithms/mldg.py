@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.batches import Batch, Objective
 from dspreg.distributions import Choice, LogUniform
 from dspreg.errors import ConfigError
@@ -29,7 +30,7 @@ class MLDG(Algorithm):
     of the base. All passes of a step see the same dropout mask. Changes `gradient`; two passes over each pair.
     """
 
-    one_by_one = compares = True
+    compatibility = Compatibility(calls_base_per_domain=True, needs_several_domains=True)
     space = {"beta": LogUniform(-1, 1, key="mldg_beta"), "n_meta_test": Choice(1, 2, key="n_meta_test")}
 
     def __init__(self, base: Algorithm | None = None, *, beta: float = 1.0, n_meta_test: int = 2):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs
 from dspreg.distributions import Choice
@@ -32,7 +33,7 @@ class MTL(Algorithm):
     """
 
     space = {"ema": Choice(0.5, 0.9, 0.99, 1.0, key="mtl_ema")}
-    replaces = frozenset({"forward", "predict"})
+    compatibility = Compatibility(replaces=frozenset({"forward", "predict"}))
     embeddings: Tensor  # (D, F), the e_d
 
     def __init__(self, base: Algorithm | None = None, *, ema: float = 0.99):

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm, Direction, Log
+from dspreg.algorithms.compatibility import Compatibility
+from dspreg.algorithms.stack import descend
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
 from dspreg.distributions import LogUniform
@@ -35,7 +37,7 @@ class SagNet(Algorithm):
 
     space = {"weight": LogUniform(-2, 1, key="sag_w_adv")}
     style_head: nn.Module
-    moves_features = True
+    compatibility = Compatibility(trains_featurizer=True)
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 0.1):
         super().__init__(base)
@@ -51,9 +53,9 @@ class SagNet(Algorithm):
 
     def forward(self, batches: Sequence[Batch]) -> Outputs:
         out: Outputs = self.base(batches)
-        u, mean, var = parts(out.features)
+        u, mean, var = split_style(out.features)
         a, j = torch.rand_like(mean), torch.randperm(len(u), device=u.device)
-        between = joined(u, a * mean + (1 - a) * mean[j], a * var + (1 - a) * var[j])
+        between = restyle(u, a * mean + (1 - a) * mean[j], a * var + (1 - a) * var[j])
         classify = self.net.classifier
         # as a change, so that what the base did to its logits stays
         change = classify(between.to(out.features.dtype)) - classify(out.features)
@@ -65,27 +67,27 @@ class SagNet(Algorithm):
             return self.weight * self.style_risk(out.replace(labels=uniform), "adversary")
 
         log = self.base.update(direction, batches)
-        self.note(style=self.descend(lambda out: self.style_risk(out, "style"), self.style_head, batches))
-        self.note(adversary=self.descend(adversary, self.net.featurizer, batches))
+        self.note(style=descend(self.stack, lambda out: self.style_risk(out, "style"), self.style_head, batches))
+        self.note(adversary=descend(self.stack, adversary, self.net.featurizer, batches))
         return log
 
     def style_risk(self, out: Outputs, purpose: str) -> Tensor:
         """The cross-entropy of the head's guess from styles, with contents of other samples."""
-        u, mean, var = parts(out.features)
+        u, mean, var = split_style(out.features)
         # keyed: torch's own numbers are the same at every evaluation of a step
         j = torch.randperm(len(u), generator=generator(*self.task.key, self.t, "SagNet", purpose)).to(u.device)
-        guess = self.style_head(joined(u[j].detach(), mean, var).to(out.features.dtype))
+        guess = self.style_head(restyle(u[j].detach(), mean, var).to(out.features.dtype))
         return out.weights.dot(out.replace(logits=guess).risks())
 
 
-def parts(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def split_style(features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Content (N, F), and mean and variance over the features of every sample (N, 1)."""
     f = at_least_float32(features)
     var, mean = torch.var_mean(f, 1, keepdim=True)
     return (f - mean) / (var + EPS).sqrt(), mean, var
 
 
-def joined(content: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+def restyle(content: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     return content * (var + EPS).sqrt() + mean
 
 

@@ -12,8 +12,7 @@ from collections.abc import Collection, Sequence
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from dspreg.algorithms.base import ERM, Algorithm
-from dspreg.algorithms.layer import options_of
+from dspreg.algorithms.base import ERM, Algorithm, options_of
 from dspreg.errors import ConfigError
 from dspreg.names import did_you_mean, imported
 
@@ -60,12 +59,12 @@ def filled(text: str, *, seed: int | None = None, steps: int = PUBLISHED) -> tup
             if seed is not None and option not in given:
                 setattr(layer, option, prior.draw(seed, f"{cls.__name__}.{option}"))
         by_hand = set()  # written even where it is the default, which a short run would scale
-        for option in cls.counted:
+        for option in cls.step_options:
             usual = getattr(layer, option)
             shorter = round(usual * min(1.0, steps / PUBLISHED)) if usual else usual
             if shorter == usual:
                 continue
-            if given & set(cls.counted):  # one that is given fixes the others, as GGA's start its end
+            if given & set(cls.step_options):  # one that is given fixes the others, as GGA's start its end
                 by_hand.add(option)
                 continue
             setattr(layer, option, shorter)

@@ -35,3 +35,15 @@ class Task:
     @property
     def num_domains(self) -> int:
         return len(self.domains)
+
+
+@dataclass(frozen=True)
+class SourceValidation:
+    """What `on_evaluation` is handed: how the stack predicts held-out images ("out") of every source domain.
+
+    The target is not in it.
+    """
+
+    step: int  # the last one taken, counted from 0
+    accuracy: Mapping[str, float]  # by domain
+    loss: Mapping[str, float]  # mean cross-entropy, by domain

@@ -15,7 +15,7 @@ class WarmUp(Algorithm):
     The loss changes its size at that step, and Adam's second moments would answer with far too large or small steps.
     """
 
-    counted = ("warmup",)
+    step_options = ("warmup",)
     weight: float
     warmup: int
     before = 1.0  # the penalty's weight until then
@@ -31,17 +31,7 @@ class WarmUp(Algorithm):
         return self.weight if self.t >= self.warmup else self.before
 
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
-        if self.t == self.warmup and not self._forgotten:  # once, also if a layer above updates several times
-            self._forgotten = True
+        # once, also if a layer above updates several times
+        if self.t == self.warmup and self.stack.first_time(self, "forget"):
             self.stack.optimizer.state.clear()
         return self.base.update(direction, batches)
-
-    def commit(self) -> None:
-        super().commit()
-        self._forgotten = False
-
-    def discard(self) -> None:
-        super().discard()
-        self._forgotten = False
-
-    _forgotten = False  # in this step

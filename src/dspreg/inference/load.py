@@ -72,6 +72,7 @@ def load_model_file(path: Path, device: str = "cpu") -> tuple[Model, Transform]:
     task = Task(len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_none)
     algorithm = parse(how["algorithm"]).setup(task, torch.optim.Adam, device)
     load_tensors(algorithm, tensors, str(path))
+    algorithm.stack.steps = how["step"] + 1  # a prediction may depend on it
     model = Model(algorithm, tuple(how["classes"])).eval()
     return model, Transform(how["image_size"], how["mean"], how["std"])
 

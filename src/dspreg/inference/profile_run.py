@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dspreg import __version__
-from dspreg.algorithms.measuring import metering
+from dspreg.algorithms.measure import metering
 from dspreg.batches import Batch
 from dspreg.data import DomainDataset
 from dspreg.data.fingerprint import fingerprint

@@ -110,7 +110,12 @@ def frozen_copy(featurizer: Net) -> Net:
 
 def probe_outputs(featurizer: nn.Module, places: Sequence[str]) -> dict[str, Tensor]:
     """What comes out at the places for one input of zeros, of the first shape that goes through."""
-    first = next(m for m in featurizer.modules() if isinstance(m, nn.Conv2d | nn.Linear))
+    first = next((m for m in featurizer.modules() if isinstance(m, nn.Conv2d | nn.Linear)), None)
+    if first is None:
+        raise ConfigError(
+            f"{type(featurizer).__name__} has no nn.Conv2d or nn.Linear, which tell the shape of its inputs; "
+            "take a network with one, or leave out MIRO and GMDG, which compare features inside of it"
+        )
     if isinstance(first, nn.Linear):
         shapes: list[tuple[int, ...]] = [(1, first.in_features)]
     else:

@@ -10,6 +10,8 @@
 3. One domain is a domain too: a step on a single batch is finite.
 4. Across arrows, order does not matter: a layer that changes other arrows may stand above or below.
 5. Everything that lives longer than a step is in `state_dict`: save, load, continue gives the same bits.
+6. What predicts is what is saved: a fresh stack that loads the model's tensors gives the same logits.
+7. `measured` is a differentiable function of the parameters that are trained: above and below DSP-Reg c is not 0.
 
 And what the rest relies on: equal keys give equal bits; the constructor records its options, so that a spec string
 round-trips; soft labels are accepted.
@@ -19,22 +21,24 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dspreg.algorithms import CORAL, ERM, SAM, Algorithm, Fish, describe, parse
-from dspreg.algorithms.base import ARROWS
+from dspreg.algorithms import CORAL, ERM, SAM, Algorithm, DSPReg, Fish, SourceValidation, describe, parse
+from dspreg.algorithms.compatibility import ARROWS, arrows_of, require_compatible
 from dspreg.batches import Batch
-from dspreg.errors import DspregError
-from dspreg.testing.probes import LawBroken, Nudge, Twice
+from dspreg.errors import ConfigError, DspregError, Notice
+from dspreg.testing.probes import LawBroken, Twice, nudge
 from dspreg.testing.toy import IMAGE, INPUTS, Shape, ready, toy_batches, toy_task
 from dspreg.training import train_step
+from dspreg.training.model import load_tensors, tensors_of
+from dspreg.training.serialization import pack, unpack
 from dspreg.vectors import theta
 
 Make = Callable[[Algorithm | None], Algorithm]
@@ -46,8 +50,8 @@ class Problem:
 
     inputs: Shape
 
-    def ready(self, algorithm: Algorithm, **options: Any) -> Algorithm:
-        return ready(algorithm, toy_task(inputs=self.inputs), **options)
+    def ready(self, algorithm: Algorithm, *, key: str = "toy", **options: Any) -> Algorithm:
+        return ready(algorithm, replace(toy_task(inputs=self.inputs), key=(key,)), **options)
 
     def batches(self, t: int, **options: Any) -> list[Batch]:
         return toy_batches(t, inputs=self.inputs, **options)
@@ -142,7 +146,7 @@ def repeats(make: Make, problem: Problem) -> None:
 
 
 def reaches_its_base(make: Make, problem: Problem) -> None:
-    excused = frozenset[str]().union(*(layer.replaces for layer in make(None).layers()))
+    excused = frozenset[str]().union(*(layer.compatibility.replaces for layer in make(None).layers()))
 
     def outcome(base: Algorithm) -> tuple[Algorithm, Tensor, Tensor]:
         # plain SGD: Adam would hide a gradient of another length
@@ -153,11 +157,11 @@ def reaches_its_base(make: Make, problem: Problem) -> None:
     for arrow in (*ARROWS, "predict"):
         if arrow in excused:
             continue
-        (stack, *plain), (_, *nudged) = outcome(Nudge()), outcome(Nudge(arrow))
+        (stack, *plain), (_, *nudged) = outcome(nudge()), outcome(nudge(arrow))
         if all(torch.equal(a, b) for a, b in zip(plain, nudged, strict=True)):
             raise LawBroken(
                 f"law 1: {describe(stack)} does not use its base's {arrow}; call self.base.{arrow}(…) in it and build "
-                "on the result, or say that it replaces it: replaces = frozenset({…})"
+                "on the result, or say that it replaces it: compatibility = Compatibility(replaces=frozenset({…}))"
             )
 
 
@@ -189,7 +193,7 @@ def takes_soft_labels(make: Make, problem: Problem) -> None:
 
 
 def commutes_across_arrows(make: Make, problem: Problem) -> None:
-    changed = {arrow for layer in make(None).layers() if not isinstance(layer, ERM) for arrow in layer.arrows()}
+    changed = {arrow for layer in make(None).layers() if not isinstance(layer, ERM) for arrow in arrows_of(type(layer))}
     partners: dict[str, Make] = {"loss": CORAL, "gradient": SAM, "update": Fish}
     for arrow, partner in partners.items():
         if arrow in changed:  # within one arrow the outer layer acts around the inner one
@@ -205,14 +209,68 @@ def is_saved_whole(make: Make, problem: Problem) -> None:
     straight = problem.ready(make(None))
     for t in range(3):
         train_step(straight, problem.batches(t))
-    saved = deepcopy((straight.state_dict(), straight.stack.optimizer.state_dict()))
+        report(straight)
+    (state, optimizer), _ = unpack(pack((dict(straight.state_dict()), straight.stack.optimizer.state_dict())), "law 5")
     resumed = problem.ready(make(None))
-    resumed.load_state_dict(saved[0])
-    resumed.stack.optimizer.load_state_dict(saved[1])
+    resumed.load_state_dict(state)
+    resumed.stack.optimizer.load_state_dict(optimizer)
     for t in range(3, 8):
-        train_step(straight, problem.batches(t))
-        train_step(resumed, problem.batches(t))
+        for stack in (straight, resumed):
+            train_step(stack, problem.batches(t))
+            report(stack)
     _equal(straight, resumed, 0.0, "law 5: after save, load and continue weights differ; is some state not saved?")
+    x = problem.batches(8)[0].x
+    if not torch.equal(*(stack.eval().predict(x) for stack in (straight, resumed))):
+        raise LawBroken("law 5: after save, load and continue predictions differ; is some state not saved?")
+
+
+def report(stack: Algorithm) -> None:
+    """An evaluation, with figures that differ from step to step and from domain to domain."""
+    domains, t = stack.task.domains, stack.t
+    accuracy = {name: 1 / (2 + d + t % 3) for d, name in enumerate(domains)}
+    stack.stack.report_validation(SourceValidation(t - 1, accuracy, {n: 1 - a for n, a in accuracy.items()}))
+
+
+def predicts_what_is_saved(make: Make, problem: Problem) -> None:
+    trained = problem.ready(make(None))
+    for t in range(3):
+        train_step(trained, problem.batches(t))
+        report(trained)
+    loaded = problem.ready(make(None), key="another")  # from other weights: what is not loaded differs
+    (tensors, steps), _ = unpack(pack((tensors_of(trained), trained.t)), "law 6")
+    load_tensors(loaded, tensors, "law 6")
+    loaded.stack.steps = steps
+    for batch in problem.batches(4):
+        if not torch.equal(trained.eval().predict(batch.x), loaded.eval().predict(batch.x)):
+            raise LawBroken(
+                f"law 6: after save and load {describe(trained)} predicts something else; what a prediction needs is a "
+                "module or a buffer of the layer, or named in saved_attributes"
+            )
+
+
+def measures_the_network(make: Make, problem: Problem) -> None:
+    def penalty(base: Algorithm | None) -> DSPReg:
+        return DSPReg(base, refresh_steps=1, measure_batches=1)
+
+    for stack in (penalty(make(None)), make(penalty(None))):
+        layer = next(each for each in stack.layers() if isinstance(each, DSPReg) and each.refresh_steps == 1)
+        try:
+            require_compatible(tuple(stack.layers()))
+        except ConfigError:
+            continue  # refused in this order, and the order that works is looked at as well
+        problem.ready(stack)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Notice)  # about the size of a penalty, which means nothing here
+                for t in range(2):
+                    train_step(stack, problem.batches(t))
+        except ConfigError as error:
+            raise LawBroken(f"law 7: {describe(stack)}: {error}") from error
+        if not layer.c or not bool(layer.c.flat().any()):
+            raise LawBroken(
+                f"law 7: in {describe(stack)} c is 0 everywhere: what `measured` returns must depend on the parameters "
+                "of self.net; return self.base.measured(batch) in it to measure the network that is trained"
+            )
 
 
 LAWS = {
@@ -224,6 +282,8 @@ LAWS = {
     "soft labels": takes_soft_labels,
     "law 4": commutes_across_arrows,
     "law 5": is_saved_whole,
+    "law 6": predicts_what_is_saved,
+    "law 7": measures_the_network,
 }
 
 

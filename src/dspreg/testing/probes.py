@@ -20,44 +20,56 @@ class LawBroken(AssertionError):
     """An algorithm breaks a law of stacking, or a data set what the package relies on."""
 
 
-class Nudge(Algorithm):
-    """A layer to put below another: it changes the result of one arrow a little, which must show above."""
+def nudge(arrow: str | None = None) -> Algorithm:
+    """A layer to put below another: it changes the result of one arrow, or of none, a little, which must show above.
 
-    def __init__(self, arrow: str | None = None):
-        super().__init__()
-        self.arrow = arrow
+    It overrides that arrow alone, so that it may stand below a layer that replaces others.
+    """
+    changed = {} if arrow is None else {arrow: _NUDGES[arrow]}
+    made: Algorithm = type("Nudge", (Algorithm,), changed)()
+    return made
 
-    @classmethod
-    def changes(cls) -> set[str]:
-        return set()  # so that it may stand below all that replace an arrow
 
-    def build(self, task: Task) -> Network:
-        net = self.base.build(task)
-        if self.arrow == "build":
-            with torch.no_grad():
-                for p in net.parameters():
-                    p.mul_(1.1)
-        return net
+def _nudge_build(self: Algorithm, task: Task) -> Network:
+    net = self.base.build(task)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(1.1)
+    return net
 
-    def forward(self, batches: Sequence[Batch]) -> Outputs:
-        out: Outputs = self.base(batches)
-        return out.replace(logits=1.1 * out.logits) if self.arrow == "forward" else out
 
-    def loss(self, out: Outputs) -> Tensor:
-        return self.base.loss(out) + (0.1 * out.logits.square().mean() if self.arrow == "loss" else 0)
+def _nudge_forward(self: Algorithm, batches: Sequence[Batch]) -> Outputs:
+    out: Outputs = self.base(batches)
+    return out.replace(logits=1.1 * out.logits)
 
-    def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
-        loss, g = self.base.gradient(objective, batches)
-        return loss, g * 1.1 if self.arrow == "gradient" else g
 
-    def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
-        log = self.base.update(direction, batches)
-        if self.arrow == "update":
-            move_to(self.net, theta(self.net) * 1.1)
-        return log
+def _nudge_loss(self: Algorithm, out: Outputs) -> Tensor:
+    return self.base.loss(out) + 0.1 * out.logits.square().mean()
 
-    def predict(self, x: Tensor) -> Tensor:
-        return self.base.predict(x) * (1.1 if self.arrow == "predict" else 1.0)
+
+def _nudge_gradient(self: Algorithm, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
+    loss, g = self.base.gradient(objective, batches)
+    return loss, g * 1.1
+
+
+def _nudge_update(self: Algorithm, direction: Direction, batches: Sequence[Batch]) -> Log:
+    log = self.base.update(direction, batches)
+    move_to(self.net, theta(self.net) * 1.1)
+    return log
+
+
+def _nudge_predict(self: Algorithm, x: Tensor) -> Tensor:
+    return self.base.predict(x) * 1.1
+
+
+_NUDGES = {
+    "build": _nudge_build,
+    "forward": _nudge_forward,
+    "loss": _nudge_loss,
+    "gradient": _nudge_gradient,
+    "update": _nudge_update,
+    "predict": _nudge_predict,
+}
 
 
 class Twice(Algorithm):

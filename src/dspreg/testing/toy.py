@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from dspreg.algorithms import Algorithm, Task
-from dspreg.algorithms.optimising import Optimizer
+from dspreg.algorithms.stack import Optimizer
 from dspreg.batches import Batch
 from dspreg.networks import Featurizer, TinyCNN, TinyMLP
 from dspreg.randomness import Key, generator

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
@@ -21,15 +22,23 @@ class Tally:
     correct: int = 0
     total: int = 0
     finite: bool = True  # whether every logit was a number
+    cross_entropy: float = 0.0  # summed over images, where it was asked for
 
     @property
     def accuracy(self) -> float:
         return self.correct / self.total
 
-    def counting(self, logits: Tensor, y: Tensor) -> Tally:
+    @property
+    def loss(self) -> float:
+        return self.cross_entropy / self.total
+
+    def counting(self, logits: Tensor, y: Tensor, *, losses: bool = False) -> Tally:
         finite = logits.isfinite().all(dim=1)
         hits = int(((logits.argmax(1) == y) & finite).sum())  # what is not a number is not right
-        return Tally(self.correct + hits, self.total + len(y), self.finite and bool(finite.all()))
+        loss = float(F.cross_entropy(logits.double(), y, reduction="sum")) if losses else 0.0
+        return Tally(
+            self.correct + hits, self.total + len(y), self.finite and bool(finite.all()), self.cross_entropy + loss
+        )
 
 
 def tallies(
@@ -40,6 +49,7 @@ def tallies(
     key: tuple[Key, ...] = (),
     device: str = "cpu",
     workers: int = 0,
+    losses: bool = False,
     pause: Callable[[], None] = lambda: None,
 ) -> list[Tally]:
     """One per part. Leaves no trace on the algorithm or on any random state.
@@ -51,11 +61,12 @@ def tallies(
         key: Of the augmentation, where a part has one.
         device: Where the algorithm is.
         workers: Processes that read images.
+        losses: Take the cross-entropy as well.
         pause: Called between batches; may raise to end it early.
     """
     result = [Tally() for _ in parts]
     for p, logits, y in predictions(algorithm, InOrder(parts, size, key), device=device, workers=workers):
-        result[p] = result[p].counting(logits, y)
+        result[p] = result[p].counting(logits, y, losses=losses)
         pause()
     return result
 

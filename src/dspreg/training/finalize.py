@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch import Tensor
 
+from dspreg.algorithms.base import ERM
+from dspreg.algorithms.compatibility import overrides
+from dspreg.errors import Notice
 from dspreg.runs.folder import RunFolder
 from dspreg.training.experiment import Experiment
-from dspreg.training.model import tensors_of
+from dspreg.training.model import load_tensors, require_same_predictions, tensors_of
 from dspreg.training.records import domainbed_lines
 from dspreg.training.serialization import pack
 from dspreg.training.state import State
@@ -24,7 +28,9 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
     assert chosen is not None
     if experiment.execution.keep != "none":
         save_model(experiment, folder, "selected.safetensors", chosen.model, chosen.step)
-        save_model(experiment, folder, "last.safetensors", tensors_of(state.algorithm), state.t - 1)
+        last = tensors_of(state.algorithm)
+        verify_predictions(experiment, state, last)
+        save_model(experiment, folder, "last.safetensors", last, state.t - 1)
     records = list(folder.records)
     if experiment.execution.domainbed_records:
         folder.write("results.jsonl", domainbed_lines(experiment, records).encode())
@@ -43,6 +49,20 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
     verified = folder.result()
     assert verified is not None
     return verified
+
+
+def verify_predictions(experiment: Experiment, state: State, tensors: dict[str, Tensor]) -> None:
+    """Where a layer predicts by itself, that a new stack with these tensors predicts the same."""
+    algorithm = state.algorithm
+    if not any(overrides(type(layer), "predict") for layer in algorithm.layers() if not isinstance(layer, ERM)):
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # all was said when the first one was made
+        fresh = experiment.algorithm()
+    load_tensors(fresh, tensors, "the model at the end of training")
+    fresh.stack.steps = algorithm.stack.steps
+    for batches in algorithm.task.samples(0, 1).values():
+        require_same_predictions(algorithm, fresh, batches[0].x)
 
 
 def save_model(experiment: Experiment, folder: RunFolder, name: str, tensors: dict[str, Tensor], step: int) -> None:

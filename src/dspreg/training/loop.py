@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
+from dspreg.algorithms.compatibility import overrides
+from dspreg.algorithms.measure import profile_stack
 from dspreg.algorithms.spec import filled
+from dspreg.algorithms.task import SourceValidation
 from dspreg.batches import Batch
 from dspreg.data import DomainDataset
 from dspreg.data.loading import XY, loaded, told
@@ -25,7 +28,7 @@ from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.evaluate import tallies
 from dspreg.training.experiment import Experiment, prepared, threads
 from dspreg.training.finalize import finish_run, model_path_at, save_model
-from dspreg.training.model import tensors_of
+from dspreg.training.model import saved_attributes_of, tensors_of
 from dspreg.training.records import TensorBoard, make_record, require_tensorboard
 from dspreg.training.state import Selected, State, first_bad
 from dspreg.training.step import train_step
@@ -69,6 +72,7 @@ def train(
         experiment = prepared(settings, execution, on_image)
         refuse_inside(folder.path, experiment.data)
         algorithm = experiment.algorithm(on.on_progress)  # whatever it refuses, it refuses before there is a run
+        saved_attributes_of(algorithm)  # so does a layer whose prediction could not be saved
         where = {"dataset": settings["dataset"], "weights": experiment.settings.weights, **asdict(execution)}
         where |= {"plan": dict(plan)} if plan else {}
         where["algorithm"] = requested_spec(settings)  # tables put all draws of a method into one row
@@ -87,7 +91,7 @@ def train(
         on.on_train_start(experiment, state.t)
         if state.t == 0 and should_profile(state, execution):
             on.on_phase("measuring c before training")
-            folder.write("profiles/start.safetensors", state.algorithm.profile().to_bytes())
+            folder.write("profiles/start.safetensors", profile_stack(state.algorithm).to_bytes())
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
         steps = experiment.settings.steps
         batches = loaded(experiment.steps(), range(state.t, steps), experiment.workers)
@@ -118,7 +122,7 @@ def train(
             raise
         if should_profile(state, execution):
             on.on_phase("measuring c after training")
-            folder.write("profiles/end.safetensors", state.algorithm.profile().to_bytes())
+            folder.write("profiles/end.safetensors", profile_stack(state.algorithm).to_bytes())
         result = finish_run(experiment, state, run)
         checkpoints.clear()
         return result
@@ -151,8 +155,7 @@ def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: Tra
     bad = first_bad(algorithm, batches, values)
     if bad:
         raise Diverged(f"step {t}: not finite: {bad}. A smaller lr or penalty weight may help", t)
-    for event in algorithm.stack.told:
-        state.folder.refreshes.append(event)
+    keep_events(state)
     state.took(values, time.perf_counter() - started)
     on.on_step_end(t, values)
 
@@ -173,20 +176,33 @@ def evaluate(experiment: Experiment, state: State, on: TrainingCallback, pause: 
         key=(*experiment.key, t, "evaluate"),
         device=experiment.execution.device,
         workers=experiment.workers,
+        losses=any(overrides(type(layer), "on_evaluation") for layer in state.algorithm.layers()),
         pause=batch_done,
     )
     accuracy: dict[str, dict[str, float]] = {}
+    loss: dict[str, float] = {}
     for (domain, which, _), tally in zip(chosen, counted, strict=True):
         if domain not in s.targets and not tally.finite:
             raise Diverged(f"step {t}: the logits of {domain!r}, split {which!r}, are not finite", t)
         accuracy.setdefault(domain, {})[which] = tally.accuracy
+        if domain in experiment.sources and which == "out":
+            loss[domain] = tally.loss
     validation = sum(accuracy[name]["out"] for name in experiment.sources) / len(experiment.sources)
     if state.selected is None or validation > state.selected.validation:
         state.selected = Selected(t, validation, tensors_of(state.algorithm))
     if experiment.execution.keep == "all":
         save_model(experiment, state.folder, model_path_at(t), tensors_of(state.algorithm), t)
     state.recorded = t
+    if state.t < s.steps:  # after the last one nothing is to be decided: what was evaluated is what is saved
+        sources = {name: accuracy[name]["out"] for name in experiment.sources}
+        state.algorithm.stack.report_validation(SourceValidation(t, sources, loss))
+        keep_events(state)
     return make_record(experiment, state, t, accuracy, validation, time.perf_counter() - started)
+
+
+def keep_events(state: State) -> None:
+    for event in state.algorithm.stack.events:
+        state.folder.refreshes.append(event)
 
 
 def evaluates_at(experiment: Experiment, t: int) -> bool:
@@ -209,7 +225,7 @@ def save_due(execution: Execution, t: int, saved: float) -> bool:
 def should_profile(state: State, execution: Execution) -> bool:
     """Whether c is measured before and after: with a method that uses it, or when asked."""
     if execution.profile == "auto":
-        return any(layer.uses_c for layer in state.algorithm.layers())
+        return any(getattr(layer, "uses_c", False) for layer in state.algorithm.layers())
     return execution.profile == "always"
 
 

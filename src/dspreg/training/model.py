@@ -1,35 +1,137 @@
-"""A trained stack as a file, and back."""
+"""A trained stack as tensors, and back: what predicts is what is saved."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
-from dspreg.errors import IntegrityError
+from dspreg.algorithms.compatibility import overrides
+from dspreg.errors import ConfigError, IntegrityError
+from dspreg.sensitivity.evaluation_mode import evaluation_mode
+from dspreg.vectors import ParamVector, trainable
+
+BESIDE = "stack."  # before the names of what layers hold besides the network
+NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}  # as tensors of no dimension
 
 
 def tensors_of(algorithm: Algorithm) -> dict[str, Tensor]:
-    """What prediction needs, on the CPU: the network by its own names, and what layers hold besides as `stack.…`."""
-    net = dict(algorithm.net.state_dict())
-    inside = {id(t) for t in algorithm.net.state_dict(keep_vars=True).values()}
-    others = {
-        f"stack.{name}": t
-        for name, t in algorithm.state_dict(keep_vars=True).items()
-        if isinstance(t, Tensor) and id(t) not in inside
-    }
-    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in (net | others).items()}
+    """What prediction needs, on the CPU: the network by its own names, and what layers hold besides as `stack.…`.
+
+    That is their modules and buffers, and the `saved_attributes` of layers with a `predict` of their own: a vector as a
+    tensor per parameter, a number as a tensor of no dimension, and nothing for None.
+
+    Raises:
+        ConfigError: A layer predicts, and has other kinds of state.
+    """
+    found = _modules_and_buffers(algorithm) | saved_attributes_of(algorithm)
+    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in found.items()}
+
+
+def saved_attributes_of(algorithm: Algorithm) -> dict[str, Tensor]:
+    """What layers with a `predict` of their own name in `saved_attributes`, or a ConfigError."""
+    found: dict[str, Tensor] = {}
+    for start, layer, name in _attributes(algorithm):
+        value = getattr(layer, name)
+        if isinstance(value, ParamVector):
+            found |= {f"{start}.{param}": t for param, t in value.items()}
+        elif isinstance(value, Tensor):
+            found[start] = value
+        elif type(value) in NUMBERS:
+            found[start] = torch.tensor(value, dtype=NUMBERS[type(value)])
+        elif value is not None:
+            raise ConfigError(
+                f"{type(layer).__name__} predicts, and its {name} is a {type(value).__name__}, which a model file does "
+                "not hold; make it a ParamVector, a tensor, a number or a module"
+            )
+    return found
 
 
 def load_tensors(algorithm: Algorithm, tensors: dict[str, Tensor], where: str) -> None:
-    """Put back what `tensors_of` took, exactly: names, shapes, dtypes."""
-    own = tensors_of(algorithm)
-    for name in sorted({*own, *tensors}):
+    """Put back what `tensors_of` took, exactly: names, shapes, dtypes. All of it is looked at before any is loaded."""
+    own, attributes = _modules_and_buffers(algorithm), list(_attributes(algorithm))
+    params = trainable(algorithm.net)
+
+    def is_attribute(name: str) -> bool:
+        return any(name == start or name in {f"{start}.{param}" for param in params} for start, _, _ in attributes)
+
+    rest = {name: t for name, t in tensors.items() if name not in own and is_attribute(name)}
+    for name in sorted({*own, *tensors.keys() - rest.keys()}):
         ours, theirs = (str((tuple(d[name].shape), d[name].dtype)) if name in d else None for d in (own, tensors))
         if ours != theirs:
             raise IntegrityError(f"{where}: the tensor {name} is {theirs or 'missing'}; the model has {ours or 'none'}")
-    algorithm.net.load_state_dict({n: t for n, t in tensors.items() if not n.startswith("stack.")})
-    rest = {n.removeprefix("stack."): t for n, t in tensors.items() if n.startswith("stack.")}
-    algorithm.load_state_dict(rest, strict=False)
+    values = [_attribute(layer, name, start, rest, where) for start, layer, name in attributes]
+    algorithm.net.load_state_dict({n: tensors[n] for n in own if not n.startswith(BESIDE)})
+    beside = {n.removeprefix(BESIDE): tensors[n] for n in own if n.startswith(BESIDE)}
+    algorithm.load_state_dict(beside, strict=False)
+    for (_, layer, name), value in zip(attributes, values, strict=True):
+        setattr(layer, name, value)
+
+
+def _modules_and_buffers(algorithm: Algorithm) -> dict[str, Tensor]:
+    net = dict(algorithm.net.state_dict())
+    inside = {id(t) for t in algorithm.net.state_dict(keep_vars=True).values()}
+    others = {
+        BESIDE + name: t
+        for name, t in algorithm.state_dict(keep_vars=True).items()
+        if isinstance(t, Tensor) and id(t) not in inside
+    }
+    return net | others
+
+
+def _attributes(algorithm: Algorithm) -> Iterator[tuple[str, Algorithm, str]]:
+    """Name in the file, layer and name in the layer of every attribute that a prediction may need."""
+    path = BESIDE
+    for layer in algorithm.layers():
+        if overrides(type(layer), "predict"):
+            known = {*layer._buffers, *layer._parameters, *layer._modules}
+            for name in layer.saved_attributes:
+                if name not in known:
+                    yield path + name, layer, name
+        path += "base."
+
+
+def _attribute(layer: Algorithm, name: str, start: str, tensors: dict[str, Tensor], where: str) -> Any:
+    """The value of one attribute, of the kind it has in a fresh layer."""
+    now, params = getattr(layer, name), trainable(layer.net)
+    prefix = f"{start}."
+    parts = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+    if parts or (isinstance(now, ParamVector) and start not in tensors):
+        for param, t in parts.items():
+            if t.shape != params[param].shape:
+                shapes = f"{tuple(t.shape)}; the parameter has {tuple(params[param].shape)}"
+                raise IntegrityError(f"{where}: the tensor {prefix}{param} is {shapes}")
+        return ParamVector((param, t.to(params[param].device, copy=True)) for param, t in parts.items())
+    if start not in tensors:
+        if now is None:
+            return None
+        raise IntegrityError(f"{where}: the tensor {start} is missing; {type(layer).__name__} needs it to predict")
+    value = tensors[start]
+    if value.ndim == 0 and not isinstance(now, Tensor):
+        return value.item()
+    return value.to(next(layer.net.parameters()).device, copy=True)
+
+
+def require_same_predictions(algorithm: Algorithm, loaded: Algorithm, x: Tensor) -> None:
+    """Refuse to call a run finished whose model, loaded, does not predict what the trained one does.
+
+    Args:
+        algorithm: As it was trained.
+        loaded: A fresh stack into which the saved tensors were loaded.
+        x: Images, transformed.
+    """
+    with evaluation_mode(algorithm), evaluation_mode(loaded), torch.no_grad():
+        ours, theirs = algorithm.predict(x), loaded.predict(x)
+    if float((ours - theirs).abs().max()) > 1e-4 * float(ours.abs().max()):
+        names = [type(layer).__name__ for layer in algorithm.layers() if overrides(type(layer), "predict")]
+        raise ConfigError(
+            f"the saved model does not predict what the trained one does: {' or '.join(names[:-1])} predicts with "
+            "something that is not saved. Make it a module or a buffer of the layer, or name it in saved_attributes; "
+            "check_algorithm finds it before training"
+        )
 
 
 class Model(nn.Module):

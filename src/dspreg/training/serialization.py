@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from dspreg.errors import IntegrityError
 # One entry of metadata, because safetensors writes several in an order that changes from process to process.
 ENTRY = "dspreg"
 # How JSON says what it has no word for.
-TENSOR, TUPLE, ITEMS = "$tensor", "$tuple", "$items"
+TENSOR, TUPLE, ITEMS, INFINITE = "$tensor", "$tuple", "$items", "$infinite"
 
 
 def pack(state: Any, **about: str) -> bytes:
@@ -51,6 +52,8 @@ def _described(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {TUPLE: [_described(each, tensors) for each in value]}
     if isinstance(value, list):
         return [_described(each, tensors) for each in value]
+    if isinstance(value, float) and math.isinf(value):  # the best loss so far, before there is one
+        return {INFINITE: "+" if value > 0 else "-"}
     if value is None or isinstance(value, str | bool | int | float):
         return value
     raise TypeError(f"can't save a {type(value).__name__}; keep tensors, numbers, text and containers of them as state")
@@ -62,6 +65,8 @@ def _restored(value: Any, tensors: dict[str, Tensor]) -> Any:
             return tensors[value[TENSOR]]
         if TUPLE in value:
             return tuple(_restored(each, tensors) for each in value[TUPLE])
+        if INFINITE in value:
+            return float(f"{value[INFINITE]}inf")
         if ITEMS in value:
             return {_restored(key, tensors): _restored(each, tensors) for key, each in value[ITEMS]}
         return {key: _restored(each, tensors) for key, each in value.items()}

@@ -33,7 +33,7 @@ def train_step(algorithm: Algorithm, batches: Sequence[Batch], *, record: bool =
 
     seen: set[int] = set()  # domains
 
-    def evaluated(loss: Callable[[Outputs], Tensor], batches: Sequence[Batch]) -> Tensor:
+    def evaluate(loss: Callable[[Outputs], Tensor], batches: Sequence[Batch]) -> Tensor:
         algorithm.task.on_progress()
         # batch norm takes a batch into its statistics once, however often the batch is looked at
         domains = {batch.domain for batch in batches}
@@ -42,12 +42,12 @@ def train_step(algorithm: Algorithm, batches: Sequence[Batch], *, record: bool =
         with noise.replayed(), buffers:
             return loss(algorithm(batches))
 
-    objective = partial(evaluated, algorithm.loss)
+    objective = partial(evaluate, algorithm.loss)
 
     def direction(batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
         return algorithm.gradient(objective, batches)
 
-    algorithm.stack.evaluated = evaluated
-    with algorithm.stepping(record=record) as notes:
+    algorithm.stack.evaluate = evaluate
+    with algorithm.stack.stepping(record=record) as notes:
         log = algorithm.update(direction, batches)
     return log | notes

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
-from dspreg.algorithms.optimising import regroup
+from dspreg.algorithms.stack import regroup
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
 from dspreg.errors import ConfigError
@@ -59,7 +59,7 @@ class WithOracle(Algorithm):
         net.add_module(name.lower(), nn.ModuleDict({"variances": variances(shapes)}))
         return net
 
-    def tune(self, optimizer: torch.optim.Optimizer) -> None:
+    def configure_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         regroup(optimizer, self.parts.parameters(), lr=optimizer.param_groups[0]["lr"] * self.lr_mult)
 
     @property
@@ -75,7 +75,7 @@ class WithOracle(Algorithm):
             for x in heard.inputs:
                 oracle(x)
         terms = [
-            bound(joined(heard.features[place]), joined(known.features[place]), variance(b))
+            bound(join(heard.features[place]), join(known.features[place]), variance(b))
             for place, b in zip(self._places, self.parts["variances"], strict=True)
         ]
         return out.replace(extras={**out.extras, type(self).__name__: torch.stack(terms).sum()})
@@ -87,7 +87,7 @@ class WithOracle(Algorithm):
     _oracle: tuple[nn.Module, ...] = ()  # in a tuple, as a part of the module would be trained and saved
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> WithOracle:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         for oracle in self._oracle:
             oracle._apply(fn)
         return self
@@ -114,6 +114,6 @@ def broadcast(features: Tensor, channels_last: bool) -> list[int]:
     return [size if i == axis else 1 for i, size in enumerate(features.shape)]
 
 
-def joined(parts: Sequence[Tensor]) -> Tensor:
+def join(parts: Sequence[Tensor]) -> Tensor:
     """Of all calls; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))

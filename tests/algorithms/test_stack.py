@@ -6,8 +6,8 @@ from helpers import tiny
 
 from dspreg import load
 from dspreg.algorithms import Algorithm
-from dspreg.algorithms.optimising import give_gradients, regroup
 from dspreg.algorithms.spec import algorithm_named
+from dspreg.algorithms.stack import descend, give_gradients, regroup
 from dspreg.errors import Preempted
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train, train_step
@@ -89,7 +89,7 @@ class Tuned(Algorithm):
         self.own, self.asked = torch.nn.Linear(network.featurizer.width, 2), []
         return network
 
-    def tune(self, optimizer):
+    def configure_optimizer(self, optimizer):
         self.asked.append(optimizer)
         regroup(optimizer, self.own.parameters(), lr=0.5)
 
@@ -116,9 +116,9 @@ class Descending(Tuned):
         log = self.base.update(direction, batches)
         self.between = states(self)
         module = self.own if self.part == "own" else self.net.featurizer
-        self.expected = self.stack.evaluated(self.other, batches)
+        self.expected = self.stack.evaluate(self.other, batches)
         self.slopes = torch.autograd.grad(self.expected, list(module.parameters()))
-        self.returned = self.descend(self.other, module, batches)
+        self.returned = descend(self.stack, self.other, module, batches)
         return log
 
 

@@ -1,0 +1,106 @@
+"""Which layers go together: what a layer demands of the others, and what to write instead where that can't be met."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dspreg.errors import ConfigError, Notice
+
+if TYPE_CHECKING:
+    from dspreg.algorithms.base import Algorithm
+
+ARROWS = ("build", "forward", "loss", "gradient", "update")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compatibility:
+    """What a layer demands of the stack it is in; `setup` refuses a stack where a demand is not met.
+
+    Attributes:
+        replaces: Arrows, or "predict", that on purpose do not call the base, so that what changes them goes above.
+        needs_several_domains: It compares domains and is nothing on a single one.
+        calls_base_per_domain: It calls the arrow below with one domain at a time.
+        trains_featurizer: It can't do with a featurizer that is frozen as a whole.
+    """
+
+    replaces: frozenset[str] = frozenset()
+    needs_several_domains: bool = False
+    calls_base_per_domain: bool = False
+    trains_featurizer: bool = False
+
+
+def overrides(cls: type[Algorithm], name: str) -> bool:
+    """Whether a class has its own `name`, and not what `Algorithm` does."""
+    from dspreg.algorithms.base import Algorithm  # which declares a Compatibility itself
+
+    return getattr(cls, name) is not getattr(Algorithm, name)
+
+
+def arrows_of(cls: type[Algorithm]) -> tuple[str, ...]:
+    """The arrows a class changes."""
+    return tuple(arrow for arrow in ARROWS if overrides(cls, arrow))
+
+
+def require_compatible(layers: tuple[Algorithm, ...]) -> None:
+    """Refuse a layer that would silently undo what one below it does, or leave it nothing to do. Outermost first."""
+    above_erm = layers[:-1]
+    for i, layer in enumerate(above_erm):
+        for below in above_erm[i + 1 :]:
+            if reason := conflict(layer, below):
+                spec = f"'{type(layer).__name__}+{type(below).__name__}'"
+                better = "Leave one of them out" if conflict(below, layer) else f"Put it the other way round: {spec}"
+                raise ConfigError(f"{reason}. {better}")
+
+
+def conflict(above: Algorithm, below: Algorithm) -> str | None:
+    """Why one must not stand above the other; None if it may."""
+    upper, lower = type(above).__name__, type(below).__name__
+    undone = {name for name in above.compatibility.replaces if overrides(type(below), name)}
+    if undone:
+        return f"{upper} has its own {' and '.join(sorted(undone))} and would undo that of {lower} below it"
+    shared = {"gradient", "update"}.intersection(arrows_of(type(above)), arrows_of(type(below)))
+    if shared and above.compatibility.calls_base_per_domain and below.compatibility.needs_several_domains:
+        return f"{upper} asks for one domain at a time, which leaves {lower} below it nothing to compare"
+    return None
+
+
+def require_trainable_featurizer(layers: tuple[Algorithm, ...]) -> None:
+    """Refuse a layer that differentiates by the featurizer where all of it is frozen; torch's own error says less."""
+    if any(p.requires_grad for p in layers[0].net.featurizer.parameters()):
+        return
+    for layer in layers:
+        if layer.compatibility.trains_featurizer:
+            name = type(layer).__name__
+            raise ConfigError(
+                f"{name} trains the featurizer, and all of it is frozen; leave {name} out, or thaw a part"
+            )
+
+
+# Methods written for version 0.1 declare these names.
+RENAMED = {"counted": "step_options", "remembers": "saved_attributes", "tune": "configure_optimizer"}
+FLAGS = {
+    "replaces": "replaces",
+    "compares": "needs_several_domains",
+    "one_by_one": "calls_base_per_domain",
+    "moves_features": "trains_featurizer",
+}
+
+
+def adopt_old_names(cls: type[Algorithm]) -> None:
+    """Let what a class declares under old names count under the new ones, with one notice."""
+    own = vars(cls)
+    for name in ("commit", "discard"):
+        if name in own:
+            raise TypeError(f"{cls.__name__}.{name} would not be called: put it into on_step_end(self)")
+    found = [name for name in (*RENAMED, *FLAGS) if name in own]
+    if not found:
+        return
+    changes = {FLAGS[name]: own[name] for name in found if name in FLAGS}
+    cls.compatibility = replace(cls.compatibility, **changes)
+    for name in found:
+        if name in RENAMED:
+            setattr(cls, RENAMED[name], own[name])
+    now = [f"{n} is now {RENAMED[n]}" if n in RENAMED else f"{n} is now Compatibility({FLAGS[n]}=…)" for n in found]
+    warnings.warn(f"{cls.__name__} declares old names: {'; '.join(now)}", Notice, stacklevel=4)

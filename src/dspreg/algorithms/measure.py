@@ -1,0 +1,84 @@
+"""Measuring a stack: what its whole prediction is sensitive to, on samples of the source domains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dspreg.algorithms.base import ERM, Algorithm
+from dspreg.algorithms.compatibility import overrides
+from dspreg.batches import Batch
+from dspreg.errors import ConfigError
+from dspreg.randomness import Key
+from dspreg.sensitivity import Meter, Profile
+from dspreg.sensitivity.evaluation_mode import evaluation_mode
+from dspreg.sensitivity.measure import build_profile
+from dspreg.sensitivity.samples import Samples
+from dspreg.vectors import depends_on
+
+BATCHES = 16  # of 32 images per domain: from there on c is reliable to 0.8 on real images (bench/noise.py)
+
+Function = Callable[[Samples, int], Callable[[Tensor], Tensor]]
+
+
+def profile_stack(algorithm: Algorithm) -> Profile:
+    """All that `dspreg.measure` tells of a stack at this step, null and reliability too.
+
+    By the options of the outermost layer that measures c in training, which has a method `profile`; else by defaults.
+    """
+    for layer in algorithm.layers():
+        own: Callable[[], Profile] | None = getattr(layer, "profile", None)
+        if own is not None:
+            return own()
+    with measuring(algorithm) as (meter, f, domains):
+        return build_profile(meter, f, domains, eps=0.0)
+
+
+@contextmanager
+def measuring(
+    algorithm: Algorithm, batches: int = BATCHES, **options: Any
+) -> Iterator[tuple[Meter, Function, dict[str, list[Samples]]]]:
+    """A meter, what it measures and on which samples; keyed by the step, so that it moves no other randomness."""
+    task, steps = algorithm.task, algorithm.stack.steps
+    domains = task.samples(steps, batches)
+    if len(domains) < 2:
+        raise ConfigError(
+            f"c compares source domains and there is {len(domains)}: {', '.join(domains)}. Give at least two"
+        )
+    with metering(algorithm, (*task.key, steps), **options) as (meter, f):
+        yield meter, f, {name: [Samples(b.x, b.y) for b in each] for name, each in domains.items()}
+
+
+@contextmanager
+def metering(algorithm: Algorithm, key: tuple[Key, ...], **options: Any) -> Iterator[tuple[Meter, Function]]:
+    """A meter of a stack's network, and what it measures: the stack's whole prediction, in evaluation mode."""
+    top = algorithm.stack.top
+    # the layers with a `measured` of their own; whether it depends on the network is looked at once
+    unchecked = [layer for layer in top.layers() if overrides(type(layer), "measured") and not isinstance(layer, ERM)]
+
+    def f(samples: Samples, domain: int) -> Callable[[Tensor], Tensor]:
+        assert isinstance(samples.inputs, Tensor)
+        y = samples.y if samples.y is not None else torch.zeros(len(samples), dtype=torch.long)
+        found = top.measured(Batch(samples.inputs, y, domain))
+        if unchecked:
+            require_dependence(found, samples.inputs, unchecked[0])
+            unchecked.clear()
+        return found
+
+    device = next(algorithm.net.parameters()).device.type
+    with evaluation_mode(top), torch.autocast(device, enabled=False):  # c of a step is that of the profiles
+        yield Meter(algorithm.net, key=(*key, "measure"), on_pass=algorithm.task.on_progress, **options), f
+
+
+def require_dependence(f: Callable[[Tensor], Tensor], x: Tensor, layer: Algorithm) -> None:
+    """Refuse a function that is constant in the parameters: c would be 0 everywhere, and DSP-Reg do nothing."""
+    if not depends_on(f(x[:2]), layer.net):
+        name = type(layer).__name__
+        raise ConfigError(
+            f"what {name}.measured returns is no differentiable function of the parameters of self.net, so that c "
+            f"would be 0 everywhere; return self.base.measured(batch) in it to measure the network that is trained"
+        )

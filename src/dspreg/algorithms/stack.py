@@ -1,0 +1,114 @@
+"""What all layers of one stack share: the task, the optimiser, and the life of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from dspreg.algorithms.task import SourceValidation, Task
+from dspreg.batches import Batch, Outputs
+from dspreg.randomness import seeded
+
+if TYPE_CHECKING:
+    from dspreg.algorithms.base import Algorithm, Log
+
+Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass
+class Stack:
+    """Made by `setup`, which gives it to every layer."""
+
+    task: Task
+    layers: tuple[Algorithm, ...]  # the outermost first, ERM last
+    steps: int = 0  # taken so far
+    notes: Log = field(default_factory=dict)  # of the current step
+    events: list[dict[str, Any]] = field(default_factory=list)  # of the current step
+    recording: bool = False  # whether the current step's log is kept, so that costly figures are worth taking
+    optimizer: torch.optim.Optimizer = field(init=False)
+    # evaluate(loss, batches): a loss of the whole stack's outputs, with the random numbers of the current step
+    evaluate: Callable[[Callable[[Outputs], Tensor], Sequence[Batch]], Tensor] = field(init=False)
+    _staged: dict[tuple[Algorithm, str, int | None], Any] = field(default_factory=dict)
+    _done: set[tuple[Algorithm, str]] = field(default_factory=set)  # in the current step
+
+    @property
+    def top(self) -> Algorithm:
+        """The outermost layer."""
+        return self.layers[0]
+
+    @contextmanager
+    def stepping(self, *, record: bool) -> Iterator[Log]:
+        """One step: what was staged is written if it succeeds and dropped if it does not. Yields the notes."""
+        self.notes, self.events, self.recording, self._staged = {}, [], record, {}
+        self._done.clear()
+        try:
+            yield self.notes
+        except BaseException:
+            self._staged.clear()
+            raise
+        self._write_staged()
+        for layer in self.layers:
+            layer.on_step_end()
+        self.steps += 1
+
+    def first_time(self, layer: Algorithm, what: str) -> bool:
+        """Whether `layer` asks this for the first time in the current step; arrows may be called several times."""
+        before = (layer, what) in self._done
+        self._done.add((layer, what))
+        return not before
+
+    def stage(self, layer: Algorithm, name: str, value: Any, row: int | None = None) -> None:
+        self._staged.setdefault((layer, name, row), value)
+
+    def report_validation(self, validation: SourceValidation) -> None:
+        """Between two steps: hand the figures of an evaluation to every layer."""
+        self.events, self._staged = [], {}
+        with seeded(*self.task.key, self.steps, "evaluation"):  # a resumed run draws the same numbers
+            for layer in self.layers:
+                layer.on_evaluation(validation)
+        self._write_staged()
+
+    def _write_staged(self) -> None:
+        for (layer, name, row), value in self._staged.items():
+            if row is None:
+                setattr(layer, name, value)
+            else:
+                getattr(layer, name)[row] = value
+        self._staged.clear()
+
+
+def descend(stack: Stack, loss: Callable[[Outputs], Tensor], parts: nn.Module, batches: Sequence[Batch]) -> Tensor:
+    """For `update`: one optimiser step of `parts` alone, on another loss of the stack's outputs. Returns the loss.
+
+    Called after `self.base.update`, it sees the parameters that have moved.
+    """
+    value = stack.evaluate(loss, batches)
+    give_gradients(value, parts)
+    stack.optimizer.step()
+    stack.optimizer.zero_grad()
+    return value.detach()
+
+
+def give_gradients(loss: Tensor, parts: nn.Module) -> None:
+    """Set `.grad` of these parameters alone, ready for an optimiser's step."""
+    params = [p for p in parts.parameters() if p.requires_grad]
+    for p, g in zip(params, torch.autograd.grad(loss, params, allow_unused=True), strict=True):
+        p.grad = g
+
+
+def regroup(optimizer: torch.optim.Optimizer, params: Iterable[nn.Parameter], **options: Any) -> None:
+    """For `configure_optimizer`: give these parameters options of their own; unknown options are left out.
+
+    The network's own parameters stay in the first group.
+    """
+    moved = list(params)
+    ids = {id(p) for p in moved}
+    for group in optimizer.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) not in ids]
+    known = {name: value for name, value in options.items() if name in optimizer.defaults}
+    optimizer.add_param_group({"params": moved, **known})
