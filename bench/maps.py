@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 import dspreg
-from dspreg.paper.figures import heat_maps
-from dspreg.paper.maps import layer_of, means
+from dspreg.paper.figures import draw_heat_maps
+from dspreg.paper.heat_maps import layer_of, mean_c_and_null
 from dspreg.protocol.settings import Execution
 from dspreg.sensitivity import Profile
 
@@ -55,7 +55,7 @@ def main() -> int:
                       title=f"{network}, {layer}")  # fmt: skip
         for when, profile in profiles.items():
             cells = []
-            for found in means(profile, layer):
+            for found in mean_c_and_null(profile, layer):
                 if found is None:  # no domain is sensitive: a branch that starts at 0, as in timm's ResNets
                     cells += ["–"] * 3
                     continue
@@ -63,7 +63,7 @@ def main() -> int:
                 cells += [f"{c:.3f}", f"{null:.3f}", f"{c - null:+.3f}"]
             table.add_row(when, *cells, f"{profile.reliability:.2f}")
         console.print(table)
-        heat_maps(profiles, layer).savefig(options.out / f"maps-{network}.png", dpi=110)
+        draw_heat_maps(profiles, layer).savefig(options.out / f"maps-{network}.png", dpi=110)
     return 0
 
 

@@ -32,7 +32,7 @@ from dspreg.algorithms import Task, parse
 from dspreg.algorithms.base import Algorithm
 from dspreg.batches import Batch
 from dspreg.networks.pretrained import make_backbone
-from dspreg.paper.overhead import Timed
+from dspreg.paper.overhead import TimedVariant
 from dspreg.training.step import train_step
 
 CASES = {  # network: pixels, images per domain, rounds
@@ -129,7 +129,7 @@ def one(name: str) -> None:
     report_peak(work)
 
 
-class Run(Timed):
+class Run(TimedVariant):
     """One arm of the run, and what a refresh of it costs."""
 
     def refreshing(self, images: int) -> float:

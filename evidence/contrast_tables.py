@@ -9,7 +9,7 @@ from markdown import print_table
 from variants import FULL_DIGITS, OTHERS, Rows, differences, pair_accuracies, read_rows, variant_labels
 
 from dspreg.report.contrasts import Contrast, contrast, verdict
-from dspreg.report.student import quantile
+from dspreg.report.statistics import quantile
 
 RULES = {"late": "second half", "training": "selected"}
 Apart = dict[str, list[float]]  # target → differences by trial

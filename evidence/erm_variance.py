@@ -20,9 +20,9 @@ from rich.table import Table
 from variants import accuracies
 
 from dspreg.protocol.selection import RULES, TITLES
-from dspreg.report.reading import read
-from dspreg.report.student import quantile
-from dspreg.report.tables import Selected, selected
+from dspreg.report.load import load_runs
+from dspreg.report.statistics import quantile
+from dspreg.report.tables import SelectedRow, select_rows
 from dspreg.runs.archive import open_store
 
 
@@ -33,15 +33,15 @@ def main() -> int:
     parser.add_argument("--selection", choices=RULES, default="training")
     options = parser.parse_args()
     with open_store(options.store) as store:
-        traces, damaged = read(store)
+        traces, damaged = load_runs(store)
     for each in damaged:
         print(f"left out: {each}", file=sys.stderr)
-    (row,) = [each for each in selected(traces, options.selection) if each.label == options.algorithm]
+    (row,) = [each for each in select_rows(traces, options.selection) if each.label == options.algorithm]
     print_variance(row)
     return 0
 
 
-def print_variance(row: Selected) -> None:
+def print_variance(row: SelectedRow) -> None:
     title = f"{row.label} on {row.dataset}; {TITLES[row.rule]}"
     table = Table("target", "mean, %", "sd, points", "trials", title=title)
     spreads = []

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 from dspreg.algorithms.spec import filled
-from dspreg.report.reading import read, run_folders
-from dspreg.report.tables import Selected, selected
+from dspreg.report.load import load_runs, run_folders
+from dspreg.report.tables import SelectedRow, select_rows
 from dspreg.runs.folder import RunFolder
 
-Rows = dict[str, Selected]  # by label
+Rows = dict[str, SelectedRow]  # by label
 
 
 def dsp_reg_label(**options: object) -> str:
@@ -78,10 +78,10 @@ CHOICES = {  # of the digits: what the paper leaves open, each alone
 
 def read_rows(store: Path, rule: str, known: set[str]) -> Rows:
     """The rows of a store that have a number; reports what is damaged, and what none of the tables shows."""
-    traces, damaged = read(store)
+    traces, damaged = load_runs(store)
     for each in damaged:
         print(f"left out: {each}", file=sys.stderr)
-    found = {row.label: row for row in selected(traces, rule) if row.finished}
+    found = {row.label: row for row in select_rows(traces, rule) if row.finished}
     for label in sorted(set(found) - known):
         print(f"in no table: {label}", file=sys.stderr)
     return found
@@ -91,7 +91,7 @@ def finished_runs(store: Path) -> list[RunFolder]:
     return [folder for folder in run_folders(store) if folder.result(weights=False) is not None]
 
 
-def accuracies(row: Selected, target: str) -> list[float]:
+def accuracies(row: SelectedRow, target: str) -> list[float]:
     """In per cent, one per trial."""
     return [100 * each for trial in row.trials if (each := row.accuracy(target, trial)) is not None]
 

@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dspreg
-from dspreg.columns import aligned
 from dspreg.data import Digits
 from dspreg.data.splits import split
 from dspreg.data.tensors import TensorDomains
+from dspreg.io.text import align_columns
 from dspreg.networks import Network, SmallCNN
 
 Mask = Mapping[str, Tensor]  # True for the parameters that are cut out or held fast
@@ -147,7 +147,7 @@ def main() -> None:
     for arm, name in ARMS.items():
         means = [sum(arms[arm][d] for arms in found) / len(found) for d in domains]
         rows.append([name, *(f"{mean:.1f}" for mean in means)])
-    print("", *aligned(rows), "", sep="\n")
+    print("", *align_columns(rows), "", sep="\n")
     print(f"{domains[-1]} was never trained on. In points of accuracy, mean over {len(found)} seeds (least to most):")
     for one, other in (("cut c", "cut random"), ("hold c", "hold random"), ("hold c", "all free")):
         for where in (domains[-1:], domains[:-1]):

@@ -19,7 +19,7 @@ from rich.table import Table
 
 import dspreg
 from dspreg.data import Digits
-from dspreg.pages import inline, page, png
+from dspreg.io.html import inline, png, render_page
 from dspreg.protocol.settings import Execution
 from dspreg.runs.folder import RunFolder
 from dspreg.training.callbacks import ProgressBar, TrainingCallback
@@ -117,7 +117,7 @@ def leave_page(out: Path, rows: list[tuple], profiles: dict[str, dspreg.Profile]
             figures.append((captions[kind], inline(image)))
         pictures.append((name, figures))
     values = {"rows": rows, "pictures": pictures, "shown": SHOWN, "steps": steps, "spec": ALGORITHMS["DSP-Reg"]}
-    (out / "index.html").write_text(page("dspreg on the digits", PAGE, **values))
+    (out / "index.html").write_text(render_page("dspreg on the digits", PAGE, **values))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from dspreg.algorithms import (
     VREx,
 )
 from dspreg.algorithms.spec import options_of
-from dspreg.distributions import Choice, LogUniform, Uniform, seed_hash
+from dspreg.distributions import Choice, LogUniform, Uniform
+from dspreg.domainbed.seeds import seed_hash
 
 FIRST, SECOND = 785910682, 1442673865
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-
-def seed_hash(*args: Any) -> int:
-    """DomainBed's hash of any arguments: MD5 of their printed tuple, modulo 2³¹."""
-    return int(hashlib.md5(str(args).encode(), usedforsecurity=False).hexdigest(), 16) % 2**31
+from dspreg.domainbed.seeds import seed_hash
 
 
 class Distribution(ABC):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.errors import ConfigError
+from dspreg.io.text import join_few
 
 
 class ParamVector(Mapping[str, Tensor]):
@@ -121,16 +122,12 @@ def matching_names(names: Iterable[str], only: Patterns = None, exclude: Pattern
     excluded = [exclude] if isinstance(exclude, str) else list(exclude or ())
     for pattern in [*(included or ()), *excluded]:
         if not any(fnmatchcase(n, pattern) for n in names):
-            raise ConfigError(f"the pattern {pattern!r} matches no parameter; there are {_few(names)}")
+            raise ConfigError(f"the pattern {pattern!r} matches no parameter; there are {join_few(names, 4) or 'none'}")
     kept = [n for n in names if included is None or any(fnmatchcase(n, p) for p in included)]
     kept = [n for n in kept if not any(fnmatchcase(n, p) for p in excluded)]
     if not kept:
-        raise ConfigError(f"only={only!r} and exclude={exclude!r} leave no parameter of {_few(names)}")
+        raise ConfigError(f"only={only!r} and exclude={exclude!r} leave no parameter of {join_few(names, 4)}")
     return kept
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f", … ({len(names)} in all)" if len(names) > 4 else "") if names else "none"
 
 
 def trainable(net: nn.Module) -> dict[str, nn.Parameter]:

@@ -7,7 +7,7 @@ from reference import plain
 
 from dspreg.algorithms import DANN, ERM, parse
 from dspreg.batches import Batch
-from dspreg.distributions import seed_hash
+from dspreg.domainbed.seeds import seed_hash
 from dspreg.randomness import seeded
 from dspreg.testing import toy_batches, toy_task
 from dspreg.training import train_step

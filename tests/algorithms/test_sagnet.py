@@ -7,7 +7,7 @@ from reference import plain
 
 from dspreg.algorithms import ERM, SagNet, Task, parse
 from dspreg.batches import Batch
-from dspreg.distributions import seed_hash
+from dspreg.domainbed.seeds import seed_hash
 from dspreg.networks import Featurizer
 from dspreg.randomness import generator, seeded
 from dspreg.testing import toy_batches

@@ -5,7 +5,7 @@ import pytest
 
 from dspreg.algorithms import CORAL, ERM, SAM, Algorithm, DSPReg, Fish, GroupDRO, Mixup, describe, parse
 from dspreg.algorithms.spec import PUBLISHED, filled
-from dspreg.distributions import seed_hash
+from dspreg.domainbed.seeds import seed_hash
 from dspreg.errors import ConfigError, DspregError
 
 

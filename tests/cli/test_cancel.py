@@ -23,7 +23,7 @@ def made(tmp_path):
 
 
 def states(store, runs):
-    return [store.standing(run).state for run in runs]
+    return [store.status(run).status for run in runs]
 
 
 def test_all_that_are_not_finished(made, capsys):
@@ -41,7 +41,7 @@ def test_all_that_are_not_finished(made, capsys):
     assert said[-1].startswith("5 cancelled; 1 of them was being trained, and stops within half a minute. ")
     assert states(store, runs) == ["finished", *["cancelled"] * 3, "failed", *["cancelled"] * 3]
     assert {p: v for p, v in files(store.path).items() if p in untouched} == untouched
-    assert "(it had failed: no images)" in store.standing(runs[1]).reason
+    assert "(it had failed: no images)" in store.status(runs[1]).reason
     assert (store.folder(runs[5]) / "run.json").exists()  # what there is so far is kept
     assert leases.list_all() == []
     with pytest.raises(LeaseLost):
@@ -50,7 +50,16 @@ def test_all_that_are_not_finished(made, capsys):
     assert main(["cancel", str(store.path), "--all"]) == 0
     assert capsys.readouterr().out.startswith("0 cancelled.")
     assert main(["retry", str(store.path)]) == 0
-    assert states(store, runs) == ["finished", "new", "new", "new", "failed", "started", "new", "started"]
+    assert states(store, runs) == [
+        "finished",
+        "not started",
+        "not started",
+        "not started",
+        "failed",
+        "stopped",
+        "not started",
+        "stopped",
+    ]
 
 
 def test_named_ones_only(made, capsys):
@@ -62,7 +71,7 @@ def test_named_ones_only(made, capsys):
     assert said[0] == f"{runs[0].id}  {runs[0]}: it is finished, and stays"
     assert said[1] == f"{runs[1].id}  {runs[1]}: cancelled"
     assert "it diverged" in said[2]
-    assert states(store, runs) == ["finished", "cancelled", "failed", *["new"] * 5]
+    assert states(store, runs) == ["finished", "cancelled", "failed", *["not started"] * 5]
 
 
 @pytest.mark.parametrize("more", [[], ["a", "--all"]])

@@ -30,7 +30,7 @@ def test_an_item_without_a_scale_is_explained(capsys):
     assert typed("interval") == 0
     said = capsys.readouterr().out
     assert said.startswith("dspreg paper interval: Figure 2a: how often c is measured")
-    assert "Cost: 4 arms × 4 targets × 3 trials = 48 runs" in said
+    assert "Cost: 4 variants × 4 targets × 3 trials = 48 runs" in said
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_overhead_stops_when_it_is_told_to(capsys, monkeypatch):
         pause()
         raise AssertionError("it went on")
 
-    monkeypatch.setattr(overhead.Timed, "block", block)
+    monkeypatch.setattr(overhead.TimedVariant, "block", block)
     assert typed("overhead", "--scale", "smoke") == 130
     assert "stopp" in capsys.readouterr().err
 
@@ -112,7 +112,7 @@ def test_dry_runs(capsys, tmp_path):
     assert sum(row[0] == "PACS" for row in rows) == 8
     assert ["all", "64"] in [row[:2] for row in rows]
     assert typed("overhead", "--scale", "small", "--dry-run") == 0
-    assert "5 arms (ERM, exact, lookahead, momentum, lazy(30))" in capsys.readouterr().out
+    assert "5 variants (ERM, exact, lookahead, momentum, lazy(30))" in capsys.readouterr().out
 
 
 def test_components_at_the_smoke_scale(capsys, tmp_path):
@@ -131,7 +131,7 @@ def test_components_at_the_smoke_scale(capsys, tmp_path):
     assert {cells["runs"]["text"] for cells in rows.values()} == {"2/2"}
     for run in store.planned():
         if run.algorithm == "DSPReg(weight=0.0)":
-            accuracy = store.standing(run).result["selected"]["accuracy"][run.targets[0]]["in"]
+            accuracy = store.status(run).result["selected"]["accuracy"][run.targets[0]]["in"]
             assert rows["λ = 0"][run.targets[0]]["value"] == pytest.approx(100 * accuracy)
     assert {row["cells"]["verdict"]["text"] for row in found["components: differences"]["rows"]} == {
         "none: fewer than 5 pairs"

@@ -11,7 +11,7 @@ import pytest
 from helpers.runs import DOMAINS, single, trace, write_jobs, write_run
 
 from dspreg.cli import main
-from dspreg.report.domainbed import collected
+from dspreg.domainbed.collect_results import collect_results
 
 VALUES = {"ERM": 0.5, "DSPReg": 0.6}
 
@@ -48,7 +48,7 @@ def test_the_table(capsys, runs):
 def test_a_contrast_comes_last(capsys, runs):
     _, out, _ = said(capsys, runs, "--contrast", "DSPReg", "ERM")
     table = out.split("\n\n")
-    assert "DSPReg − ERM, in points of per cent" in out
+    assert "DSPReg − ERM, in percentage points" in out
     assert "trees  +10.0 ± 0.0      +10.0  +10.0      6  DSPReg is better" in out
     assert table[-1].startswith("paired by trial")
 
@@ -60,7 +60,7 @@ def test_a_contrast_takes_a_spec_as_sweeps_write_it(capsys, tmp_path):
             write_run(tmp_path / f"{algorithm}-{target}", made, algorithm=algorithm, targets=(target,), trial=0)
     code, out, _ = said(capsys, tmp_path, "--contrast", "DSPReg(weight=0.001, refresh_steps=10)", "ERM")
     assert code == 0
-    assert "DSPReg(refresh_steps=10) − ERM, in points of per cent" in out
+    assert "DSPReg(refresh_steps=10) − ERM, in percentage points" in out
 
 
 def test_contrasts_stand_in_the_order_they_were_asked_for(capsys, runs):
@@ -129,8 +129,8 @@ def test_domainbeds_folders(capsys, tmp_path):
     jobs = [trace(single(0, d, 0.5, 0.5, out=0.5), dataset="Debug28", targets=(d,)) for d in DOMAINS]
     write_jobs(tmp_path / "sweep", jobs)
     before = sorted(tmp_path.rglob("*"))
-    assert said(capsys, "--domainbed", tmp_path / "sweep") == (0, collected(tmp_path / "sweep"), "")
-    latex = collected(tmp_path / "sweep", latex=True)
+    assert said(capsys, "--domainbed", tmp_path / "sweep") == (0, collect_results(tmp_path / "sweep"), "")
+    latex = collect_results(tmp_path / "sweep", latex=True)
     assert said(capsys, "--domainbed", tmp_path / "sweep", "--format", "latex") == (0, latex, "")
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -11,7 +11,7 @@ def made(tmp_path):
     return planned(tmp_path / "store")
 
 
-DIVERGED = "it diverged, and would again with the same bits; name it to try it all the same"
+DIVERGED = "it diverged, and would again with bitwise identical results; name it to retry it nevertheless"
 
 
 def again(store, *runs):
@@ -19,7 +19,7 @@ def again(store, *runs):
 
 
 def states(store, runs):
-    return [store.standing(run).state for run in runs]
+    return [store.status(run).status for run in runs]
 
 
 def test_all_that_failed_or_were_cancelled(made, capsys):
@@ -31,12 +31,21 @@ def test_all_that_failed_or_were_cancelled(made, capsys):
     assert again(store) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{runs[4].id}  {runs[4]}: left out: {DIVERGED}",
-        f"{runs[1].id}  {runs[1]}: to be tried again; it was failed: no images",
-        f"{runs[2].id}  {runs[2]}: to be tried again; it was failed: no images",
-        f"{runs[3].id}  {runs[3]}: to be tried again; it was cancelled",
+        f"{runs[1].id}  {runs[1]}: to be tried again; it was failed after 3 attempts: no images",
+        f"{runs[2].id}  {runs[2]}: to be tried again; it was failed after 1 attempt: no images",
+        f"{runs[3].id}  {runs[3]}: to be tried again; it was cancelled: dspreg retry takes it up again",
         "3 to be tried again; the next dspreg sweep takes them up",
     ]
-    assert states(store, runs) == ["finished", "started", "new", "new", "failed", "started", "new", "new"]
+    assert states(store, runs) == [
+        "finished",
+        "stopped",
+        "not started",
+        "not started",
+        "failed",
+        "stopped",
+        "not started",
+        "not started",
+    ]
     assert again(store) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "nothing to retry"
 
@@ -49,14 +58,14 @@ def test_those_that_are_named_by_the_beginning_of_their_ids(made, capsys):
     short = next(n for n in range(1, 17) if sum(each.startswith(ids[2][:n]) for each in ids) == 1)
     assert again(store, ids[2][:short], ids[5], ids[5]) == 0
     assert "2 to be tried again" in capsys.readouterr().out
-    assert [n for n, state in enumerate(states(store, runs)) if state == "new"] == [2, 5]
+    assert [n for n, state in enumerate(states(store, runs)) if state == "not started"] == [2, 5]
 
 
 def test_a_run_that_diverged_is_retried_when_it_is_named(made):
     store, runs = made
     diverge(store, runs[0])
     assert again(store, runs[0].id) == 0
-    assert states(store, runs[:1]) == ["started"]
+    assert states(store, runs[:1]) == ["stopped"]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +111,7 @@ def test_what_is_being_tried_again_keeps_its_count(made, capsys):
     assert again(store) == 0
     leases.close()
     assert capsys.readouterr().out == "nothing to retry\n"
-    assert store.standing(runs[0]).attempts == 2
+    assert store.status(runs[0]).attempts == 2
 
 
 def test_a_damaged_one_among_all_is_told_and_the_others_are_retried(made, capsys):
@@ -116,7 +125,7 @@ def test_a_damaged_one_among_all_is_told_and_the_others_are_retried(made, capsys
     assert f"{runs[0].id}  {runs[0]}: left out: it is damaged" in first
     assert f"remove {store.folder(runs[0]).path}" in first
     assert second.startswith(runs[1].id)
-    assert states(store, runs[:2]) == ["damaged", "started"]
+    assert states(store, runs[:2]) == ["damaged", "stopped"]
 
 
 @pytest.mark.parametrize("command", ["retry", "cancel"])

@@ -20,9 +20,9 @@ from helpers.stores import PACS, STEPS, diverge, fail, files, finish, planned, p
 
 from dspreg.cli import main
 from dspreg.cli.status_text import status_json, status_text
-from dspreg.overview import Looker
 from dspreg.runs.leases import Leases
 from dspreg.runs.process_id import machine_and_pid, this_process
+from dspreg.runs.status import scan_store
 from dspreg.runs.store import RunStore
 
 
@@ -112,7 +112,7 @@ KINDS = ("new", "started", "finished", "diverged", "cancelled", "failed 1", "fai
 
 @pytest.mark.parametrize("seed", range(5))
 def test_it_says_what_a_look_at_every_run_says(tmp_path, seed):
-    """Against `RunStore.standing`, which verifies every file."""
+    """Against `RunStore.status`, which verifies every file."""
     r = random.Random(seed)
     store, runs = planned(tmp_path / "store", ["ERM", "CORAL", "SAM", "VREx", "IRM"])
     leases, trained = store.leases(), set()
@@ -121,18 +121,18 @@ def test_it_says_what_a_look_at_every_run_says(tmp_path, seed):
         if r.random() < 0.3:
             leases.acquire([run.id])
             trained.add(run)
-    found = Looker(store, attempts=3).look()
+    found = scan_store(store, attempts=3)
     assert list(found.states) == [run.id for run in runs]
     for run in runs:
-        standing = store.standing(run)
-        left = "running" if run in trained else "waiting"
-        expected = {"new": left, "started": left, "failed": "failed" if standing.attempts in (0, 3, 4) else left}
-        if standing.attempts and run in trained:
-            expected["failed"] = "running"
-        assert found.states[run.id] == expected.get(standing.state, standing.state)
-        if standing.state == "failed":
-            assert found.failures[run.id] == standing
-    assert sum(found.states[run.id] in ("running", "waiting") for run in trained) == len(found.held)
+        verified, scanned = store.status(run), found.states[run.id]
+        open_to_attempts = verified.status in ("not started", "stopped") or verified.attempts > 0
+        running = run in trained and open_to_attempts
+        assert scanned.status == ("running" if running else verified.status)
+        assert (scanned.reason, scanned.attempts) == (verified.reason, verified.attempts)
+        again = open_to_attempts and verified.attempts < 3
+        assert found.summaries[run.id] == ("running" if running else "waiting" if again else verified.status)
+        assert (run.id in found.failures) == (verified.status == "failed")
+    assert sum(found.summaries[run.id] in ("running", "waiting") for run in trained) == len(found.leases)
     leases.close()
 
 
@@ -290,11 +290,11 @@ def test_a_screen_that_is_too_small_shows_some_of_each(tmp_path):
     leases = store.leases()
     for run in runs[15:]:
         leases.acquire([run.id])
-    found = Looker(store, 3).look()
+    found = scan_store(store, 3)
     leases.close()
-    whole = status_text(found, 3).splitlines()
+    whole = status_text(found).splitlines()
     for height, cut in {18: 3, 24: 3, 30: 3, 50: 2, 200: 0}.items():
-        lines = status_text(found, 3, height).splitlines()
+        lines = status_text(found, height).splitlines()
         assert len(lines) <= height
         assert cells("\n".join(lines), "all")[1] == "36"
         for part in ("being trained:", "failed:"):
@@ -468,7 +468,7 @@ def test_data_sets_are_those_of_the_runs(tmp_path):
     """Plans are read without being understood; the names are the same all the same."""
     domains = {"folder:/a/photos": PACS["PACS"], "index:b/list.csv": PACS["PACS"], "my.Data": PACS["PACS"]}
     store, runs = planned(tmp_path / "store", ["CORAL( weight=1.0 )+DSPReg"], domains)
-    said = status_json(Looker(store, 3).look())
+    said = status_json(scan_store(store, 3))
     assert {(each["dataset"], each["algorithm"]) for each in said["groups"]} == {
         (run.data_name, run.algorithm) for run in runs
     }

@@ -174,7 +174,7 @@ def test_a_sweep_whose_reader_is_gone_goes_on(images, tmp_path):
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
     store = RunStore(tmp_path / "store")
-    assert [store.standing(run).state for run in store.planned()] == ["finished"] * 3
+    assert [store.status(run).status for run in store.planned()] == ["finished"] * 3
 
 
 def options():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dspreg.data.splits import split, steps_per_epoch, stratified
-from dspreg.distributions import seed_hash
+from dspreg.domainbed.seeds import seed_hash
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,12 @@ def test_a_sweep_without_a_command_line(images, tmp_path, launcher, jobs):
     runs = [broken, *runs]
     statuses = sweep(
         runs, tmp_path / "store", launcher=launcher, jobs=jobs, execution=EXECUTION, attempts=1, progress=progress,
-        on_run=lambda run, status, already: seen.append((run.id, status.state, already)),
+        on_run=lambda run, status, already: seen.append((run.id, status.status, already)),
     )  # fmt: skip
     assert list(statuses) == [run.id for run in runs]
-    assert [status.state for status in statuses.values()] == ["failed", *["finished"] * 3]
+    assert [status.status for status in statuses.values()] == ["failed", *["finished"] * 3]
     assert "no-such-network" in statuses[broken.id].reason
-    assert sorted(seen) == sorted((run, status.state, False) for run, status in statuses.items())
+    assert sorted(seen) == sorted((run, status.status, False) for run, status in statuses.items())
     assert {run.id for run in progress.started} == set(statuses)
     assert {run.id for run, each in progress.updates if each.steps == 2} == {run.id for run in runs[1:]}
     store = RunStore(tmp_path / "store")
@@ -64,10 +64,10 @@ def test_a_launcher_of_ones_own(images, tmp_path, monkeypatch):
             while not queue.done:
                 leased = queue.claim()
                 queue.store.cancel(leased.run)
-                queue.complete(leased, Outcome(queue.store.standing(leased.run)))
+                queue.complete(leased, Outcome(queue.store.status(leased.run)))
 
     statuses = sweep(three(images), tmp_path / "one", launcher=Cancelling())
-    assert {status.state for status in statuses.values()} == {"cancelled"}
+    assert {status.status for status in statuses.values()} == {"cancelled"}
     module = sys.modules[__name__]
     monkeypatch.setattr(module, "Cancelling", Cancelling, raising=False)
     monkeypatch.setitem(LAUNCHERS, "cancelling", f"{__name__}.Cancelling")

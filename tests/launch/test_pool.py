@@ -18,7 +18,8 @@ from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import RunQueue
 from dspreg.launch.resources import Slot, assign_slots, default_jobs, fill_execution, usable_gpus
 from dspreg.protocol.settings import Execution
-from dspreg.runs.store import RunStore, Standing
+from dspreg.runs.status import RunState, RunStatus
+from dspreg.runs.store import RunStore
 
 
 def several(runs, store, *, jobs=2, execution=EXECUTION, **more):
@@ -57,9 +58,9 @@ def test_a_killed_process_is_replaced_and_its_run_goes_on(images, store, tmp_pat
             for victim in victims:
                 os.kill(victim, signal.SIGKILL)
 
-    ended = several(runs, store, on_run=lambda run, s, _: told.append((s.state, s.reason)), progress=Seen(kill))
+    ended = several(runs, store, on_run=lambda run, s, _: told.append((s.status, s.reason)), progress=Seen(kill))
     assert len(victims) == 2
-    assert {each.state for each in ended.values()} == {"finished"}
+    assert {each.status for each in ended.values()} == {"finished"}
     died = [reason for state, reason in told if state == "failed"]
     assert 1 <= len(died) <= 2
     assert set(died) == {"the process that trained it was ended by SIGKILL; was there enough memory?"}
@@ -77,8 +78,8 @@ def test_a_run_that_always_kills_its_process_fails_alone(images, store, tmp_path
     monkeypatch.syspath_prepend(str(tmp_path))
     (deadly, *_), (good, *_) = three(images, "deadly_method.Deadly"), three(images)
     ended = several([deadly, good], store, attempts=2)
-    assert ended[good.id].state == "finished"
-    assert (ended[deadly.id].state, ended[deadly.id].attempts) == ("failed", 2)
+    assert ended[good.id].status == "finished"
+    assert (ended[deadly.id].status, ended[deadly.id].attempts) == ("failed", 2)
     assert ended[deadly.id].reason == "the process that trained it ended with exit code 9"
 
 
@@ -233,7 +234,7 @@ def test_a_pipe_without_a_reader_costs_no_attempt(one_worker, store):
 def test_the_last_words_of_a_process_are_heard(one_worker, store):
     dispatcher, transport, ends = one_worker
     dispatcher.hand_out()
-    ends[0].send(Outcome(Standing("failed", "its own words", attempts=3)))
+    ends[0].send(Outcome(RunState(RunStatus.FAILED, "its own words", attempts=3)))
     ends[0].close()
     transport.workers[0].process.alive = False
     dispatcher.listen(0)
@@ -246,8 +247,8 @@ def test_a_process_that_dies_without_a_word_costs_an_attempt(one_worker, store):
     run = ends[0].recv().run
     transport.workers[0].process.alive = False
     dispatcher.listen(0)
-    status = store.standing(run)
-    assert (status.state, status.attempts) == ("failed", 1)
+    status = store.status(run)
+    assert (status.status, status.attempts) == ("failed", 1)
     assert status.reason == "the process that trained it ended with exit code 0"
     assert len(dispatcher.queue.waiting) == 3
     assert transport.has_room()  # it was replaced

@@ -107,7 +107,7 @@ def test_the_bits_are_those_of_one_process(ray, images, store, tmp_path, monkeyp
     monkeypatch.chdir(images.parent)  # the machines don't start here
     runs, seen = three("photos", steps=4, evaluate_every=1), []
     ended = swept(runs, store, on_run=lambda run, status, already: seen.append((run.id, already)))
-    assert [ended[run.id].state for run in runs] == ["finished"] * 3
+    assert [ended[run.id].status for run in runs] == ["finished"] * 3
     assert sorted(seen) == sorted((run.id, False) for run in runs)
     assert store.leases().list_all() == []
     other = made(tmp_path / "other")
@@ -130,7 +130,7 @@ def test_a_failure_has_its_reason_and_the_others_go_on(ray, images, own, store):
     ended = swept(
         [broken, diverges, missing, good], store, attempts=2, on_run=lambda run, s, _: told.append((run.id, s.attempts))
     )
-    assert [ended[run.id].state for run in (broken, diverges, missing, good)] == ["failed"] * 3 + ["finished"]
+    assert [ended[run.id].status for run in (broken, diverges, missing, good)] == ["failed"] * 3 + ["finished"]
     assert ended[broken.id].reason == "ZeroDivisionError: division by zero"
     assert "not finite" in ended[diverges.id].reason
     assert "at-all" in ended[missing.id].reason
@@ -159,7 +159,7 @@ def test_begun_in_one_place_and_finished_in_the_other(ray, node, images, store, 
     begin = partial(serial, execution=EXECUTION) if first == "here" else swept
     with pytest.raises(Preempted):
         begin([run], store, pause=stopping(store, run))
-    assert store.standing(run).state == "started"
+    assert store.status(run).status == "stopped"
     assert store.leases().list_all() == []
     assert list(node.iterdir()) == []
     if first == "here":
@@ -175,11 +175,11 @@ def test_begun_in_one_place_and_finished_in_the_other(ray, node, images, store, 
 
 def test_a_killed_process_costs_an_attempt_and_no_work(ray, images, own, store, tmp_path):
     (run, *_), told = three(images, "own_of_a_ray_test.Killed", steps=5, evaluate_every=1), []
-    ended = swept([run], store, on_run=lambda run, s, _: told.append((s.state, s.attempts, s.reason)))
+    ended = swept([run], store, on_run=lambda run, s, _: told.append((s.status, s.attempts, s.reason)))
     assert [state for state, *_ in told] == ["failed", "finished"]
     assert told[0][1] == 1
     assert "the Ray task that trained it is gone: WorkerCrashedError" in told[0][2]
-    assert ended[run.id].state == "finished"
+    assert ended[run.id].status == "finished"
     assert not list((store.path / "failures").iterdir())
     other = made(tmp_path / "other")
     serial([run], other, EXECUTION)  # the file is there: nobody is killed
@@ -198,9 +198,9 @@ def test_a_task_that_hangs_is_ended_and_its_run_goes_on(ray, images, own, store)
 
         queue.stalled = over
 
-    ended = swept([run], store, on_run=lambda run, s, _: told.append((s.state, s.reason)), change=change)
+    ended = swept([run], store, on_run=lambda run, s, _: told.append((s.status, s.reason)), change=change)
     assert told[0] == ("failed", "it made no progress for 600 s and was ended")
-    assert ended[run.id].state == "finished"
+    assert ended[run.id].status == "finished"
 
 
 def test_after_a_lost_lease_nothing_is_written(ray, images, store):
@@ -213,7 +213,7 @@ def test_after_a_lost_lease_nothing_is_written(ray, images, store):
             others.before = files_of(store)
 
     ended = swept([run], store, pause=pause)
-    assert ended[run.id].state == "cancelled"
+    assert ended[run.id].status == "cancelled"
     assert files_of(store) == others.before
     others.close()
 

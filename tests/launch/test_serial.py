@@ -18,13 +18,14 @@ from dspreg.launch import attempt
 from dspreg.launch.heartbeat import RENEWALS, Heartbeat
 from dspreg.launch.queue import POLL, RunQueue
 from dspreg.runs.leases import LeaseLost, Leases
+from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
 
 
 def test_every_run_is_run_once_and_then_left_as_it_is(images, store):
     runs, seen = three(images), []
     ended = alone(runs, store, EXECUTION, on_run=lambda run, status, already: seen.append((run, already)))
-    assert [ended[run.id].state for run in runs] == ["finished"] * 3
+    assert [ended[run.id].status for run in runs] == ["finished"] * 3
     assert seen == [(run, False) for run in runs]
     assert sorted(p.name for p in (store.path / "runs").iterdir()) == sorted(run.id for run in runs)
     first = bytes_in(store)
@@ -42,7 +43,7 @@ def test_a_run_of_a_sweep_is_the_run_that_train_trains(images, store, tmp_path):
     run = three(images)[0]
     alone([run], store, EXECUTION)
     by_hand = train(run.settings(), EXECUTION, tmp_path / "alone")
-    found = store.standing(run).result
+    found = store.status(run).result
     assert found["run"] == by_hand["run"]  # the result id: no plan and no path is part of it
     assert found["selected"] == by_hand["selected"]
     assert found["files"]["last.safetensors"] == by_hand["files"]["last.safetensors"]
@@ -53,7 +54,7 @@ def test_moved_images_are_the_same_runs(images, store, tmp_path):
     shutil.copytree(images, tmp_path / "elsewhere" / "photos")
     seen = []
     moved = three(tmp_path / "elsewhere" / "photos")
-    alone(moved, store, EXECUTION, on_run=lambda run, status, already: seen.append((status.state, already)))
+    alone(moved, store, EXECUTION, on_run=lambda run, status, already: seen.append((status.status, already)))
     assert seen == [("finished", True)] * 3
 
 
@@ -61,10 +62,10 @@ def test_a_failed_run_keeps_its_reason_and_the_others_go_on(images, store):
     good = three(images)
     (bad, *_), (wrong, *_) = three(images, "CORAL(weight=1e300)"), three(images, model="no-such-network")
     ended = alone([bad, wrong, *good], store, EXECUTION)
-    assert [ended[run.id].state for run in (bad, wrong, *good)] == ["failed", "failed"] + ["finished"] * 3
+    assert [ended[run.id].status for run in (bad, wrong, *good)] == ["failed", "failed"] + ["finished"] * 3
     assert "not finite" in ended[bad.id].reason
     assert "no-such-network" in ended[wrong.id].reason
-    assert store.standing(bad).state == store.standing(wrong).state == "failed"
+    assert store.status(bad).status == store.status(wrong).status == "failed"
     assert alone([bad], store, EXECUTION)[bad.id].reason == ended[bad.id].reason  # the same bits, so not tried again
 
 
@@ -85,18 +86,18 @@ def failing(monkeypatch, times):
 
 def test_what_fails_is_tried_again_after_the_others(images, store, monkeypatch):
     runs, calls, told = three(images), failing(monkeypatch, 2), []
-    ended = alone(runs, store, EXECUTION, on_run=lambda run, s, _: told.append((*run.targets, s.state, s.attempts)))
+    ended = alone(runs, store, EXECUTION, on_run=lambda run, s, _: told.append((*run.targets, s.status, s.attempts)))
     assert calls == [("dawn",), ("dusk",), ("noon",), ("dusk",), ("dusk",)]
     assert told[1] == ("dusk", "failed", 1)
     assert told[3:] == [("dusk", "failed", 2), ("dusk", "finished", 0)]
-    assert [ended[run.id].state for run in runs] == ["finished"] * 3
+    assert [ended[run.id].status for run in runs] == ["finished"] * 3
     assert not list((store.path / "failures").iterdir())
 
 
 def test_attempts_are_counted_over_all_sweeps_until_they_are_given_again(images, store, monkeypatch):
     runs, calls = three(images), failing(monkeypatch, 5)
     ended = alone(runs, store, EXECUTION)
-    assert [ended[run.id].state for run in runs] == ["finished", "failed", "finished"]
+    assert [ended[run.id].status for run in runs] == ["finished", "failed", "finished"]
     assert ended[runs[1].id].reason == "ZeroDivisionError: of the user's own"
     assert ended[runs[1].id].attempts == 3
     failure = json.loads((store.path / "failures" / f"{runs[1].id}.json").read_text())
@@ -105,7 +106,7 @@ def test_attempts_are_counted_over_all_sweeps_until_they_are_given_again(images,
     assert alone(runs, store, EXECUTION)[runs[1].id].attempts == 3
     assert calls.count(("dusk",)) == 3  # nobody tried
     store.retry(runs[1])
-    assert alone(runs, store, EXECUTION)[runs[1].id].state == "finished"
+    assert alone(runs, store, EXECUTION)[runs[1].id].status == "finished"
     assert calls.count(("dusk",)) == 6
     assert calls.count(("dawn",)) == 1
 
@@ -129,10 +130,10 @@ def test_a_cancelled_run_is_left_until_it_is_wanted_again(images, store):
     runs = three(images)
     store.cancel(runs[1])
     ended = alone(runs, store, EXECUTION)
-    assert [ended[run.id].state for run in runs] == ["finished", "cancelled", "finished"]
+    assert [ended[run.id].status for run in runs] == ["finished", "cancelled", "finished"]
     assert not store.folder(runs[1]).path.exists()
     store.retry(runs[1])
-    assert alone(runs, store, EXECUTION)[runs[1].id].state == "finished"
+    assert alone(runs, store, EXECUTION)[runs[1].id].status == "finished"
 
 
 def test_a_run_is_cancelled_in_the_middle_of_it(images, store):
@@ -145,10 +146,10 @@ def test_a_run_is_cancelled_in_the_middle_of_it(images, store):
             assert others.revoke(run.id)
 
     ended = alone([run], store, EXECUTION, pause=pause)
-    assert ended[run.id].state == "cancelled"
+    assert ended[run.id].status == "cancelled"
     assert len(list(store.folder(run).records)) < 30
     store.retry(run)
-    assert alone([run], store, EXECUTION)[run.id].state == "finished"
+    assert alone([run], store, EXECUTION)[run.id].status == "finished"
     others.close()
 
 
@@ -167,7 +168,7 @@ def test_a_worker_that_hangs_after_its_run_was_taken_away_is_ended_after_a_lease
         clock.time += queue.leases.duration / 10
         assert queue.stalled() == [leased]
         queue.worker_died(leased, "it made no progress")
-        assert queue.ended[run.id].state == "cancelled"
+        assert queue.ended[run.id].status == "cancelled"
         assert queue.done
         assert queue.stalled() == []
         others.close()
@@ -180,7 +181,7 @@ def test_a_death_is_no_failure_of_a_run_that_another_has_by_now(images, store):
         others.revoke(run.id)
         theirs = others.acquire([run.id])
         queue.worker_died(leased, "it was killed")
-        assert store.standing(run).state == "new"
+        assert store.status(run).status == "not started"
         assert not queue.done
         assert queue.claim() is None
         others.release(theirs)
@@ -205,7 +206,7 @@ def test_a_lost_reader_of_images_or_hub_is_that_runs_failure_alone(images, store
 
     monkeypatch.setattr(attempt, "train", lost)
     ended = alone(three(images), store, EXECUTION, attempts=1)
-    assert {(each.state, each.reason) for each in ended.values()} == {("failed", "a process that reads images ended")}
+    assert {(each.status, each.reason) for each in ended.values()} == {("failed", "a process that reads images ended")}
 
 
 def test_what_a_kill_after_the_last_file_left_is_tidied(images, store):
@@ -215,7 +216,7 @@ def test_what_a_kill_after_the_last_file_left_is_tidied(images, store):
     left.mkdir()
     (left / "step-00000002-x.safetensors").touch()
     (store.path / "failures" / f"{run.id}.json").write_text('{"reason": "killed", "attempts": 1, "reached": 0}')
-    assert alone([run], store, EXECUTION)[run.id].state == "finished"
+    assert alone([run], store, EXECUTION)[run.id].status == "finished"
     assert not left.exists()
     assert not list((store.path / "failures").iterdir())
 
@@ -282,10 +283,10 @@ def test_a_stopped_sweep_goes_on_where_it_was(images, store):
 
     with pytest.raises(Preempted):
         alone(runs, store, EXECUTION, pause=pause)
-    assert {store.standing(run).state for run in runs} > {"new"}
+    assert {store.status(run).status for run in runs} > {"not started"}
     assert store.leases().list_all() == []
     alone(runs, store, EXECUTION)
-    assert {store.standing(run).state for run in runs} == {"finished"}
+    assert {store.status(run).status for run in runs} == {"finished"}
 
 
 class Clock:
@@ -357,7 +358,7 @@ def test_a_long_measurement_is_alive_and_a_step_that_hangs_is_not(images, store,
         queue.leases.now, queue.leases.duration = clock, 60.0
         leased = queue.claim()
         outcome = attempt.attempt(leased, store, queue.leases, EXECUTION, attempts=1, pause=lambda: None)
-        assert outcome.status.state == "finished"
+        assert outcome.state.status is RunStatus.FINISHED
         assert passes.count(1) * 20 > 2 * 60  # two leases within the step that measures c
         assert stalled == []
         for _ in range(6):
@@ -379,7 +380,7 @@ from dspreg.runs.store import RunStore
 store = RunStore(sys.argv[2])
 print("ready", flush=True)
 alone(three(sys.argv[1], steps=int(sys.argv[3]), evaluate_every=10), store, EXECUTION,
-      on_run=lambda run, status, already: print(run.id, status.state, already, flush=True))
+      on_run=lambda run, status, already: print(run.id, status.status, already, flush=True))
 """
 
 
@@ -395,7 +396,7 @@ def test_a_killed_sweep_goes_on_at_once_and_ends_as_if_nothing_had_been(images, 
         begun(store)
         process.send_signal(signal.SIGKILL)
         process.communicate()
-    assert any(store.standing(run).state == "started" for run in runs)
+    assert any(store.status(run).status == RunStatus.STOPPED for run in runs)
     began = time.monotonic()
     ended = alone(runs, store, EXECUTION)
     assert time.monotonic() - began < 60  # a lease is ten minutes
@@ -432,9 +433,9 @@ def test_a_sweeper_that_slept_past_its_lease_writes_nothing(images, store, monke
         begun(store)
         sleeper.send_signal(signal.SIGSTOP)
         (info,) = store.leases().list_all()
-        assert store.standing(next(r for r in runs if r.id == info.run)).state == "started"
+        assert store.status(next(r for r in runs if r.id == info.run)).status == "stopped"
         ended = alone(runs, store, EXECUTION)
-        assert {each.state for each in ended.values()} == {"finished"}
+        assert {each.status for each in ended.values()} == {"finished"}
         before = bytes_in(store)
         sleeper.send_signal(signal.SIGCONT)
         said = sleeper.communicate(timeout=300)[0].splitlines()[1:]

@@ -142,7 +142,7 @@ def hostile(state):
     ("change", "says"),
     [
         (without, r"1 missing \(conv1\.0\.weight\)"),
-        (with_more, r"5 unexpected \(extra\.0, extra\.1, extra\.2, …\)"),
+        (with_more, r"5 unexpected \(extra\.0, extra\.1, extra\.2 and 2 more\)"),
         (reshaped, r"1 of another shape or dtype \(\S+ is F32 \[\d+, \d+\] instead of F32 \[\d+, \d+, \d+, \d+\]\)"),
         (halved, r"1 of another shape or dtype \(\S+ is F16 .* instead of F32"),
         (broken, r"NaN or infinity in 1 tensor"),

@@ -12,16 +12,15 @@ from dspreg.algorithms import describe, parse
 from dspreg.cli import paper as command
 from dspreg.cli.parser import Parser
 from dspreg.data import PACS, Digits
-from dspreg.paper.item import Arm
+from dspreg.paper.item import Variant
 from dspreg.paper.items import ITEMS, components, dynamic, interval, main, strength
 from dspreg.paper.methods import METHODS
-from dspreg.paper.refreshes import planned
-from dspreg.paper.scales import PAPER, SCALES, SMALL, SMOKE
-from dspreg.paper.specs import dsp_reg
+from dspreg.paper.results import planned_refreshes
+from dspreg.paper.scales import PAPER, SCALES, SMALL, SMOKE, dsp_reg
 from dspreg.protocol.settings import resolved
 from dspreg.protocol.sweep import recipe
 
-COUNTS = {  # arms × targets × trials × draws, by hand
+COUNTS = {  # variants × targets × trials × draws, by hand
     "main": (20 * (4 + 4 + 4 + 4 + 6) * 3 * 20, 20 * 22 * 3, 20 * 2),
     "pacs": (20 * 4 * 3 * 20, 20 * 4 * 3, 20 * 2),
     "vlcs": (20 * 4 * 3 * 20, 20 * 4 * 3, 20 * 2),
@@ -63,21 +62,21 @@ def test_runs_are_as_many_as_counted_by_hand(name, scale):
 @pytest.mark.parametrize("name", ITEMS)
 def test_specs_parse_at_every_scale(name, engine):
     for scale in SCALES.values():
-        for arm in ITEMS[name](scale, engine).arms:
-            parsed = parse(arm.spec)
+        for variant in ITEMS[name](scale, engine).variants:
+            parsed = parse(variant.spec)
             assert describe(parse(describe(parsed))) == describe(parsed)
             layers = [layer for layer in parsed.layers() if type(layer).__name__ == "DSPReg"]
-            assert bool(layers) == ("DSPReg" in arm.spec)
+            assert bool(layers) == ("DSPReg" in variant.spec)
             if layers and layers[0].weight and name not in ("strength", "overhead"):
                 assert layers[0].engine == engine
 
 
 def test_strength_has_exact_beside_another_engine():
-    assert [arm.line for arm in strength(SMALL).arms] == ["exact"] * 4
+    assert [variant.line for variant in strength(SMALL).variants] == ["exact"] * 4
     both = strength(SMALL, "lookahead")
-    assert [arm.line for arm in both.arms] == ["lookahead"] * 4 + ["exact"] * 4
+    assert [variant.line for variant in both.variants] == ["lookahead"] * 4 + ["exact"] * 4
     assert both.count() == 160
-    assert len({arm.label for arm in both.arms}) == 8
+    assert len({variant.label for variant in both.variants}) == 8
     assert set(strength(SMALL).runs()) < set(both.runs())
 
 
@@ -85,12 +84,12 @@ def test_twenty_methods_as_the_paper_spells_them():
     rows = {row["algorithm"] for row in published() if row["table"] == "main"}
     assert {*METHODS, "DSP-Reg"} == rows
     assert len(rows) == 20
-    assert {arm.label for arm in main().arms} == rows
+    assert {variant.label for variant in main().variants} == rows
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=lambda s: s.name)
 def test_items_share_the_runs_of_the_full_method(scale):
-    full = {run for run in components(scale) if run.algorithm == components(scale).arm("full method").algorithm}
+    full = {run for run in components(scale) if run.algorithm == components(scale).variant("full method").algorithm}
     assert len(full) == components(scale).count() // 4
     for item in (dynamic, interval, strength):
         assert full < set(item(scale))
@@ -106,7 +105,7 @@ def test_what_runs_of_each_scale_are():
     assert len({*range(0, small.steps, small.evaluate_every), small.steps - 1}) == 6
     assert (smoke.dataset, smoke.model, smoke.image_size, smoke.steps) == ("digits", "small-cnn", 28, 40)
     for scale, made in ((PAPER, paper), (SMALL, small), (SMOKE, smoke)):  # what is said is what is
-        assert [scale.said(name) for name in ("model", "image_size", "steps")] == [
+        assert [scale.setting(name) for name in ("model", "image_size", "steps")] == [
             made.model,
             made.image_size,
             made.steps,
@@ -127,8 +126,8 @@ def test_a_search_leaves_the_penalty_and_the_batch_as_the_paper_has_them():
 
 def test_refreshes_are_scaled():
     assert parse(dsp_reg(PAPER, T=3)).refresh_epochs == 3
-    assert [parse(arm.spec).refresh_steps for arm in interval(SMALL).arms] == [30, 60, 90, 120]
-    assert [parse(arm.spec).refresh_steps for arm in interval(SMOKE).arms] == [5, 10, 15, 20]
+    assert [parse(variant.spec).refresh_steps for variant in interval(SMALL).variants] == [30, 60, 90, 120]
+    assert [parse(variant.spec).refresh_steps for variant in interval(SMOKE).variants] == [5, 10, 15, 20]
 
 
 def described(spec, steps=5_001, sizes=(1_639, 1_876, 1_336, 3_144), targets=("sketch",), batch=32):
@@ -156,7 +155,7 @@ def described(spec, steps=5_001, sizes=(1_639, 1_876, 1_336, 3_144), targets=("s
     ],
 )
 def test_how_many_refreshes_are_planned(spec, expected):
-    assert planned(described(spec)) == expected
+    assert planned_refreshes(described(spec)) == expected
 
 
 def test_refreshes_that_never_happen():
@@ -165,26 +164,31 @@ def test_refreshes_that_never_happen():
     for T, expected in ((1, 3), (2, 1), (4, 0)):
         found = described(f"DSPReg(refresh_epochs={T})", sizes=sizes, targets=("f",))
         assert sum(sizes[:5]) == 330_900
-        assert planned(found) == expected
+        assert planned_refreshes(found) == expected
 
 
 def test_figures_of_the_paper_are_found():
-    assert [arm.figures("PACS", ["photo", "Avg"])[-1].value for arm in components().arms] == [87.5, 85.5, 85.8, None]
-    assert components().arms[1].figures("PACS", ["photo", "sketch"])[1].value == 79.3
-    assert [arm.figures("PACS", ["Avg"])[0].value for arm in dynamic().arms] == [87.5, 85.7]
-    assert [arm.figures("PACS", ["Avg"])[0].value for arm in interval().arms] == [None, 87.5, None, None]
-    assert [arm.figures("PACS", ["Avg"])[0].value for arm in strength().arms] == [None, 87.5, None, None]
+    assert [variant.published("PACS", ["photo", "Avg"])[-1].value for variant in components().variants] == [
+        87.5,
+        85.5,
+        85.8,
+        None,
+    ]
+    assert components().variants[1].published("PACS", ["photo", "sketch"])[1].value == 79.3
+    assert [variant.published("PACS", ["Avg"])[0].value for variant in dynamic().variants] == [87.5, 85.7]
+    assert [variant.published("PACS", ["Avg"])[0].value for variant in interval().variants] == [None, 87.5, None, None]
+    assert [variant.published("PACS", ["Avg"])[0].value for variant in strength().variants] == [None, 87.5, None, None]
     for item in (ITEMS[name]() for name in ("main", "pacs", "vlcs", "officehome", "terra", "domainnet")):
         for dataset in item.datasets:
-            for arm in item.arms:
-                assert arm.figures(dataset, ["Avg"])[0].value is not None, (item.name, dataset, arm.label)
+            for variant in item.variants:
+                assert variant.published(dataset, ["Avg"])[0].value is not None, (item.name, dataset, variant.label)
     pacs = ITEMS["pacs"]()
-    assert pacs.arm("ERM").figures("PACS", ["Avg"])[0].value == 84.2  # 85.5 in Table 1
-    assert main().arm("ERM").figures("PACS", ["Avg"])[0].value == 85.5
-    fish = pacs.arm("Fish").figures("PACS", [*PACS.domains, "Avg"])
+    assert pacs.variant("ERM").published("PACS", ["Avg"])[0].value == 84.2  # 85.5 in Table 1
+    assert main().variant("ERM").published("PACS", ["Avg"])[0].value == 85.5
+    fish = pacs.variant("Fish").published("PACS", [*PACS.domains, "Avg"])
     assert [cell.value for cell in fish] == [None, None, None, None, 85.5]  # a mean alone, in Table 1
-    assert [ITEMS["compose"]().arm(m).figures("PACS", ["Avg"])[0].value for m in ("CORAL", "SAM")] == [86.2, 85.8]
-    assert Arm("own", "ERM").figures("PACS", ["Avg"])[0].value is None
+    assert [ITEMS["compose"]().variant(m).published("PACS", ["Avg"])[0].value for m in ("CORAL", "SAM")] == [86.2, 85.8]
+    assert Variant("own", "ERM").published("PACS", ["Avg"])[0].value is None
 
 
 @pytest.mark.parametrize("name", ITEMS)

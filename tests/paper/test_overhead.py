@@ -8,7 +8,16 @@ from helpers.tiny import make_images
 
 from dspreg.paper import overhead as cost
 from dspreg.paper.items import overhead
-from dspreg.paper.overhead import Cost, Timed, block_of, in_words, peak_of, settings_of, tables, twice
+from dspreg.paper.overhead import (
+    Cost,
+    TimedVariant,
+    block_of,
+    cost_sentence,
+    peak_of,
+    render_tables,
+    settings_of,
+    two_step_spec,
+)
 from dspreg.paper.scales import PAPER, SMALL, SMOKE
 from dspreg.protocol.settings import Execution
 from dspreg.training.experiment import prepared
@@ -29,7 +38,7 @@ COSTS = {
 
 
 def test_ratios_and_the_papers_figures():
-    *_, made = tables(overhead(SMOKE), COSTS, 10)
+    *_, made = render_tables(overhead(SMOKE), COSTS, 10)
     assert cells(made, "ERM")["steps/s"].value == pytest.approx(30 / 4)
     exact = cells(made, "exact")
     assert exact["time, ×"].value == pytest.approx(13 / 4)
@@ -44,11 +53,11 @@ def test_ratios_and_the_papers_figures():
     assert paper["memory, ×"].value == pytest.approx(1.0611, abs=1e-4)
     assert (cells(made, "ERM", "paper")["steps/s"].value, cells(made, "ERM", "paper")["peak, GB"].value) == (2.9, 22.9)
     assert not [row for row in made.rows if row.source == "difference"]  # of another network it would say nothing
-    *_, made = tables(overhead(PAPER), COSTS, 10)
+    *_, made = render_tables(overhead(PAPER), COSTS, 10)
     apart = cells(made, "exact", "difference")
     assert apart["time, ×"].value == pytest.approx(3.25 - 1.0357, abs=1e-4)
     assert apart["steps/s"].value is None  # another machine has another clock
-    assert "exact 3.25× and 2.50×, " in made.notes[-1] == in_words(COSTS)
+    assert "exact 3.25× and 2.50×, " in made.notes[-1] == cost_sentence(COSTS)
     assert made.notes[-1].endswith("the paper has 1.04× and 1.06×.")
 
 
@@ -67,21 +76,21 @@ def experiment():
 
 @pytest.mark.parametrize("label", ["ERM", "exact", "lazy(30)"])
 def test_every_block_has_one_refresh_in_it(experiment, label):
-    arm = Timed(experiment, overhead(SMOKE).arm(label).spec)
-    arm.block(1)
+    variant = TimedVariant(experiment, overhead(SMOKE).variant(label).spec)
+    variant.block(1)
     for n in range(2):
-        assert arm.block(10) > 0
-        assert sorted(arm.refreshed) == ([] if label == "ERM" else [10, 20][: n + 1])
-    assert arm.algorithm.t == 21
+        assert variant.block(10) > 0
+        assert sorted(variant.refreshes) == ([] if label == "ERM" else [10, 20][: n + 1])
+    assert variant.algorithm.t == 21
 
 
 def test_two_steps_with_a_refresh_and_the_penalty_in_the_second(experiment):
     for label in ("exact", "lazy(30)"):
-        arm = Timed(experiment, twice(SMOKE, label))
-        arm.block(2)
-        assert arm.refreshed == {1}
-    assert twice(SMALL, "lazy(30)") == "DSPReg(engine='lazy(2)', refresh_steps=1)"
-    assert twice(SMALL, "ERM") == "ERM"
+        variant = TimedVariant(experiment, two_step_spec(SMOKE, label))
+        variant.block(2)
+        assert variant.refreshes == {1}
+    assert two_step_spec(SMALL, "lazy(30)") == "DSPReg(engine='lazy(2)', refresh_steps=1)"
+    assert two_step_spec(SMALL, "ERM") == "ERM"
 
 
 def test_images_of_a_folder_are_read_in_the_process_that_is_timed(tmp_path, monkeypatch):
@@ -92,12 +101,12 @@ def test_images_of_a_folder_are_read_in_the_process_that_is_timed(tmp_path, monk
     monkeypatch.setattr(cost, "BLOCKS", 1)
     seen = []
     monkeypatch.setattr(cost, "prepared", lambda *given: seen.append(prepared(*given)) or seen[0])
-    item = replace(overhead(SMOKE), arms=overhead(SMOKE).arms[:2])
-    costs, length = cost.measured(item, Execution(threads=1, check_images="never"))
+    item = replace(overhead(SMOKE), variants=overhead(SMOKE).variants[:2])
+    costs, length = cost.measure_costs(item, Execution(threads=1, check_images="never"))
     assert seen[0].workers == 0
     assert length == 10
     assert all(each.peak > 0.1 for each in costs.values())
-    assert costs[item.arms[1].label].refreshes == 1
+    assert costs[item.variants[1].label].refreshes == 1
 
 
 def test_memory_is_that_of_another_process():

@@ -4,9 +4,9 @@ from itertools import combinations
 import pytest
 
 from dspreg.data.named import BENCHMARKS
-from dspreg.distributions import seed_hash
+from dspreg.domainbed.jobs import job_arguments, job_id
+from dspreg.domainbed.seeds import seed_hash
 from dspreg.errors import ConfigError
-from dspreg.protocol.domainbed import job_arguments, job_id
 from dspreg.protocol.enumerate import distinct, leave_one_out, target_sets
 from dspreg.protocol.settings import resolved, search_seed
 from dspreg.runs.run import Run

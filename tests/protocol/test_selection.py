@@ -6,8 +6,9 @@ import random
 import pytest
 from helpers.runs import DOMAINS, domainbed_records, random_traces, record, single, trace
 
-from dspreg.protocol.selection import RULES, Choice, late, leave_one_out, oracle, training_domains
-from dspreg.report import domainbed_rules
+from dspreg.domainbed import selection
+from dspreg.protocol.selection import RULES, Choice, leave_one_out, oracle, second_half_mean, training_domains
+from dspreg.runs.status import RunState, RunStatus
 
 NAN = float("nan")
 DOMAINBED = ("training", "leave-one-out", "oracle")
@@ -42,10 +43,12 @@ def test_nan_never_wins_not_even_as_the_first_step():
 @pytest.mark.parametrize("rule", RULES.values())
 def test_unfinished_runs_never_enter(rule):
     good = trace(record(0, dict.fromkeys(DOMAINS, (0.3, 0.3))))
-    better = trace(record(0, dict.fromkeys(DOMAINS, (0.9, 0.9))), draw=1, state="unfinished: step 0 of 301")
+    better = trace(
+        record(0, dict.fromkeys(DOMAINS, (0.9, 0.9))), draw=1, state=RunState(RunStatus.STOPPED, step=0, steps=301)
+    )
     pairs = [trace(record(0, dict.fromkeys(DOMAINS, (0.3, 0.3))), targets=("ash", v)) for v in ("birch", "cedar")]
     assert rule([good, better, *pairs], "ash").accuracy == 0.3
-    assert "unfinished: step 0 of 301" in rule([better, *pairs], "ash")
+    assert "stopped at step 0 of 301" in rule([better, *pairs], "ash")
 
 
 def test_a_record_without_a_needed_number_is_passed_over():
@@ -93,23 +96,25 @@ def test_the_oracle_takes_the_last_step_even_if_it_is_worse():
     assert "lacks the target's" in oracle([trace(single(300, "ash", 0.2, 0.1))], "ash")
 
 
-def test_late_is_the_mean_over_the_second_half_and_picks_no_step():
+def test_the_second_half_mean_picks_no_step():
     steps = [(0, 0.9, 0.9), (60, 0.9, 0.9), (120, 0.9, 0.9), (180, 0.1, 0.25), (240, 0.2, 0.5), (299, 0.6, 0.75)]
     run = trace(*(single(s, "ash", accuracy, validation) for s, accuracy, validation in steps))
-    found = late([run], "ash")
+    found = second_half_mean([run], "ash")
     assert found.accuracy == pytest.approx(0.3)
     assert found == Choice(found.accuracy, 0.5, 299, 0)
     better = trace(single(299, "ash", 0.0, 0.6), draw=3)  # draws are compared by the same mean of source validation
-    assert late([run, better], "ash") == Choice(0.0, 0.6, 299, 3)
+    assert second_half_mean([run, better], "ash") == Choice(0.0, 0.6, 299, 3)
     half = trace(single(0, "ash", 0.0, 0.0), single(100, "ash", 0.2, 0.0), single(200, "ash", 0.4, 0.0))
-    assert late([half], "ash").accuracy == pytest.approx(0.3)  # the middle belongs to it
+    assert second_half_mean([half], "ash").accuracy == pytest.approx(0.3)  # the middle belongs to it
 
 
-def test_late_has_no_mean_of_what_is_not_all_there():
+def test_no_second_half_mean_of_what_is_not_all_there():
     lacking = record(200, {"ash": (0.9, None), "birch": (None, 1.0)})
-    assert "a record of the second half lacks" in late([trace(single(150, "ash", 0.5, 0.5), lacking)], "ash")
-    assert "a record of the second half lacks" in late([trace()], "ash")
-    assert late([trace(single(0, "ash", 0.5, 0.5), single(9, "ash", 0.5, NAN))], "ash") == "all NaN"
+    assert "a record of the second half lacks" in second_half_mean(
+        [trace(single(150, "ash", 0.5, 0.5), lacking)], "ash"
+    )
+    assert "a record of the second half lacks" in second_half_mean([trace()], "ash")
+    assert second_half_mean([trace(single(0, "ash", 0.5, 0.5), single(9, "ash", 0.5, NAN))], "ash") == "all NaN"
 
 
 def test_nothing_is_not_started():
@@ -168,7 +173,7 @@ def test_rules_agree_with_a_naive_search(name, damage):
     assert empty > 0 or "missing" not in damage or name != "leave-one-out"
 
 
-@pytest.mark.parametrize(("name", "theirs"), [*zip(DOMAINBED, domainbed_rules.RULES.values(), strict=True)])
+@pytest.mark.parametrize(("name", "theirs"), [*zip(DOMAINBED, selection.RULES.values(), strict=True)])
 def test_without_nan_the_rules_are_domainbeds(name, theirs):
     chosen = 0
     for seed in range(60):
@@ -179,7 +184,7 @@ def test_without_nan_the_rules_are_domainbeds(name, theirs):
         for place, target in enumerate(runs[0].domains):
             here = [run for run in runs if run.trial == 1]
             lines = [line for line in domainbed_records(here) if place in line["args"]["test_envs"]]
-            ours, expected = RULES[name](here, target), domainbed_rules.selected(lines, theirs)
+            ours, expected = RULES[name](here, target), selection.select_accuracy(lines, theirs)
             chosen += expected is not None
             assert (ours.accuracy if isinstance(ours, Choice) else None) == expected
     assert chosen > 100

@@ -7,9 +7,9 @@ from helpers.runs import DOMAINS, single, trace
 from scipy import stats
 
 from dspreg.errors import ConfigError
-from dspreg.report.contrasts import contrast, table, verdict
-from dspreg.report.student import quantile
-from dspreg.report.tables import selected
+from dspreg.report.contrasts import contrast, contrast_table, verdict
+from dspreg.report.statistics import quantile
+from dspreg.report.tables import select_rows
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 5, 8, 12, 30, 100, 1000])
@@ -63,17 +63,17 @@ def runs(algorithm, shift, trials=(0, 1, 2), dataset="trees", **changes):
 
 
 def test_noise_that_both_share_cancels():
-    found = selected([*runs("ERM", 0), *runs("DSPReg", 0.02)])
-    (row,) = table(found, "DSPReg", "ERM").rows
+    found = select_rows([*runs("ERM", 0), *runs("DSPReg", 0.02)])
+    (row,) = contrast_table(found, "DSPReg", "ERM").rows
     assert row.label == "trees"
-    assert [cell.shown() for cell in row.cells] == ["+2.0 ± 0.0", "+2.0", "+2.0", "9", "DSPReg is better"]
+    assert [cell.format() for cell in row.cells] == ["+2.0 ± 0.0", "+2.0", "+2.0", "9", "DSPReg is better"]
 
 
 def test_only_trials_that_both_have_are_pairs():
-    found = selected([*runs("ERM", 0, (0, 1, 2)), *runs("DSPReg", 0.02, (1, 2, 3))])
-    assert table(found, "ERM", "DSPReg").rows[0].cells[3].text == "6"
+    found = select_rows([*runs("ERM", 0, (0, 1, 2)), *runs("DSPReg", 0.02, (1, 2, 3))])
+    assert contrast_table(found, "ERM", "DSPReg").rows[0].cells[3].text == "6"
     with pytest.raises(ConfigError, match="a contrast needs pairs"):
-        table(selected([*runs("ERM", 0, (0,)), *runs("DSPReg", 0, (1,))]), "ERM", "DSPReg")
+        contrast_table(select_rows([*runs("ERM", 0, (0,)), *runs("DSPReg", 0, (1,))]), "ERM", "DSPReg")
 
 
 def test_data_sets_have_rows_and_all_targets_one():
@@ -83,7 +83,7 @@ def test_data_sets_have_rows_and_all_targets_one():
         *runs("ERM", 0, dataset="rocks"),
         *runs("DSPReg", 0, dataset="rocks"),
     ]
-    made = table(selected(both), "DSPReg", "ERM")
+    made = contrast_table(select_rows(both), "DSPReg", "ERM")
     assert [row.label for row in made.rows] == ["rocks", "trees", "all targets"]
     assert [row.cells[0].value for row in made.rows] == pytest.approx([0, 2, 1])
     assert [row.cells[3].text for row in made.rows] == ["9", "9", "18"]
@@ -91,10 +91,10 @@ def test_data_sets_have_rows_and_all_targets_one():
 
 def test_a_method_that_is_not_there_or_there_twice():
     with pytest.raises(ConfigError, match=r"no runs of 'DSP-Reg'\. Did you mean 'DSPReg'\? There are: DSPReg, ERM"):
-        table(selected([*runs("ERM", 0), *runs("DSPReg", 0)]), "DSP-Reg", "ERM")
+        contrast_table(select_rows([*runs("ERM", 0), *runs("DSPReg", 0)]), "DSP-Reg", "ERM")
     mixed = [*runs("ERM", 0), *runs("DSPReg", 0), *runs("ERM", 0, conditions={"threads": 2})]
     with pytest.raises(ConfigError, match=r"several rows on trees: 'ERM \[threads=1\]' and 'ERM \[threads=2\]'"):
-        table(selected(mixed), "DSPReg", "ERM")
-    made = table(selected(mixed), "DSPReg [threads=1]", "ERM [threads=2]")
+        contrast_table(select_rows(mixed), "DSPReg", "ERM")
+    made = contrast_table(select_rows(mixed), "DSPReg [threads=1]", "ERM [threads=2]")
     assert made.rows[0].cells[3].text == "9"
     assert any("more than the method may differ" in note for note in made.notes)

@@ -1,6 +1,6 @@
 """Names in the pictures of accuracies, where there is little room."""
 
-from dspreg.report.dots import told_apart
+from dspreg.report.html.dots import shorten_labels
 
 
 def test_options_with_one_value_are_left_out():
@@ -14,7 +14,7 @@ def test_options_with_one_value_are_left_out():
         "DSPReg(weight=0.0)",
         "SAM(rho=0.1)",
     ]
-    assert told_apart(labels) == [
+    assert shorten_labels(labels) == [
         "ERM",
         "DSPReg(refresh_steps=10)",
         "DSPReg(refresh_steps=10, coefficients='shuffled')",
@@ -28,5 +28,5 @@ def test_options_with_one_value_are_left_out():
 
 def test_names_stay_as_they_are_where_they_would_become_the_same():
     labels = ["SAM", "SAM(rho=0.1)"]
-    assert told_apart(labels) == labels
-    assert told_apart(["A(x=1)", "A(x=1) [seed=2]"]) == ["A", "A [seed=2]"]
+    assert shorten_labels(labels) == labels
+    assert shorten_labels(["A(x=1)", "A(x=1) [seed=2]"]) == ["A", "A [seed=2]"]

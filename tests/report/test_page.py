@@ -17,7 +17,7 @@ from helpers.pages import BAD, page_of, write_bad, write_pacs
 from helpers.runs import single, write_run
 
 from dspreg.cli import main
-from dspreg.names import shown
+from dspreg.io.text import escape_terminal
 from dspreg.paper.items import dynamic
 from dspreg.paper.scales import SMOKE
 from dspreg.runs.store import RunStore
@@ -233,7 +233,7 @@ def test_hostile_names_are_text(tmp_path):
     assert not tree.tagged("img")
     assert not any(name.startswith("on") for each in tree.all for name in each)
     assert not set(text) & set("\u202e\u2028")
-    visible = shown(BAD)
+    visible = escape_terminal(BAD)
     assert 'Report of st"<b>ore' in tree.tagged("h1")[0]["text"]
     for section in ("tables", "domains", "training", "missing", "provenance"):
         (found,) = [each["text"] for each in tree.tagged("section") if each["id"] == section]
@@ -282,7 +282,7 @@ def test_the_oracle_is_marked(pacs, tmp_path):
 
 
 def test_long_lists_are_cut_and_say_so(tmp_path, monkeypatch):
-    from dspreg.report import curves, page
+    from dspreg.report.html import curves, page
 
     monkeypatch.setattr(page, "LISTED", 1)
     monkeypatch.setattr(curves, "ROWS", 3)

@@ -6,9 +6,10 @@ import pytest
 from helpers.runs import DOMAINS, random_traces, single, trace
 
 from dspreg.errors import ConfigError
-from dspreg.report.cells import Cell, mean_and_error
 from dspreg.report.formats import FORMATS
-from dspreg.report.tables import selected, tables
+from dspreg.report.table import Cell, mean_and_error
+from dspreg.report.tables import make_tables, select_rows
+from dspreg.runs.status import RunState, RunStatus
 
 PACS = ("art_painting", "cartoon", "photo", "sketch")
 
@@ -25,8 +26,8 @@ def sweep(accuracy, algorithm="ERM", domains=DOMAINS, **changes):
 COMPLETE = sweep({(d, i): 0.5 + 0.1 * i + 0.1 * j for j, d in enumerate(DOMAINS) for i in (0, 1, 2)})
 
 
-def made(traces, selection="training", plan=(), damaged=()):
-    return tables(selected(traces, selection, plan), damaged)
+def made(traces, selection="training", damaged=()):
+    return make_tables(select_rows(traces, selection), damaged)
 
 
 def cells(table, label="ERM", source="ours"):
@@ -67,11 +68,11 @@ def test_a_missing_trial_shows_and_is_in_no_mean_over_domains():
     some = [run for run in COMPLETE if (run.targets, run.trial) != (("birch",), 2)]
     table, averages = made(some)
     found = cells(table)
-    assert found["birch"].shown() == "65.0 ± 3.5 (2/3)"
+    assert found["birch"].format() == "65.0 ± 3.5 (2/3)"
     assert (found["birch"].found, found["birch"].expected) == (2, 3)
-    assert found["mean"].shown() == "68.3 (2/3)"  # of 60, 65 and 80: it says that a trial is missing somewhere
-    assert found["worst"].shown() == "60.0 (2/3) ash"
-    assert cells(averages)["trees"].shown() == "65.0 ± 3.5 (2/3)"  # trials 0 and 1: 60 and 70
+    assert found["mean"].format() == "68.3 (2/3)"  # of 60, 65 and 80: it says that a trial is missing somewhere
+    assert found["worst"].format() == "60.0 (2/3) ash"
+    assert cells(averages)["trees"].format() == "65.0 ± 3.5 (2/3)"  # trials 0 and 1: 60 and 70
     assert found["runs"].text == "8/8"  # what is there; a plan would say nine
 
 
@@ -92,13 +93,20 @@ def test_a_missing_domain_leaves_no_mean_and_says_why():
     assert "\n[1] not started\n" in text
 
 
-@pytest.mark.parametrize("state", ["failed: step 3: the loss is not finite", "unfinished: step 100 of 301", "running"])
-def test_a_run_that_is_not_finished_gives_its_cell_a_reason(state):
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        (RunState(RunStatus.FAILED, "step 3: the loss is not finite"), "failed: step 3: the loss is not finite"),
+        (RunState(RunStatus.STOPPED, step=100, steps=301), "stopped at step 100 of 301"),
+        (RunState(RunStatus.RUNNING, step=7), "running at step 7 (held by a sweeper)"),
+    ],
+)
+def test_a_run_that_is_not_finished_gives_its_cell_a_reason(state, why):
     lost = trace(single(0, "cedar", 1.0, 1.0), targets=("cedar",), state=state)
     table = made([*sweep({("ash", 0): 0.5, ("birch", 0): 0.5}), lost])[0]
-    assert cells(table)["cedar"].reason == state
+    assert cells(table)["cedar"].reason == why
     assert cells(table)["runs"].text == "2/3"
-    assert state in FORMATS["text"]([table])
+    assert why in FORMATS["text"]([table])
 
 
 def test_a_cell_of_nan_alone():
@@ -114,13 +122,12 @@ def test_leave_one_out_without_pairs_says_so_and_counts_pairs_as_runs():
 
 
 def test_a_plan_says_what_is_missing():
-    plan = [
-        trace(targets=(d,), trial=i, conditions={}, state="not started", id="") for d in DOMAINS for i in (0, 1, 2, 3)
-    ]
-    found = cells(made(COMPLETE, plan=plan)[0])
-    assert found["ash"].shown() == "60.0 ± 4.7 (3/4)"
+    waiting = {"conditions": {}, "state": RunState(RunStatus.NOT_STARTED), "id": ""}
+    plan = [trace(targets=(d,), trial=i, **waiting) for d in DOMAINS for i in (0, 1, 2, 3)]
+    found = cells(made([*COMPLETE, *plan])[0])
+    assert found["ash"].format() == "60.0 ± 4.7 (3/4)"
     assert found["runs"].text == "9/12"
-    only = cells(made([], plan=plan)[0])
+    only = cells(made(plan)[0])
     assert (only["ash"].reason, only["runs"].text) == ("not started", "0/12")
 
 
@@ -177,10 +184,10 @@ def test_the_paper_stands_beside_ours_with_the_difference():
     runs = sweep({(d, 0): 0.8 for d in PACS}, domains=PACS, dataset="PACS", algorithm="DSPReg")
     table, averages = made(runs)
     theirs, apart = cells(table, "DSPReg", "paper"), cells(table, "DSPReg", "difference")
-    assert theirs["sketch"].shown() == "81.4 ± 0.5"
-    assert apart["sketch"].shown() == "-1.4"
+    assert theirs["sketch"].format() == "81.4 ± 0.5"
+    assert apart["sketch"].format() == "-1.4"
     assert cells(averages, "DSPReg", "paper")["PACS"].value == 87.5
-    assert cells(averages, "DSPReg", "difference")["PACS"].shown() == "-7.5"
+    assert cells(averages, "DSPReg", "difference")["PACS"].format() == "-7.5"
     for other in ("leave-one-out", "oracle"):  # the paper selects by training domains
         assert {row.source for row in made(runs, other)[0].rows} == {"ours"}
 

@@ -8,6 +8,7 @@ import pytest
 
 from dspreg.errors import ConfigError, DataError, IntegrityError
 from dspreg.runs.run import Run
+from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
 
 ONE = Run(dataset="PACS", targets=("sketch",), algorithm="ERM")
@@ -36,29 +37,29 @@ def finish(store, run):
 
 
 def test_from_new_to_finished(store):
-    assert store.standing(ONE).state == "new"
+    assert store.status(ONE).status == RunStatus.NOT_STARTED
     folder = begin(store, ONE)
-    assert store.standing(ONE).state == "started"
+    assert store.status(ONE).status == RunStatus.STOPPED
     shutil.rmtree(folder.path)
     finish(store, ONE)
-    standing = store.standing(ONE)
-    assert (standing.state, standing.result["selected"]) == ("finished", {"step": 0})
-    assert store.standing(TWO).state == "new"
+    state = store.status(ONE)
+    assert (state.status, state.result["selected"]) == (RunStatus.FINISHED, {"step": 0})
+    assert store.status(TWO).status == RunStatus.NOT_STARTED
 
 
 def test_a_folder_under_another_runs_name_does_not_count(store):
     finish(store, ONE).path.rename(store.folder(TWO).path)
-    assert store.standing(ONE).state == "new"
-    standing = store.standing(TWO)
-    assert standing.state == "damaged"
-    assert "holds another run than its name says" in standing.reason
+    assert store.status(ONE).status == RunStatus.NOT_STARTED
+    state = store.status(TWO)
+    assert state.status == RunStatus.DAMAGED
+    assert "holds another run than its name says" in state.reason
 
 
 @pytest.mark.parametrize("plan", [None, 3, {}, {"dataset": "PACS"}, {**ONE.to_json(), "stepz": 3}])
 def test_a_folder_whose_plan_is_none_does_not_count(store, plan):
     store.folder(ONE).path.mkdir()
     store.folder(ONE).agree({"settings": {}, "where": {"plan": plan}})
-    assert store.standing(ONE).state == "damaged"
+    assert store.status(ONE).status == RunStatus.DAMAGED
 
 
 @pytest.mark.parametrize("name", ["run.json", "records.jsonl", "last.safetensors", "result.json"])
@@ -67,33 +68,33 @@ def test_damage_is_named_and_never_finished(store, name):
     whole = path.read_bytes()
     for damaged in (b"", whole[:-2], bytes([whole[0] ^ 1]) + whole[1:]):
         path.write_bytes(damaged)
-        standing = store.standing(ONE)
-        assert standing.state == "damaged"
-        assert name in standing.reason
+        state = store.status(ONE)
+        assert state.status == RunStatus.DAMAGED
+        assert name in state.reason
     path.write_bytes(whole)
-    assert store.standing(ONE).state == "finished"
+    assert store.status(ONE).status == RunStatus.FINISHED
     path.unlink()
-    assert store.standing(ONE).state != "finished"
+    assert store.status(ONE).status != RunStatus.FINISHED
 
 
 def test_models_may_be_left_unread_but_not_absent(store):
     path = finish(store, ONE) / "last.safetensors"
     path.write_bytes(b"other")
-    assert store.standing(ONE).state == "damaged"
-    assert store.standing(ONE, weights=False).state == "finished"
+    assert store.status(ONE).status == RunStatus.DAMAGED
+    assert store.status(ONE, weights=False).status == RunStatus.FINISHED
     path.unlink()
-    assert store.standing(ONE, weights=False).state == "damaged"
+    assert store.status(ONE, weights=False).status == RunStatus.DAMAGED
 
 
 def test_failures_are_counted_and_forgotten(store):
     store.fail(ONE, DataError("no images"))
     store.fail(ONE, DataError("no images today"))
-    assert (store.standing(ONE).state, store.standing(ONE).reason) == ("failed", "no images today")
+    assert (store.status(ONE).status, store.status(ONE).reason) == (RunStatus.FAILED, "no images today")
     failure = json.loads((store.path / "failures" / f"{ONE.id}.json").read_text())
     assert failure["attempts"] == 2
     assert "traceback" not in failure
     store.succeed(ONE)
-    assert store.standing(ONE).state == "new"
+    assert store.status(ONE).status == RunStatus.NOT_STARTED
 
 
 def test_plans_are_kept_each_once(store):
@@ -133,16 +134,3 @@ def test_a_store_that_another_makes_at_the_same_moment_is_shared(tmp_path, monke
     monkeypatch.setattr(Path, "exists", looking)
     store.make()
     assert looks
-
-
-def test_a_failure_that_is_taken_away_while_it_is_read_is_none(store, monkeypatch):
-    from dspreg.runs import store as runs
-
-    store.fail(ONE, DataError("no images"))
-
-    def gone(path):
-        path.unlink()
-        raise IntegrityError(f"{path} can't be read")
-
-    monkeypatch.setattr(runs, "read_json", gone)
-    assert store.standing(ONE).state == "new"

@@ -14,7 +14,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from dspreg.algorithms.base import ERM, Algorithm, options_of
 from dspreg.errors import ConfigError
-from dspreg.names import did_you_mean, imported
+from dspreg.io.importing import import_object
+from dspreg.io.text import did_you_mean
 
 PUBLISHED = 5_001  # steps of DomainBed's runs, for which methods publish what they count in steps
 
@@ -95,7 +96,7 @@ def algorithm_named(name: str) -> type[Algorithm]:
                 f"For your own class use its import path, e.g. 'my_methods.{name}'"
             )
         return known[name]
-    found = imported(name)
+    found = import_object(name)
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise ConfigError(f"{name!r} is not a subclass of dspreg.Algorithm")
     return found

@@ -29,7 +29,7 @@ from dspreg.cli import (
 )
 from dspreg.cli.parser import Parser
 from dspreg.errors import DspregError, Notice, ResourceError
-from dspreg.names import shown
+from dspreg.io.text import escape_terminal
 
 COMMANDS = (train, sweep, status, retry, cancel, report, paper, measure, evaluate, predict, export, data, algorithms)
 
@@ -103,7 +103,7 @@ def _said(error: DspregError) -> int:
 
 def _harmless(message: object) -> str:
     """A file's name may hold what a terminal obeys."""
-    return "\n".join(map(shown, str(message).split("\n")))
+    return "\n".join(map(escape_terminal, str(message).split("\n")))
 
 
 def _notice(

@@ -1,15 +1,15 @@
-"""`dspreg cancel`: nobody is to work on these runs any more."""
+"""`dspreg cancel`: sweeps stop these runs and start them no more."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dspreg.cli.named_runs import named
+from dspreg.cli.named_runs import find_runs
 from dspreg.cli.parser import Commands, described
 from dspreg.errors import ConfigError
+from dspreg.io.text import escape_terminal
 from dspreg.launch.queue import ATTEMPTS
-from dspreg.names import shown
-from dspreg.overview import Looker
+from dspreg.runs.status import RunStatus, scan_store
 from dspreg.runs.store import RunStore
 
 EXAMPLES = """examples:
@@ -21,9 +21,10 @@ sweeps that are going on stop training them within half a minute and go on with 
 are, and what the others have so far is kept: dspreg retry and the next dspreg sweep go on with them."""
 
 KEPT = {
-    "finished": "it is finished, and stays",
-    "failed": "it diverged; nobody would try it again",
-    "cancelled": "it was cancelled before",
+    RunStatus.FINISHED: "it is finished, and stays",
+    RunStatus.FAILED: "it diverged; no sweep would try it again",
+    RunStatus.CANCELLED: "it was cancelled before",
+    RunStatus.DAMAGED: "it is damaged; no sweep would take it up",
 }
 
 
@@ -40,27 +41,28 @@ def run(given: Any) -> int:
     store.check()
     if bool(given.runs) == given.all:
         raise ConfigError("which runs? Name them, or give --all for all that are not finished, and not both")
-    found = Looker(store, ATTEMPTS).look()
-    chosen = list(found.runs) if given.all else named(given.runs, found.runs, given.store)
-    chosen.sort(key=lambda each: found.states[each] == "running")  # last: a worker that is free takes up another
+    found = scan_store(store, ATTEMPTS)
+    chosen = list(found.runs) if given.all else find_runs(given.runs, found.runs, given.store)
+    # running ones last: a worker that becomes free would take up another one
+    chosen.sort(key=lambda each: found.states[each].status is RunStatus.RUNNING)
     cancelled = running = 0
     leases = store.leases()
     try:
         for each in chosen:
             state = found.states[each]
-            kept = state in ("finished", "cancelled") or (state == "failed" and not found.failures[each].attempts)
+            kept = state.status in KEPT and not state.attempts  # of a run that diverged there are none to count
             if kept and given.all:
                 continue
-            title = f"{each}  {shown(str(found.run(each)))}"
+            title = f"{each}  {escape_terminal(str(found.run(each)))}"
             if kept:
-                print(f"{title}: {KEPT[state]}")
+                print(f"{title}: {KEPT[state.status]}")
                 continue
-            with leases.revoking(each) as held:  # its holder writes nothing after the marker, nor over it
+            with leases.revoking(each) as held:  # the worker writes nothing after the marker, nor over it
                 if (store.folder(found.run(each)) / "result.json").exists():  # by now
-                    print(f"{title}: {KEPT['finished']}")
+                    print(f"{title}: {KEPT[RunStatus.FINISHED]}")
                     continue
                 store.cancel(found.run(each))
-            trained = held and (each not in found.held or found.held[each].alive)
+            trained = held and (state.lease is None or state.lease.alive)
             cancelled, running = cancelled + 1, running + trained
             print(f"{title}: cancelled{', while it was being trained' if trained else ''}")
     finally:

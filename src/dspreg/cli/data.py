@@ -8,7 +8,7 @@ from typing import Any
 
 from dspreg.cli.parser import Commands, described
 from dspreg.errors import ConfigError, Notice
-from dspreg.names import did_you_mean
+from dspreg.io.text import did_you_mean
 
 EXAMPLES = """examples:
   dspreg data list

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspreg.cli.options import count, device, natural, which
 from dspreg.cli.parser import Commands, described
-from dspreg.columns import aligned
-from dspreg.names import shown
+from dspreg.io.text import align_columns, escape_terminal
 
 if TYPE_CHECKING:
     from dspreg.inference.evaluate_run import RunEvaluation
@@ -69,7 +68,8 @@ def run(given: Any) -> int:
         print(json.dumps(as_json(found), indent=1, ensure_ascii=True, sort_keys=True))
     else:
         print("\n".join(text(found)))
-        print(f"\npicture and files: {shown(str(out / 'confusion.png'))}, scores.json, per_class.csv, confusion.csv")
+        picture = escape_terminal(str(out / "confusion.png"))
+        print(f"\npicture and files: {picture}, scores.json, per_class.csv, confusion.csv")
     return 0
 
 
@@ -86,20 +86,20 @@ def text(found: RunEvaluation) -> Iterator[str]:
     """The tables."""
     from dspreg.inference.metric_files import NUMBERS, mean
 
-    yield f"{shown(found.dataset)}, {found.which} model, of step {found.step}"
+    yield f"{escape_terminal(found.dataset)}, {found.which} model, of step {found.step}"
     if found.adapt != "none":
         yield "batch norm adapted on the images evaluated: the model has seen them, though not their labels"
     yield ""
     rows = [["domain", "part", "images", "accuracy", "class mean", "calibration error", "log loss"]]
     for each in found.domains:
         numbers = {name: number(each.scores) for name, number in NUMBERS.items()}
-        rows.append([shown(each.domain), each.part, f"{each.scores.images:,}", *_written(numbers)])
+        rows.append([escape_terminal(each.domain), each.part, f"{each.scores.images:,}", *_written(numbers)])
     groups = [("mean", found.domains)]
     if found.unseen and len(found.unseen) < len(found.domains):
         groups.append(("mean unseen", found.unseen))
     if len(found.domains) > 1:
         rows += [[name, "", "", *_written({n: mean(group, n) for n in NUMBERS})] for name, group in groups]
-    yield from aligned(rows, left=2)
+    yield from align_columns(rows, left=2)
     remarks = list(_remarks(found))
     yield from ["", *remarks] if remarks else []
     yield from _by_class(found)
@@ -112,14 +112,14 @@ def _written(numbers: dict[str, float]) -> list[str]:
 
 def _remarks(found: RunEvaluation) -> Iterator[str]:
     if len(found.domains) > 1:
-        yield f"worst domain: {shown(found.worst.domain)}, {100 * found.worst.scores.accuracy:.1f} %"
+        yield f"worst domain: {escape_terminal(found.worst.domain)}, {100 * found.worst.scores.accuracy:.1f} %"
     roles = {each.role for each in found.domains}
     if "source" in roles:
         yield "out: the run was trained on this domain; only the images held out from training are scored"
         if found.augmented:
             yield "images are plain here; the run's own records score augmented ones of its sources, as DomainBed does"
     if "changed source" in roles:
-        names = ", ".join(shown(each.domain) for each in found.domains if each.role == "changed source")
+        names = ", ".join(escape_terminal(each.domain) for each in found.domains if each.role == "changed source")
         yield f"{names}: of the name of a domain trained on, with other images; some of them may have been trained on"
 
 
@@ -129,8 +129,8 @@ def _by_class(found: RunEvaluation) -> Iterator[str]:
     if len(classes) > SHOWN:
         yield f"accuracy of the {len(classes)} classes: see per_class.csv"
         return
-    rows = [["accuracy in %", *(shown(each.domain) for each in found.domains)]]
+    rows = [["accuracy in %", *(escape_terminal(each.domain) for each in found.domains)]]
     for c in classes:
         shares = [each.scores.by_class.get(c) for each in found.domains]
-        rows.append([shown(found.classes[c]), *("" if s is None else f"{100 * s[1]:.1f}" for s in shares)])
-    yield from aligned(rows)
+        rows.append([escape_terminal(found.classes[c]), *("" if s is None else f"{100 * s[1]:.1f}" for s in shares)])
+    yield from align_columns(rows)

@@ -6,7 +6,7 @@ from typing import Any
 
 from dspreg.cli.options import which
 from dspreg.cli.parser import Commands, described
-from dspreg.names import shown
+from dspreg.io.text import escape_terminal
 
 EXAMPLES = """examples:
   dspreg export runs/print --format safetensors             weights for timm's own network
@@ -33,7 +33,7 @@ def run(given: Any) -> int:
 
     made = export(given.run_folder, given.format, given.out, which=given.which, normalise=given.normalise)
     sizes = ", ".join(map(str, SIZES))
-    print(f"{shown(str(made.path))}, {made.path.stat().st_size:,} bytes")
+    print(f"{escape_terminal(str(made.path))}, {made.path.stat().st_size:,} bytes")
     print(f"read back: the logits of batches of {sizes} images differ by {made.difference:.1e} of the largest, at most")
     print(f"\n{made.code.replace('FILE', made.path.name).rstrip()}")
     return 0

@@ -12,7 +12,7 @@ from dspreg.cli.options import count, device, natural, positive, which
 from dspreg.cli.parser import Commands, described
 from dspreg.errors import ConfigError
 from dspreg.io.atomic_files import make_folder, write
-from dspreg.names import shown
+from dspreg.io.text import escape_terminal
 
 if TYPE_CHECKING:
     from dspreg.sensitivity import Comparison, Profile
@@ -199,7 +199,7 @@ def _pictures(
     """PNGs by caption, where somebody wants them; files, if there is a folder for them."""
     if "figures" not in places and "html" not in places:
         return {}
-    from dspreg.pages import png
+    from dspreg.io.html import png
 
     made = {}
     for kind in kinds:
@@ -216,4 +216,4 @@ def _say(given: Any, found: dict[str, Any], lines: Any, places: dict[str, Path])
         return
     print("\n".join(lines))
     for name, path in places.items():
-        print(f"{ {'out': 'profile', 'figures': 'pictures', 'html': 'page'}[name] }: {shown(str(path))}")
+        print(f"{ {'out': 'profile', 'figures': 'pictures', 'html': 'page'}[name] }: {escape_terminal(str(path))}")

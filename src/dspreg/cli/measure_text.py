@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dspreg.columns import aligned
-from dspreg.names import shown
+from dspreg.io.text import align_columns, escape_terminal
 
 
 def profile_text(found: Mapping[str, Any]) -> Iterator[str]:
@@ -17,21 +16,21 @@ def profile_text(found: Mapping[str, Any]) -> Iterator[str]:
     about = settings["about"]
     run = f", {about['which']} model of step {about['step']}, {about['algorithm']}" if "run" in about else ""
     head = f", its head of {about['outputs']} outputs new and random" if about.get("head") == "new" else ""
-    yield shown(f"{about['model']}{run}{head}, on {about['data']} at {about['image_size']} pixels")
+    yield escape_terminal(f"{about['model']}{run}{head}, on {about['data']} at {about['image_size']} pixels")
     each = [
         f"{name} {found['domains'][name]:,} of {there['images']:,}{PARTS[there['part']]}"
         for name, there in about["domains"].items()
     ]
-    yield shown(f"images: {', '.join(each)}; drawn by seed {about['seed']}")
+    yield escape_terminal(f"images: {', '.join(each)}; drawn by seed {about['seed']}")
     draws = f", {settings['draws']} draws" if settings["draws"] else ""
     yield f"of {settings['of']}, estimator {settings['estimator']}{draws}"
     yield ""
     rows = [["layer", "kind", "parameters", "c", "null", "insensitive", ""]]
     for row in found["layers"]:
-        name = [shown(row["layer"]) or "(top)", shown(row["kind"]), f"{row['parameters']:,}"]
+        name = [escape_terminal(row["layer"]) or "(top)", escape_terminal(row["kind"]), f"{row['parameters']:,}"]
         numbers = [_number(row["c"]), _number(row["null"]), f"{100 * row['insensitive']:.0f} %"]
         rows.append([*name, *numbers, "≈ null" if row["near_null"] else ""])
-    yield from aligned(rows, left=2)
+    yield from align_columns(rows, left=2)
     shown_of, every = len(found["layers"]), found["layers_measured"]
     which = f"all {every} layers" if shown_of == every else f"the {shown_of} most domain-sensitive of {every} layers"
     yield f"{which}, by median c"
@@ -48,10 +47,10 @@ def comparison_text(found: Mapping[str, Any]) -> Iterator[str]:
     """The layers that changed most, and the whole."""
     rows = [["layer", "kind", "parameters", "c before", "null", "c after", "null", "change"]]
     for row in found["layers"]:
-        name = [shown(row["layer"]) or "(top)", shown(row["kind"]), f"{row['parameters']:,}"]
+        name = [escape_terminal(row["layer"]) or "(top)", escape_terminal(row["kind"]), f"{row['parameters']:,}"]
         numbers = [_number(row[f"{what}_median_{when}"]) for when in ("before", "after") for what in ("c", "null")]
         rows.append([*name, *numbers, f"{round(row['c_median_change'], 2) + 0.0:+.2f}"])
-    yield from aligned(rows, left=2)
+    yield from align_columns(rows, left=2)
     shown_of, every = len(found["layers"]), found["layers_measured"]
     which = f"all {every} layers, by" if shown_of == every else f"the {shown_of} of {every} layers of the largest"
     yield f"{which} change of median c; in all {found['rose']} rose, {found['fell']} fell"
@@ -64,7 +63,7 @@ def comparison_text(found: Mapping[str, Any]) -> Iterator[str]:
         "sensitive to both times"
     )
     yield f"rank correlation of c before and after: {_number(found['agreement'])}"
-    yield from map(shown, found["remarks"])
+    yield from map(escape_terminal, found["remarks"])
 
 
 def _number(value: float | None, places: int = 2) -> str:

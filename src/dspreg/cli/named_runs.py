@@ -1,14 +1,14 @@
-"""Runs of a store as they are named on the command line: by plan ids, or the beginning of them."""
+"""Runs of a store by the plan ids on the command line, or by the beginning of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from dspreg.errors import ConfigError
-from dspreg.names import did_you_mean
+from dspreg.io.text import did_you_mean, join_few
 
 
-def named(given: Sequence[str], known: Iterable[str], store: object) -> list[str]:
+def find_runs(given: Sequence[str], known: Iterable[str], store: object) -> list[str]:
     """The plan ids that are meant, each once.
 
     Args:
@@ -26,7 +26,6 @@ def named(given: Sequence[str], known: Iterable[str], store: object) -> list[str
             hint = did_you_mean(text, ids) if len(text) > 8 else ""
             raise ConfigError(f"no run of {store} begins with {text!r}.{hint} dspreg status {store} --json has all ids")
         if len(meant) > 1:
-            listed = ", ".join(meant[:3]) + (", …" if len(meant) > 3 else "")
-            raise ConfigError(f"{text!r} begins {len(meant)} runs: {listed}; give more of it")
+            raise ConfigError(f"{text!r} begins {len(meant)} runs: {join_few(meant, 3)}; give more of it")
         found += meant
     return list(dict.fromkeys(found))

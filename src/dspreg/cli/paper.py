@@ -13,10 +13,12 @@ from dspreg.cli.parser import Commands, described
 from dspreg.cli.sweep import add_launch_options, launch, open_store, whole
 from dspreg.cli.train import stopping
 from dspreg.errors import ConfigError, Notice
-from dspreg.names import did_you_mean, shown
+from dspreg.io.text import did_you_mean, escape_terminal
+from dspreg.paper.scales import SCALES
 from dspreg.protocol import reading
 from dspreg.protocol.settings import Execution
 from dspreg.protocol.sweep import HOW, OPEN
+from dspreg.report.formats import FORMATS
 from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
 
@@ -37,7 +39,7 @@ def add(commands: Commands) -> None:
     parser = described(commands, "paper", "regenerate a table or figure of the paper, at the scale you have", EXAMPLES)
     parser.usage = "dspreg paper [ITEM --scale paper|small|smoke --store DIR] [options]; all of them: --help"
     parser.add_argument("item", metavar="ITEM", nargs="?", help="which; none lists them")
-    parser.add_argument("--scale", choices=("paper", "small", "smoke"), help="without it the item is explained")
+    parser.add_argument("--scale", choices=tuple(SCALES), help="without it the item is explained")
     parser.add_argument("--store", metavar="DIR", help="where the runs go: new, or of earlier items")
     parser.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data)")
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, mps (default: cpu)")
@@ -50,8 +52,7 @@ def add(commands: Commands) -> None:
                         help="an option of train that the item leaves open, for all runs")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print runs, hours and gigabytes, and train nothing")
     parser.add_argument("--show", action="store_true", help="print what is there so far, and train nothing")
-    formats = ("text", "markdown", "latex", "csv", "json")
-    parser.add_argument("--format", choices=formats, default="text", help="default: text")
+    parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="default: text")
     parser.add_argument("--figures", metavar="DIR", help="also a picture, DIR/ITEM.png")
     parser.set_defaults(run=run)
 
@@ -106,7 +107,6 @@ def _chosen(given: Any) -> list[str]:
 def asked(given: Any) -> tuple[Any, Execution]:
     """The item as the options have it, and how its runs are run."""
     from dspreg.paper.items import ITEMS
-    from dspreg.paper.scales import SCALES
 
     further = dict(reading.assignment(text) for text in given.set)
     further |= {name: reading.valued(name, value, f"--{name}") for name in ("root", "device")
@@ -128,9 +128,8 @@ def asked(given: Any) -> tuple[Any, Execution]:
 
 def listing() -> str:
     """One line per item."""
-    from dspreg.columns import aligned
+    from dspreg.io.text import align_columns
     from dspreg.paper.items import ITEMS
-    from dspreg.paper.scales import SCALES
 
     rows: list[Sequence[str]] = [("item", "what", "runs: paper", "small", "smoke")]
     claims = []
@@ -138,7 +137,7 @@ def listing() -> str:
         counts = [make(scale).count() for scale in SCALES.values()]
         rows.append((name, make().what, *(f"{n:,}" if n else "timed" for n in counts)))
         claims.append((name, make().claim))
-    said = [*aligned(rows, 2), "", "what the paper claims", *(f"  {line}" for line in aligned(claims, 2))]
+    said = [*align_columns(rows, 2), "", "what the paper claims", *(f"  {line}" for line in align_columns(claims, 2))]
     return "\n".join([*said, "", "dspreg paper ITEM explains one; --scale paper, small or smoke runs it"])
 
 
@@ -158,48 +157,47 @@ def _look(item: Any, runs: Sequence[Run], store: RunStore, execution: Execution)
 
 
 def _show(item: Any, store: RunStore, given: Any) -> None:
-    from dspreg.paper import maps, showing
-    from dspreg.report.formats import FORMATS
+    from dspreg.paper import heat_maps, render
 
-    made = maps.tables(item, store) if item.kind == "map" else showing.tables(item, store)
+    made = heat_maps.render_tables(item, store) if item.kind == "map" else render.render_tables(item, store)
     sys.stdout.write(FORMATS[given.format](made))
     if given.figures:
-        from dspreg.paper.figures import drawn, heat_maps, saved, title_of
+        from dspreg.paper.figures import draw_heat_maps, draw_item, save_figure, title_of
 
         if item.kind != "map":
-            path = drawn(item, made, given.figures)
+            path = draw_item(item, made, given.figures)
             _aside(f"see {path}" if path else "no picture: no mean is there yet")
             return
-        profiles, layer = maps.pictured(item, store)
+        profiles, layer = heat_maps.profiles_to_draw(item, store)
         if not profiles:
             _aside("no picture: no trial has all its profiles")
             return
-        figure = heat_maps(profiles, layer, title_of(item))
-        _aside(f"see {saved(figure, given.figures, item.name)}")
+        figure = draw_heat_maps(profiles, layer, title_of(item))
+        _aside(f"see {save_figure(figure, given.figures, item.name)}")
 
 
 def _timed(item: Any, execution: Execution, given: Any) -> int:
     from dspreg.algorithms.spec import parse
     from dspreg.paper import overhead
-    from dspreg.report.formats import FORMATS
 
-    for arm in item.arms:
-        parse(arm.spec)
+    for variant in item.variants:
+        parse(variant.spec)
     for name in ("store", "trials", "draws", "show"):
         if getattr(given, name):
             raise ConfigError(f"--{name}: overhead measures anew and keeps nothing; leave it out")
     if given.dry_run:
-        print(f"{len(item.arms)} arms ({', '.join(shown(arm.label) for arm in item.arms)}), {overhead.BLOCKS} blocks "
-              "each of as many steps as lie between two refreshes; nothing is kept")  # fmt: skip
+        labels = ", ".join(escape_terminal(variant.label) for variant in item.variants)
+        print(f"{len(item.variants)} variants ({labels}), {overhead.BLOCKS} blocks each of as many steps as are "
+              "between two refreshes; nothing is kept")  # fmt: skip
         return 0
     with stopping() as pause:
-        costs, length = overhead.measured(item, execution, _aside, pause)
-    made = overhead.tables(item, costs, length)
+        costs, length = overhead.measure_costs(item, execution, _aside, pause)
+    made = overhead.render_tables(item, costs, length)
     sys.stdout.write(FORMATS[given.format](made))
     if given.figures:
-        from dspreg.paper.figures import drawn
+        from dspreg.paper.figures import draw_item
 
-        _aside(f"see {drawn(item, made, given.figures)}")
+        _aside(f"see {draw_item(item, made, given.figures)}")
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from dspreg.names import nearest
+from dspreg.io.text import nearest
 
 Commands = Any  # argparse's action for sub-commands has no public name
 

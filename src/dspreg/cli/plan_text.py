@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import cast
 
-from dspreg.columns import aligned
-from dspreg.names import shown
+from dspreg.io.text import align_columns, escape_terminal
 from dspreg.protocol.estimate import bytes_of, seconds_of
 from dspreg.protocol.settings import Execution, Facts, resolved
 from dspreg.runs.run import Run
+from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
 
 GB = 1e9
@@ -23,14 +23,14 @@ class Part:
     """All runs of one data set and algorithm."""
 
     runs: list[Run] = field(default_factory=list)
-    states: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[RunStatus] = field(default_factory=Counter)
     step_seconds: list[float] = field(default_factory=list)  # per step, evaluations included, of each finished run
     steps: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)  # bytes each finished run left
 
     @property
     def left(self) -> int:
-        return len(self.runs) - self.states["finished"]
+        return len(self.runs) - self.statuses[RunStatus.FINISHED]
 
     def hours(self) -> float | None:
         """Of what is left, from what is finished."""
@@ -50,9 +50,9 @@ def parts_of(runs: Sequence[Run], store: RunStore | None) -> dict[tuple[str, str
     for run in runs:
         part = parts[run.data_name, run.algorithm]
         part.runs.append(run)
-        standing = store.standing(run, weights=False) if store else None
-        part.states[standing.state if standing else "new"] += 1
-        if store and standing and standing.state == "finished":
+        status = store.status(run, weights=False).status if store else RunStatus.NOT_STARTED
+        part.statuses[status] += 1
+        if store and status is RunStatus.FINISHED:
             folder = store.folder(run)
             steps = folder.description()["settings"]["steps"]
             part.step_seconds.append(seconds_of(folder.records) / steps)
@@ -66,7 +66,7 @@ def plan_text(runs: Sequence[Run], store: RunStore | None, execution: Execution)
     parts = parts_of(runs, store)
     rows: list[Sequence[str]] = [("data set", "algorithm", "runs", "finished", "failed", "hours left", "GB left")]
     for (data, algorithm), part in parts.items():
-        rows.append((shown(data), shown(algorithm), *_cells([part])))
+        rows.append((escape_terminal(data), escape_terminal(algorithm), *_cells([part])))
     if len(parts) > 1:
         rows.append(("all", "", *_cells(list(parts.values()))))
     measured = sum(len(part.sizes) for part in parts.values())
@@ -75,7 +75,7 @@ def plan_text(runs: Sequence[Run], store: RunStore | None, execution: Execution)
     else:
         notes = ["hours: nothing is known before a run of the same data set and algorithm is finished"]
         notes += kept_models(runs, execution)
-    return "\n".join([*aligned(rows, 2), *notes])
+    return "\n".join([*align_columns(rows, 2), *notes])
 
 
 def kept_models(runs: Sequence[Run], execution: Execution) -> list[str]:
@@ -88,7 +88,7 @@ def kept_models(runs: Sequence[Run], execution: Execution) -> list[str]:
     for run in runs:
         data = known_class(run.dataset)
         if data is None:
-            return [f"gigabytes: nothing is known of networks for {shown(run.data_name)} before it is read"]
+            return [f"gigabytes: nothing is known of networks for {escape_terminal(run.data_name)} before it is read"]
         s = resolved(run.settings(), cast(Facts, data))
         network = (s.model, s.image_size, len(data.classes))
         if network not in sizes:
@@ -105,8 +105,8 @@ def kept_models(runs: Sequence[Run], execution: Execution) -> list[str]:
 
 def _cells(parts: Sequence[Part]) -> list[str]:
     runs = sum(len(part.runs) for part in parts)
-    finished = sum(part.states["finished"] for part in parts)
-    failed = sum(part.states["failed"] + part.states["damaged"] for part in parts)
+    finished = sum(part.statuses[RunStatus.FINISHED] for part in parts)
+    failed = sum(part.statuses[RunStatus.FAILED] + part.statuses[RunStatus.DAMAGED] for part in parts)
     costs = [part.hours() for part in parts], [part.gigabytes() for part in parts]
     return [f"{runs:,}", f"{finished:,}", f"{failed:,}", *(_number(_total(each)) for each in costs)]
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspreg.cli.options import device, natural, which
 from dspreg.cli.parser import Commands, described
-from dspreg.columns import aligned
-from dspreg.names import cell, shown
+from dspreg.io.text import align_columns, escape_csv, escape_terminal
 
 if TYPE_CHECKING:
     from dspreg.inference.predict import Prediction
@@ -60,7 +59,7 @@ def run(given: Any) -> int:
     sys.stdout.flush()  # before what is said on stderr, where both are one terminal
     for each in found:
         if each.fault:
-            print(f"dspreg: {shown(str(each.path))}: {shown(each.fault)}", file=sys.stderr)
+            print(f"dspreg: {escape_terminal(str(each.path))}: {escape_terminal(each.fault)}", file=sys.stderr)
     if len(good) < len(found):
         print(f"dspreg: {len(found) - len(good)} of {len(found)} images can't be used", file=sys.stderr)
         return 3
@@ -71,11 +70,11 @@ def _table(good: Sequence[Prediction], classes: Sequence[str]) -> list[str]:
     second = len(classes) > 1
     rows = [["image", "class", "probability", *(["second best", "probability"] if second else [])]]
     for each in good:
-        row = [shown(str(each.path))]
+        row = [escape_terminal(str(each.path))]
         for c in [each.best(rank) for rank in range(2 if second else 1)]:
-            row += [shown(classes[c]), _percent(each.probabilities[c])]
+            row += [escape_terminal(classes[c]), _percent(each.probabilities[c])]
         rows.append(row)
-    return list(aligned(rows, left=len(rows[0])))
+    return list(align_columns(rows, left=len(rows[0])))
 
 
 def _percent(probability: float) -> str:
@@ -84,8 +83,8 @@ def _percent(probability: float) -> str:
 
 def _csv(good: Sequence[Prediction], classes: Sequence[str]) -> None:
     out = csv.writer(sys.stdout, lineterminator="\n")
-    out.writerow(["path", "class", "probability", *(cell(f"p_{name}") for name in classes)])
+    out.writerow(["path", "class", "probability", *(escape_csv(f"p_{name}") for name in classes)])
     for each in good:
         best = each.best()
         numbers = [f"{p:.6g}" for p in each.probabilities]
-        out.writerow([cell(str(each.path)), cell(classes[best]), numbers[best], *numbers])
+        out.writerow([escape_csv(str(each.path)), escape_csv(classes[best]), numbers[best], *numbers])

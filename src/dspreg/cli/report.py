@@ -13,23 +13,25 @@ from typing import Any
 
 from dspreg.cli.parser import Commands, described
 from dspreg.errors import ConfigError, DspregError, Notice
-from dspreg.names import path_name
+from dspreg.io.text import path_name
+from dspreg.protocol.selection import RULES
+from dspreg.report.formats import FORMATS
 
-SELECTIONS = ("training", "leave-one-out", "oracle", "late")  # spelt out: --help need not load them
+HTML = "html"  # of a report alone: a page with more than tables
 
 EXAMPLES = """examples:
   dspreg report runs                                      accuracy by domain, averages, the paper beside them
   dspreg report runs --selection leave-one-out            needs the runs that hold out two domains
-  dspreg report runs --contrast DSPReg ERM                is one better? paired, with a 95 % interval
-  dspreg report runs --selection late                     mean over the second half of the steps: less noise
+  dspreg report runs --contrast DSPReg ERM                the paired difference, with a 95 % interval
+  dspreg report runs --selection late                     second-half mean: less noise, of no single checkpoint
   dspreg report runs --format latex --out table.tex       also markdown, csv, json
-  dspreg report runs --format html --out report.html      one page: tables that sort, curves, c beside null
+  dspreg report runs --format html --out report.html      one page: tables that sort, curves, c by layer
   dspreg report evidence/pacs/store.tar.xz                an archive of a store, read as the store would be
   dspreg report --domainbed sweep                         DomainBed's folders, printed as collect_results does
   dspreg report runs --write-domainbed sweep              folders that collect_results reads
 
-only finished runs count, every file verified but the weights. Runs under other conditions (protocol, threads, torch,
-steps, images, …) get rows of their own, which say how they differ."""
+only finished runs count, every file verified but the weights. Runs under different conditions (protocol, threads,
+torch, steps, images, …) get separate rows, whose labels say how they differ."""
 
 
 def add(commands: Commands) -> None:
@@ -39,14 +41,14 @@ def add(commands: Commands) -> None:
         "*.tar.xz"
     )
     parser.add_argument("path", metavar="PATH", nargs="?", help=says)
-    formats = ("text", "markdown", "latex", "csv", "json", "html")
-    parser.add_argument("--format", choices=formats, default="text", help="default: text")
-    parser.add_argument("--out", metavar="FILE", help="write it there, whole or not at all, and not to the terminal")
+    parser.add_argument("--format", choices=(*FORMATS, HTML), default="text", help="default: text")
+    parser.add_argument("--out", metavar="FILE", help="write the report to this file instead of the terminal")
     says = (
-        "what picks step and draw (default: training); oracle looks at the target itself and is no fair result; late "
-        "picks no step and has the mean over the second half of them, less noisy, of no single model"
+        "how step and draw are selected (default: training); oracle selects on the target itself and is no fair "
+        "result; late: mean accuracy over the evaluations in the second half of training; lower variance, but not the "
+        "accuracy of any checkpoint"
     )
-    parser.add_argument("--selection", choices=SELECTIONS, default="training", help=says)
+    parser.add_argument("--selection", choices=tuple(RULES), default="training", help=says)
     says = "also the paired difference of two rows; may be given several times"
     parser.add_argument("--contrast", metavar=("A", "B"), nargs=2, action="append", default=[], help=says)
     says = "print DomainBed's own sweep folder as its collect_results does, faults included (text or latex)"
@@ -64,11 +66,11 @@ def run(given: Any) -> int:
         raise ConfigError("give a folder of runs, as in dspreg report runs, or --domainbed DIR, and not both")
     if given.data_dir != given.usual("data_dir") and given.write_domainbed is None:
         raise ConfigError("--data-dir is for --write-domainbed OUT, whose folders are named by it")
-    _look(given)
+    _check_out(given)
     if given.domainbed is not None:
-        _put(given, _domainbed(given))
+        _output(given, _domainbed_report(given))
     elif given.write_domainbed is not None:
-        from dspreg.report.domainbed_folders import written
+        from dspreg.domainbed.write_sweep import write_sweep
         from dspreg.runs.archive import open_store
 
         for name in ("out", "contrast", "selection", "format"):
@@ -76,14 +78,14 @@ def run(given: Any) -> int:
                 raise ConfigError(f"--write-domainbed OUT writes folders; --{name} is for a report")
 
         with open_store(given.path) as folder:
-            count = written(folder, given.write_domainbed, data_dir=given.data_dir)
+            count = write_sweep(folder, given.write_domainbed, data_dir=given.data_dir)
         print(f"{count} runs written to {given.write_domainbed}")
     else:
         from dspreg.runs.archive import open_store
 
         with no_collection(), open_store(given.path) as folder:
-            text = _ours(given, folder)
-        _put(given, text)
+            text = _report(given, folder)
+        _output(given, text)
     return 0
 
 
@@ -99,7 +101,7 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _look(given: Any) -> None:
+def _check_out(given: Any) -> None:
     """Whether `--out` can be a file, before anything is read."""
     if given.out is None:
         return
@@ -110,7 +112,7 @@ def _look(given: Any) -> None:
         raise ConfigError(f"--out {path}: there is no folder {path.parent}; make it first")
 
 
-def _put(given: Any, text: str) -> None:
+def _output(given: Any, text: str) -> None:
     if given.out is None:
         sys.stdout.write(text)
         return
@@ -120,33 +122,32 @@ def _put(given: Any, text: str) -> None:
     print(f"written to {given.out}")
 
 
-def _ours(given: Any, folder: Path) -> str:
+def _report(given: Any, folder: Path) -> str:
     from dspreg.report import contrasts
-    from dspreg.report.formats import FORMATS
-    from dspreg.report.provenance import hidden, hiding
-    from dspreg.report.reading import read
-    from dspreg.report.tables import selected, tables
+    from dspreg.report.html.provenance import hide_paths, path_hider
+    from dspreg.report.load import load_runs
+    from dspreg.report.tables import make_tables, select_rows
     from dspreg.runs.archive import is_archive
 
-    hide = hiding(folder) if is_archive(given.path) else str  # the folder of an archive is gone when this is read
-    traces, damaged = read(folder)
+    hide = path_hider(folder) if is_archive(given.path) else str  # the folder of an archive is gone when this is read
+    traces, damaged = load_runs(folder)
     for each in damaged:
         warnings.warn(f"left out: {hide(each)}", Notice, stacklevel=2)
     if not traces:
         raise ConfigError(f"all {len(damaged)} runs in {given.path} are damaged; nothing is left to report")
-    found = selected(traces, given.selection)
-    made = tables(found, damaged)
+    found = select_rows(traces, given.selection)
+    made = make_tables(found, damaged)
     labels = {each.label for each in found} | {each.algorithm for each in found}
-    made += [contrasts.table(found, *(_as_reported(name, labels) for name in pair)) for pair in given.contrast]
-    if given.format == "html":
-        from dspreg.report.page import report_page
+    made += [contrasts.contrast_table(found, *(_row_label(name, labels) for name in pair)) for pair in given.contrast]
+    if given.format == HTML:
+        from dspreg.report.html.page import render_report
 
-        return report_page(found, made, damaged, folder, _command(given))
-    return FORMATS[given.format]([hidden(table, hide) for table in made])
+        return render_report(found, made, damaged, folder, _command(given))
+    return FORMATS[given.format]([hide_paths(table, hide) for table in made])
 
 
-def _as_reported(name: str, labels: set[str]) -> str:
-    """A spec as status and sweeps write it, by the name its row has; torch is asked only about names that are none."""
+def _row_label(name: str, labels: set[str]) -> str:
+    """The label of the row that a spec names as status and sweeps write it; torch is loaded only for other names."""
     if name in labels or "(" not in name:
         return name
     from dspreg.algorithms.spec import filled
@@ -159,7 +160,7 @@ def _as_reported(name: str, labels: set[str]) -> str:
 
 
 def _command(given: Any) -> str:
-    """As it can be shown to others: of a path its last part."""
+    """As it can be passed on: of a path its last part."""
     parts = ["dspreg", "report", path_name(given.path), "--format", given.format]
     parts += ["--selection", given.selection] if given.selection != "training" else []
     for pair in given.contrast:
@@ -167,8 +168,8 @@ def _command(given: Any) -> str:
     return shlex.join(parts)
 
 
-def _domainbed(given: Any) -> str:
-    from dspreg.report.domainbed import collected
+def _domainbed_report(given: Any) -> str:
+    from dspreg.domainbed.collect_results import collect_results
 
     if (
         given.format not in ("text", "latex")
@@ -177,4 +178,4 @@ def _domainbed(given: Any) -> str:
         or given.selection != "training"
     ):
         raise ConfigError("--domainbed prints what collect_results prints: with --format text or latex, and no more")
-    return collected(given.domainbed, latex=given.format == "latex")
+    return collect_results(given.domainbed, latex=given.format == "latex")

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from dspreg.cli.named_runs import named
+from dspreg.cli.named_runs import find_runs
 from dspreg.cli.parser import Commands, described
 from dspreg.errors import ConfigError
+from dspreg.io.text import escape_terminal
 from dspreg.launch.queue import ATTEMPTS
-from dspreg.names import shown
-from dspreg.overview import Looker, Overview
-from dspreg.runs.store import RunStore, Standing
+from dspreg.runs.status import RunState, RunStatus, StoreStatus, describe_state, scan_store
+from dspreg.runs.store import RunStore
 
 EXAMPLES = """examples:
   dspreg retry runs/pacs                     all that failed or were cancelled
   dspreg retry runs/pacs 3f2a90c41b7d5e68    one of them; status and sweep print these ids
   dspreg retry runs/pacs 3f2a 77             the first letters will do
 
-nothing is trained here: the next dspreg sweep takes them up, from their last checkpoints. Runs that came to something
-that is not a number would do so again, with the same bits; they are retried only by name."""
+nothing is trained here: the next dspreg sweep takes them up, from their last checkpoints. A run that diverged would
+diverge again, with bitwise identical results; it is retried only if it is named."""
 
-DIVERGED = "it diverged, and would again with the same bits; name it to try it all the same"
+DIVERGED = "it diverged, and would again with bitwise identical results; name it to retry it nevertheless"
 
 
 def add(commands: Commands) -> None:
@@ -33,12 +33,12 @@ def add(commands: Commands) -> None:
 def run(given: Any) -> int:
     store = RunStore(given.store)
     store.check()
-    found = Looker(store, ATTEMPTS).look()
-    ids = named(given.runs, found.runs, given.store)
-    chosen = wanted(ids, found, store) if ids else all_of(found, store)
-    for each, standing in chosen.items():
+    found = scan_store(store, ATTEMPTS)
+    ids = find_runs(given.runs, found.runs, given.store)
+    chosen = check_named(ids, found, store) if ids else choose_all(found, store)
+    for each, state in chosen.items():
         store.retry(found.run(each))
-        print(f"{line(each, found)}: to be tried again; it was {said(standing)}")
+        print(f"{title(each, found)}: to be tried again; it was {escape_terminal(describe_state(state))}")
     if chosen:
         print(f"{len(chosen):,} to be tried again; the next dspreg sweep takes them up")
     else:
@@ -46,47 +46,45 @@ def run(given: Any) -> int:
     return 0
 
 
-def wanted(ids: list[str], found: Overview, store: RunStore) -> dict[str, Standing]:
+def check_named(ids: list[str], found: StoreStatus, store: RunStore) -> dict[str, RunState]:
     """Those that were named, if all of them can be retried."""
-    standings = {each: store.standing(found.run(each)) for each in ids}
+    states = {each: store.status(found.run(each)) for each in ids}
     refused = [
-        f"  {line(each, found)}: {why}" for each, standing in standings.items()
-        if (why := refusal(standing, found.states[each] == "running", store.path / "runs" / each))
+        f"  {title(each, found)}: {why}" for each, state in states.items()
+        if (why := refusal(state, found.states[each].status is RunStatus.RUNNING, store.path / "runs" / each))
     ]  # fmt: skip
     if refused:
-        raise ConfigError("\n".join(["nothing is retried, for these can't be:", *refused]))
-    return standings
+        raise ConfigError("\n".join(["nothing is retried, since these can't be:", *refused]))
+    return states
 
 
-def refusal(standing: Standing, running: bool, folder: object) -> str:
-    if standing.state == "finished":
+def refusal(state: RunState, running: bool, folder: object) -> str:
+    """Why a run can't be retried; empty where it can."""
+    if state.status is RunStatus.FINISHED:
         return f"it is finished; to train it anew, remove {folder}"
-    if standing.state == "damaged":
-        return f"it is damaged ({standing.reason}); remove {folder}, and the next sweep trains it anew"
+    if state.status is RunStatus.DAMAGED:
+        return f"it is damaged ({state.reason}); remove {folder}, and the next sweep trains it anew"
     if running:
         return "it is being trained"
-    return "" if standing.state in ("failed", "cancelled") else "it did not fail; the next sweep takes it up anyway"
+    failed = state.status in (RunStatus.FAILED, RunStatus.CANCELLED)
+    return "" if failed else "it did not fail; the next sweep takes it up anyway"
 
 
-def all_of(found: Overview, store: RunStore) -> dict[str, Standing]:
-    """Those that failed or were cancelled, but for the ones that it makes no sense for, which are told."""
+def choose_all(found: StoreStatus, store: RunStore) -> dict[str, RunState]:
+    """Those that failed or were cancelled; those for which another attempt makes no sense are printed and left out."""
     chosen = {}
-    for each, state in found.states.items():
-        if state != "cancelled" and (each not in found.failures or state == "running"):
+    for each, scanned in found.states.items():
+        if scanned.status not in (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.DAMAGED):
             continue
-        standing = store.standing(found.run(each), weights=False)
-        if standing.state == "damaged":
-            print(f"{line(each, found)}: left out: {refusal(standing, False, store.path / 'runs' / each)}")
-        elif standing.state == "failed" and not standing.attempts:
-            print(f"{line(each, found)}: left out: {DIVERGED}")
-        elif standing.state in ("failed", "cancelled"):
-            chosen[each] = standing
+        state = store.status(found.run(each), weights=False)
+        if state.status is RunStatus.DAMAGED:
+            print(f"{title(each, found)}: left out: {refusal(state, False, store.path / 'runs' / each)}")
+        elif state.status is RunStatus.FAILED and not state.attempts:
+            print(f"{title(each, found)}: left out: {DIVERGED}")
+        elif state.status in (RunStatus.FAILED, RunStatus.CANCELLED):
+            chosen[each] = state
     return chosen
 
 
-def line(run: str, found: Overview) -> str:
-    return f"{run}  {shown(str(found.run(run)))}"
-
-
-def said(standing: Standing) -> str:
-    return "cancelled" if standing.state == "cancelled" else f"failed: {shown(standing.reason)}"
+def title(run: str, found: StoreStatus) -> str:
+    return f"{run}  {escape_terminal(str(found.run(run)))}"

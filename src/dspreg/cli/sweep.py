@@ -14,15 +14,16 @@ from dspreg.cli.parser import Commands, described
 from dspreg.cli.plan_text import plan_text
 from dspreg.cli.train import metavar, says, stopping
 from dspreg.errors import ConfigError
+from dspreg.io.text import escape_terminal
 from dspreg.launch.launcher import Launcher, check_specs, list_runs, make_launcher
 from dspreg.launch.launcher import sweep as launch_sweep
 from dspreg.launch.queue import ATTEMPTS
-from dspreg.names import shown
 from dspreg.protocol import reading, sweep
 from dspreg.protocol.settings import Execution
 from dspreg.protocol.sweep import HOW, KEYS, Sweep
 from dspreg.runs.run import Run
-from dspreg.runs.store import RunStore, Standing
+from dspreg.runs.status import RunState, RunStatus
+from dspreg.runs.store import RunStore
 
 EXAMPLES = """examples:
   dspreg sweep --dataset digits --algorithms ERM DSPReg --trials 3 --draws 1 --only training --store runs/digits
@@ -158,30 +159,31 @@ def launch(
     say, console, done = ignore_broken_pipe(say), Console(stderr=True), 0
     launcher, attempts = chosen_launcher(given, console.print), whole("--attempts", given.attempts, 1)
 
-    def on_run(run: Run, status: Standing, already: bool) -> None:
+    def on_run(run: Run, state: RunState, already: bool) -> None:
         nonlocal done
-        final = status.settled(attempts)
+        final = state.is_final(attempts)
         done += final
         when = ", as before" if already else ""
-        again = "" if final else f"; attempt {status.attempts} of {attempts}, tried again later"
-        say(f"[{done}/{len(runs)}] {shown(str(run))}: {outcome(status)}{when}{again}")
+        again = "" if final else f"; attempt {state.attempts} of {attempts}, tried again later"
+        say(f"[{done}/{len(runs)}] {escape_terminal(str(run))}: {outcome(state)}{when}{again}")
 
     ended = launch_sweep(
         runs, store, launcher=launcher, execution=execution, attempts=attempts, on_run=on_run, pause=pause,
         progress=SweepProgressBars(console, len(runs)) if console.is_terminal else SweepProgress(),
     )  # fmt: skip
-    bad = [run for run in runs if ended[run.id].state != "finished"]
+    bad = [run for run in runs if ended[run.id].status is not RunStatus.FINISHED]
     say(f"{len(runs) - len(bad)} of {len(runs)} runs finished in {store.path}")
     if not bad:
         return 0
     say(f"{len(bad)} did not:")
     for each in bad:
-        say(f"  {each.id}  {shown(str(each))}: {outcome(ended[each.id])}")
-    statuses = [ended[each.id] for each in bad]
-    again = [each for each in statuses if each.state == "cancelled" or (each.state == "failed" and each.attempts)]
+        say(f"  {each.id}  {escape_terminal(str(each))}: {outcome(ended[each.id])}")
+    states = [ended[each.id] for each in bad]
+    cancelled = [each for each in states if each.status is RunStatus.CANCELLED]
+    again = cancelled + [each for each in states if each.status is RunStatus.FAILED and each.attempts]
     if again:
         say(f"dspreg retry {store.path} gives {len(again)} of them their attempts again")
-    return 0 if all(each.state == "cancelled" for each in statuses) else 5
+    return 0 if len(cancelled) == len(states) else 5
 
 
 def chosen_launcher(given: Any, say: Callable[[str], None]) -> Launcher:
@@ -218,12 +220,12 @@ def whole(flag: str, given: str, least: int) -> int:
     return int(given)
 
 
-def outcome(status: Standing) -> str:
+def outcome(state: RunState) -> str:
     """How a run ended, in a few words."""
-    if status.result is None:
-        return f"{status.state}: {shown(status.reason)}"
-    accuracy, targets = status.result["selected"]["accuracy"], status.result["targets"]
-    return "unseen " + ", ".join(f"{shown(name)} {100 * accuracy[name]['in']:.1f} %" for name in targets)
+    if state.result is None:
+        return f"{state.status}: {escape_terminal(state.reason)}"
+    accuracy, targets = state.result["selected"]["accuracy"], state.result["targets"]
+    return "unseen " + ", ".join(f"{escape_terminal(name)} {100 * accuracy[name]['in']:.1f} %" for name in targets)
 
 
 def _flag(name: str) -> str:

@@ -8,9 +8,8 @@ from typing import ClassVar
 
 from dspreg.data.folders import ImageFolders
 from dspreg.data.tree import folders_in, images_in
-from dspreg.data.words import few, plural
 from dspreg.errors import DataError
-from dspreg.names import nearest
+from dspreg.io.text import join_few, nearest, plural
 
 
 class Benchmark(ImageFolders):
@@ -58,7 +57,7 @@ class Benchmark(ImageFolders):
         folder = root / self.subfolder
         raise DataError(
             f"{self.name} was not found: there is no folder {folder}. Wanted:\n\n{self.tree(folder)}\n\n"
-            f"with {plural(len(self.classes), 'class folder')} in each ({few([*self.classes], 3)}), e.g. "
+            f"with {plural(len(self.classes), 'class folder')} in each ({join_few([*self.classes], 3)}), e.g. "
             f"{folder / self.example}. {self.source} "
             f"If it lies elsewhere, give the folder that contains {self.subfolder!r} as --root."
         )
@@ -73,7 +72,7 @@ class Benchmark(ImageFolders):
                 f"{_renames(self.folder, missing, stray)} Wanted:\n\n{self.tree(self.folder)}\n\n{self.source}"
             )
         if stray:
-            self.notices += (f"ignored folders that are no domains of {self.name}: {few(stray)}",)
+            self.notices += (f"ignored folders that are no domains of {self.name}: {join_few(stray)}",)
 
     def _check_classes(self) -> None:
         for domain in self.domains:
@@ -83,13 +82,15 @@ class Benchmark(ImageFolders):
             if missing:
                 raise DataError(
                     f"the domain {domain!r} of {self.name} lacks {plural(len(missing), 'class', 'classes')} in "
-                    f"{self.folder / domain}: {few(missing)}.{_renames(self.folder / domain, missing, stray)} Complete "
-                    f"it, or use what is there as a data set of your own: folder:{self.folder}."
+                    f"{self.folder / domain}: {join_few(missing)}.{_renames(self.folder / domain, missing, stray)} "
+                    f"Complete it, or use what is there as a data set of your own: folder:{self.folder}."
                 )
             if loose := images_in(self.folder / domain):
-                self.notices += (f"ignored images that lie in {domain!r} and in no class: {few(loose)}",)
+                self.notices += (f"ignored images that lie in {domain!r} and in no class: {join_few(loose)}",)
             if stray:
-                self.notices += (f"ignored folders in {domain!r} that are no classes of {self.name}: {few(stray)}",)
+                self.notices += (
+                    f"ignored folders in {domain!r} that are no classes of {self.name}: {join_few(stray)}",
+                )
 
 
 def different(found: Mapping[str, int], published: Mapping[str, int]) -> list[str]:
@@ -107,4 +108,4 @@ def _renames(folder: Path, missing: list[str], stray: list[str]) -> str:
     pairs = [(near, name) for name in missing if (near := nearest(name, stray))]
     if not pairs:
         return ""
-    return " Rename " + few([f"{folder / near} to {name!r}" for near, name in pairs], 3) + "."
+    return " Rename " + join_few([f"{folder / near} to {name!r}" for near, name in pairs], 3) + "."

@@ -13,8 +13,8 @@ from dspreg.data.base import DomainDataset
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.images import Images
 from dspreg.data.verify import verify
-from dspreg.data.words import plural
 from dspreg.errors import DataError
+from dspreg.io.text import plural
 
 SHOWN = 5
 

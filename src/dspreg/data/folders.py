@@ -11,9 +11,8 @@ from pathlib import Path
 from dspreg.data.base import DomainDataset
 from dspreg.data.images import Images
 from dspreg.data.tree import Found, folders_in, images_below, images_in
-from dspreg.data.words import few, plural
 from dspreg.errors import DataError, Notice
-from dspreg.names import path_name
+from dspreg.io.text import join_few, path_name, plural
 
 LAYOUT = "Wanted: ROOT/domain/class/image.jpg"
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "crossval", "full"}
@@ -84,7 +83,9 @@ class ImageFolders(DomainDataset):
                 first = paths[0].relative_to(self.folder).as_posix()
                 yield f"ignored {plural(len(paths), 'file')} {what}, e.g. {first}"
         if found.folders:
-            yield "folders named like images: " + few([p.relative_to(self.folder).as_posix() for p in found.folders])
+            yield "folders named like images: " + join_few(
+                [p.relative_to(self.folder).as_posix() for p in found.folders]
+            )
 
 
 class Folder(ImageFolders):
@@ -120,7 +121,7 @@ class Folder(ImageFolders):
         with_images, empty = self._classes()
         self.classes = tuple(with_images)
         if empty and with_images:
-            self.notices += (f"class folders without an image in any domain are left out: {few(empty)}",)
+            self.notices += (f"class folders without an image in any domain are left out: {join_few(empty)}",)
         self._check_nesting()
         self.read()
 
@@ -134,7 +135,8 @@ class Folder(ImageFolders):
         if not any(folders_in(self.folder / d) for d in self.domains):
             raise DataError(
                 f"{self.folder} looks like class/image, one level too few: {example} lies directly in {domain!r}. "
-                f"{LAYOUT}. Put {few([*self.domains], 3)} into one folder per domain, and give the folder above those."
+                f"{LAYOUT}. Put {join_few([*self.domains], 3)} into one folder per domain, and give the folder above "
+                "those."
             )
         raise DataError(
             f"images without a class: {plural(len(names), 'image')} directly in the domain folder "
@@ -158,15 +160,15 @@ class Folder(ImageFolders):
             inner = self.folder / self.domains[0]
             raise DataError(
                 f"{self.folder} has one level too many: its only sub-folder is {self.domains[0]!r}, and no image lies "
-                f"directly in {few([*self.classes], 3)}. {LAYOUT}. Did you mean {inner}?"
+                f"directly in {join_few([*self.classes], 3)}. {LAYOUT}. Did you mean {inner}?"
             )
         if {name.lower() for name in self.classes} <= SPLITS:
             raise DataError(
-                f"{self.folder} has one level too many: {few([*self.classes])} would be the classes, and look like "
-                f"splits. {LAYOUT}. Splits are drawn here, so put the images of all of them together."
+                f"{self.folder} has one level too many: {join_few([*self.classes])} would be the classes, and look "
+                f"like splits. {LAYOUT}. Splits are drawn here, so put the images of all of them together."
             )
         self.notices += (
-            f"no image lies directly in a class folder, only deeper. Taken as classes: {few([*self.classes])}",
+            f"no image lies directly in a class folder, only deeper. Taken as classes: {join_few([*self.classes])}",
         )
 
 
@@ -177,7 +179,7 @@ def thin(domains: Mapping[str, Images], classes: Sequence[str]) -> Iterator[str]
         for number, what in ((0, "has no images of"), (1, "has a single image of")):
             names = [name for label, name in enumerate(classes) if counted[label] == number]
             if names:
-                yield f"the domain {domain!r} {what} {plural(len(names), 'class', 'classes')}: {few(names)}"
+                yield f"the domain {domain!r} {what} {plural(len(names), 'class', 'classes')}: {join_few(names)}"
 
 
 def check_name(name: str) -> None:

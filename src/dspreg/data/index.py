@@ -12,9 +12,8 @@ from typing import NamedTuple
 from dspreg.data.base import DomainDataset
 from dspreg.data.folders import check_name, thin
 from dspreg.data.images import Images
-from dspreg.data.words import plural
 from dspreg.errors import DataError, Notice
-from dspreg.names import nearest
+from dspreg.io.text import nearest, plural
 
 COLUMNS = ("path", "label", "domain")
 

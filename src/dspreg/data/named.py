@@ -15,7 +15,8 @@ from dspreg.data.pacs import PACS
 from dspreg.data.terra_incognita import TerraIncognita
 from dspreg.data.vlcs import VLCS
 from dspreg.errors import ConfigError
-from dspreg.names import imported, is_import_path, nearest
+from dspreg.io.importing import import_object, is_import_path
+from dspreg.io.text import nearest
 
 BENCHMARKS: dict[str, type[Benchmark]] = {c.name: c for c in (VLCS, PACS, OfficeHome, TerraIncognita, DomainNet)}
 ROOT = "data"
@@ -64,7 +65,7 @@ def dataset_named(text: str, root: str | Path | None = None, name: str | None = 
 
 
 def _imported(text: str) -> type[DomainDataset]:
-    found = imported(text)
+    found = import_object(text)
     if not (isinstance(found, type) and issubclass(found, DomainDataset)):
         raise ConfigError(f"{text!r} is not a class of data sets. Derive it from dspreg.DomainDataset.")
     return found

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dspreg.data.words import few, plural
+from dspreg.io.text import join_few, plural
 
 WIDE = 12  # classes that still fit side by side
 SHOWN = 20  # groups of equal images in the text; all of them are in the report
@@ -96,7 +96,7 @@ class Report:
             for domain in self.counts:
                 names = [cell.class_name for cell in cells if cell.domain == domain]
                 if names:
-                    yield f"{domain} has {what}: {few(names, 10)}"
+                    yield f"{domain} has {what}: {join_few(names, 10)}"
                     yield ""
         for groups, one, many in (
             (self.across, "image in several domains", "images in several domains"),

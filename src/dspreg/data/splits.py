@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from dspreg.distributions import seed_hash
+from dspreg.domainbed.seeds import seed_hash
 from dspreg.errors import ConfigError
 
 

@@ -9,8 +9,8 @@ from dspreg.data.base import DomainDataset
 from dspreg.data.folders import check_name
 from dspreg.data.images import Images
 from dspreg.data.tree import folders_in, images_below, images_in
-from dspreg.data.words import plural
 from dspreg.errors import DataError, Notice
+from dspreg.io.text import plural
 
 LAYOUT = "Wanted: ROOT/domain/image.jpg"
 

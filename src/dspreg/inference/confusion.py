@@ -10,9 +10,9 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from dspreg import pages
 from dspreg.inference.evaluate_run import DomainScores, RunEvaluation
-from dspreg.names import shown
+from dspreg.io import html
+from dspreg.io.text import escape_terminal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +58,7 @@ def draw(found: RunEvaluation) -> Figure:
 
 def png(found: RunEvaluation) -> bytes:
     """The picture as a file."""
-    return pages.png(draw(found), dpi=110)
+    return html.png(draw(found), dpi=110)
 
 
 def _panel(axes: Axes, each: DomainScores) -> AxesImage:
@@ -92,6 +92,6 @@ def _measures(num_classes: int) -> tuple[float, float, int]:
 
 
 def _label(name: str) -> str:
-    text = shown(name)
+    text = escape_terminal(name)
     text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
     return text.replace("$", r"\$")  # otherwise matplotlib reads what is between two of them as a formula

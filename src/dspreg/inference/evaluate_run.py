@@ -18,11 +18,11 @@ from dspreg.data.fingerprint import fingerprint
 from dspreg.data.loading import InOrder, Part, told
 from dspreg.data.named import dataset_named
 from dspreg.data.transforms import Transform
-from dspreg.data.words import few
 from dspreg.errors import ConfigError, DataError, DspregError, Notice
 from dspreg.inference.adapt_bn import adapted, batch_norms
 from dspreg.inference.load import load, step_of
 from dspreg.inference.metrics import Scores
+from dspreg.io.text import join_few
 from dspreg.protocol.settings import Settings
 from dspreg.randomness import generator
 from dspreg.runs.folder import RunFolder
@@ -212,8 +212,8 @@ def columns(data: DomainDataset, parts: Sequence[Part], classes: Sequence[str]) 
     strangers = [data.classes[label] for label in sorted(occur) if data.classes[label] not in classes]
     if strangers:
         raise DataError(
-            f"{data.name} has classes that the model does not know: {few([*map(repr, strangers)], 10)}. It knows "
-            f"{few([*map(repr, classes)], 10)}. Rename the classes, or leave those images out"
+            f"{data.name} has classes that the model does not know: {join_few([*map(repr, strangers)], 10)}. It knows "
+            f"{join_few([*map(repr, classes)], 10)}. Rename the classes, or leave those images out"
         )
     known = {name: c for c, name in enumerate(classes)}
     return torch.tensor([known.get(name, -1) for name in data.classes])

@@ -12,9 +12,9 @@ from torch import Tensor
 from dspreg.algorithms import Task, parse
 from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError, IntegrityError
-from dspreg.io.atomic_files import read_json
 from dspreg.networks.pretrained import make_backbone
 from dspreg.runs.folder import RunFolder
+from dspreg.runs.status import FAILURE, read_failure
 from dspreg.training.finalize import MODEL, model_path_at
 from dspreg.training.model import Model, load_tensors
 from dspreg.training.serialization import unpack
@@ -42,8 +42,9 @@ def model_file(run: str | Path, which: str = "selected") -> Path:
     folder = RunFolder(run)
     folder.description()
     if folder.result() is None:
-        if (folder / "failure.json").exists():
-            raise ConfigError(f"{folder.path} failed and has no model: {read_json(folder / 'failure.json')['reason']}")
+        failure = read_failure(folder / FAILURE)
+        if failure is not None:
+            raise ConfigError(f"{folder.path} failed and has no model: {failure.reason}")
         raise ConfigError(f"{folder.path} is not finished; run its train command again to finish it")
     path = folder / (model_path_at(int(which)) if which.isdecimal() else f"{which}.safetensors")
     if not path.exists():

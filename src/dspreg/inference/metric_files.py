@@ -14,7 +14,7 @@ from dspreg import __version__
 from dspreg.inference.evaluate_run import DomainScores, RunEvaluation
 from dspreg.inference.metrics import Scores
 from dspreg.io.atomic_files import os_errors_as_cant_write, write, write_json
-from dspreg.names import cell
+from dspreg.io.text import escape_csv
 
 FORMAT = "dspreg.scores/1"
 NUMBERS: dict[str, Callable[[Scores], float]] = {
@@ -75,15 +75,15 @@ def _per_class(found: RunEvaluation) -> Iterator[Sequence[Any]]:
     yield "domain", "part", "class", "images", "accuracy"
     for each in found.domains:
         for c, (images, share) in each.scores.by_class.items():
-            yield cell(each.domain), each.part, cell(found.classes[c]), images, f"{share:.6g}"
+            yield escape_csv(each.domain), each.part, escape_csv(found.classes[c]), images, f"{share:.6g}"
 
 
 def _confusion(found: RunEvaluation) -> Iterator[Sequence[Any]]:
     yield "domain", "part", "true", "predicted", "images"
     for each in found.domains:
         for row, column in np.argwhere(each.scores.confusion):
-            true, predicted = cell(found.classes[row]), cell(found.classes[column])
-            yield cell(each.domain), each.part, true, predicted, int(each.scores.confusion[row, column])
+            true, predicted = escape_csv(found.classes[row]), escape_csv(found.classes[column])
+            yield escape_csv(each.domain), each.part, true, predicted, int(each.scores.confusion[row, column])
 
 
 def _csv(rows: Iterator[Sequence[Any]]) -> bytes:

@@ -13,8 +13,8 @@ import torch
 from dspreg.data.decoding import BadImage, decoded
 from dspreg.data.transforms import Transform
 from dspreg.data.tree import READ, images_below
-from dspreg.data.words import few, plural
 from dspreg.errors import ConfigError, DataError, Notice
+from dspreg.io.text import join_few, plural
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.model import Model
 
@@ -73,7 +73,9 @@ def _refuse_twice(files: Sequence[Path]) -> None:
             twice.append(repr(str(path)))
         seen.add(place)
     if twice:
-        raise ConfigError(f"{few(twice, 3)} given twice, by itself, with its folder or as a link; give each image once")
+        raise ConfigError(
+            f"{join_few(twice, 3)} given twice, by itself, with its folder or as a link; give each image once"
+        )
 
 
 def predict_files(

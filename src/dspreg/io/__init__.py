@@ -1,1 +1,1 @@
-"""Files, text and pages: what every other package writes and reads with."""
+"""What is read, written and printed: text for people, HTML pages, objects by import path."""

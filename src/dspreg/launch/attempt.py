@@ -13,7 +13,8 @@ from dspreg.launch.queue import LeasedRun
 from dspreg.protocol.settings import Execution
 from dspreg.runs.leases import LeaseLost, Leases
 from dspreg.runs.run import Run
-from dspreg.runs.store import RunStore, Standing
+from dspreg.runs.status import RunState, RunStatus
+from dspreg.runs.store import RunStore
 from dspreg.training.callbacks import TrainingCallback
 from dspreg.training.loop import train
 
@@ -46,7 +47,7 @@ def attempt(
     fence = partial(leases.guard, leased.lease)
     heartbeat = Heartbeat(leases, leased.lease)
     try:
-        before = final_status(leased.run, store, attempts, fence)
+        before = final_state(leased.run, store, attempts, fence)
         if before is not None:
             return Outcome(before, already=True)
         return Outcome(train_run(leased.run, store, execution, fence, [heartbeat, *callbacks], pause))
@@ -54,14 +55,14 @@ def attempt(
         return Outcome(None)
 
 
-def final_status(run: Run, store: RunStore, attempts: int, fence: Fence) -> Standing | None:
+def final_state(run: Run, store: RunStore, attempts: int, fence: Fence) -> RunState | None:
     """The status of a run that needs no further attempt, verified; None if it needs one."""
-    status = store.standing(run)
-    if not status.settled(attempts):
+    state = store.status(run)
+    if not state.is_final(attempts):
         return None
-    if status.state == "finished":
+    if state.status is RunStatus.FINISHED:
         store.succeed(run, fence=fence)  # the process that finished it may have been killed before that
-    return status
+    return state
 
 
 def train_run(
@@ -71,7 +72,7 @@ def train_run(
     fence: Fence,
     callbacks: Iterable[TrainingCallback],
     pause: Callable[[], None],
-) -> Standing:
+) -> RunState:
     """Train one run, and keep its failure if it has one."""
     folder = store.folder(run, fence=fence)
     try:
@@ -81,8 +82,8 @@ def train_run(
     except (Preempted, CantWrite, InUse, LeaseLost):
         raise
     except Diverged:  # the run's own folder says so
-        return store.standing(run)
+        return store.status(run)
     except Exception as error:
         return store.fail(run, error, fence=fence)
     store.succeed(run, fence=fence)
-    return Standing("finished", result=result)
+    return RunState(RunStatus.FINISHED, result=result)

@@ -107,7 +107,7 @@ class Dispatcher:
 
     def finish(self, leased: LeasedRun, outcome: Outcome) -> None:
         self.queue.complete(leased, outcome)
-        self.next_claim = 0.0 if outcome.status is not None else time.monotonic() + POLL
+        self.next_claim = 0.0 if outcome.state is not None else time.monotonic() + POLL
 
     def end_stalled(self) -> None:
         """Attempts without progress cost their runs an attempt; those that no worker had room for yet cost nothing."""

@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from dspreg.errors import ConfigError, Notice
+from dspreg.io.importing import import_object
+from dspreg.io.text import did_you_mean
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import ATTEMPTS, OnRun, RunQueue
-from dspreg.names import did_you_mean, imported
 from dspreg.protocol.enumerate import distinct
 from dspreg.protocol.settings import Execution
 from dspreg.protocol.sweep import Sweep
 from dspreg.runs.run import Run
-from dspreg.runs.store import RunStore, Standing
+from dspreg.runs.status import RunState
+from dspreg.runs.store import RunStore
 
 
 class Launcher(Protocol):
@@ -53,7 +55,7 @@ def make_launcher(name: str, *, jobs: int | None = None) -> Launcher:
     """One of `LAUNCHERS`."""
     if name not in LAUNCHERS:
         raise ConfigError(f"no launcher {name!r}.{did_you_mean(name, LAUNCHERS)} There are: {', '.join(LAUNCHERS)}")
-    return cast(Launcher, imported(LAUNCHERS[name])(jobs=jobs))
+    return cast(Launcher, import_object(LAUNCHERS[name])(jobs=jobs))
 
 
 def sweep(
@@ -67,7 +69,7 @@ def sweep(
     on_run: OnRun = lambda *_: None,
     progress: SweepProgress | None = None,
     pause: Callable[[], None] = lambda: None,
-) -> dict[str, Standing]:
+) -> dict[str, RunState]:
     """Train all runs of a sweep that are not finished in its store.
 
     Several sweeps may share a store: no run is trained twice. What was interrupted goes on from its last checkpoint.
@@ -109,9 +111,9 @@ def sweep(
         store.make()
         store.plan(every)
 
-        def report(run: Run, status: Standing, already: bool) -> None:
+        def report(run: Run, state: RunState, already: bool) -> None:
             progress.set_done(len(queue.ended))
-            on_run(run, status, already)
+            on_run(run, state, already)
 
         with RunQueue(every, store, attempts=attempts, on_run=report) as queue:
             launcher.launch(queue, execution, progress=progress, pause=pause)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dspreg.errors import DspregError
-from dspreg.runs.store import Standing
+from dspreg.runs.status import RunState
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Files:
 class Outcome:
     """The attempt is over, and what became of it is in the store."""
 
-    status: Standing | None  # None: another process has the run
+    state: RunState | None  # None: another process has the run
     already: bool = False  # whether it stood like that before, and nothing was to be done
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dspreg.io.text import escape_terminal
 from dspreg.launch.messages import Progress
-from dspreg.names import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +60,7 @@ class SweepProgressBars(SweepProgress):
         self.bars.start()
 
     def start(self, run: Run) -> None:
-        title = shown(str(run))
+        title = escape_terminal(str(run))
         title = title if len(title) <= self.room else title[: self.room - 1] + "…"
         self.tasks[run.id] = self.bars.add_task(title, total=None, doing="")
 

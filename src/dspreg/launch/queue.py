@@ -17,12 +17,13 @@ from dspreg.io.atomic_files import Fence
 from dspreg.launch.messages import Outcome
 from dspreg.runs.leases import Lease, LeaseLost
 from dspreg.runs.run import Run
-from dspreg.runs.store import RunStore, Standing
+from dspreg.runs.status import RunState, RunStatus
+from dspreg.runs.store import RunStore
 
 ATTEMPTS = 3  # of a run that fails
 POLL = 5.0  # seconds between looks at what other sweeps work on
 
-OnRun = Callable[[Run, Standing, bool], None]  # a run, its status, and whether it had that before the sweep
+OnRun = Callable[[Run, RunState, bool], None]  # a run, its status, and whether it had that before the sweep
 
 
 class WorkerLost(DspregError):
@@ -53,7 +54,7 @@ class RunQueue:
         self.store, self.attempts, self.on_run = store, attempts, on_run
         self.waiting = OrderedDict((run.id, run) for run in runs)
         self.claimed: dict[str, LeasedRun] = {}
-        self.ended: dict[str, Standing] = {}
+        self.ended: dict[str, RunState] = {}
         self._checked = self._patient_until = 0.0  # when stalled runs were looked for, and until when none counts
         self._lost: dict[str, float] = {}  # when claimed runs were first seen to be no longer ours
         self.leases = store.leases()
@@ -87,15 +88,15 @@ class RunQueue:
 
     def complete(self, leased: LeasedRun, outcome: Outcome) -> None:
         """An attempt has ended; runs that are to be tried again come last."""
-        run, status = leased.run, outcome.status
-        final = status is not None and status.settled(self.attempts)
+        run, state = leased.run, outcome.state
+        final = state is not None and state.is_final(self.attempts)
         self._release(leased, again=not final)
-        if status is None:
+        if state is None:
             return
         if final:
-            self.ended[run.id] = status
-        if status.state not in ("new", "started"):
-            self.on_run(run, status, outcome.already)
+            self.ended[run.id] = state
+        if state.status not in (RunStatus.NOT_STARTED, RunStatus.STOPPED):
+            self.on_run(run, state, outcome.already)
 
     def put_back(self, leased: LeasedRun) -> None:
         """No attempt was made, or it was stopped without loss."""
@@ -113,13 +114,13 @@ class RunQueue:
         """The process that attempted it is gone. That is a failure of the run, unless it came further than before."""
         run, fence = leased.run, self.fence(leased)
         try:
-            status = self.store.standing(run, weights=False)
-            if not status.settled(self.attempts):  # it may have died after its last file, or been cancelled
-                status = self.store.fail(run, WorkerLost(reason), fence=fence)
+            state = self.store.status(run, weights=False)
+            if not state.is_final(self.attempts):  # it may have died after its last file, or been cancelled
+                state = self.store.fail(run, WorkerLost(reason), fence=fence)
         except LeaseLost:  # the failure is not ours to keep
             self.put_back(leased)
         else:
-            self.complete(leased, Outcome(status))
+            self.complete(leased, Outcome(state))
 
     def stalled(self) -> list[LeasedRun]:
         """Runs of ours whose lease is over, for there was no progress; and those that were taken from us a lease ago,

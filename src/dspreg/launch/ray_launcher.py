@@ -16,7 +16,7 @@ from typing import Any
 
 from dspreg.data.named import ROOT
 from dspreg.errors import ConfigError, InUse
-from dspreg.launch.attempt import final_status
+from dspreg.launch.attempt import final_state
 from dspreg.launch.dispatcher import TICK, Dispatcher
 from dspreg.launch.heartbeat import Heartbeat
 from dspreg.launch.messages import Event, Failed, Files, Outcome, Progress, Succeeded, TaskMessage, WorkerDied
@@ -30,7 +30,7 @@ from dspreg.protocol.settings import Execution
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.leases import LeaseLost
 from dspreg.runs.run import PLACED, Run
-from dspreg.runs.store import Standing
+from dspreg.runs.status import RunState, RunStatus
 
 UNREAD = 8  # messages of a task that were not fetched yet, after which it waits
 GRACE = 10.0  # seconds for tasks to remove their files
@@ -124,7 +124,7 @@ class RayTransport:
         run, store, fence, lock = leased.run, self.queue.store, self.queue.fence(leased), ExitStack()
         folder = store.folder(run, fence=fence)
         try:
-            before = final_status(run, store, self.queue.attempts, fence)
+            before = final_state(run, store, self.queue.attempts, fence)
             if before is not None:
                 return Outcome(before, already=True)
             lock.enter_context(folder.locked())
@@ -174,15 +174,15 @@ class RayTransport:
             task.heartbeat.beat(message.step)
         return message
 
-    def settle(self, task: Task, message: Succeeded | Failed) -> Standing:
+    def settle(self, task: Task, message: Succeeded | Failed) -> RunState:
         """Verify or keep what became of a run, here where it is stored."""
         run, store, fence = task.leased.run, self.queue.store, task.folder.fence
         if isinstance(message, Failed) and not message.diverged:
             return store.fail(run, message.to_error(), fence=fence)
-        status = store.standing(run)
-        if status.state == "finished":
+        state = store.status(run)
+        if state.status is RunStatus.FINISHED:
             store.succeed(run, fence=fence)
-        return status
+        return state
 
     # The end of one.
 

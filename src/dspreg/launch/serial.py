@@ -56,5 +56,5 @@ class SerialLauncher:
             )  # fmt: skip
             progress.end(leased.run)
             queue.complete(leased, outcome)
-            if outcome.status is None:
+            if outcome.state is None:
                 time.sleep(POLL)

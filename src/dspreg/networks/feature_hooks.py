@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from dspreg.errors import ConfigError
-from dspreg.names import did_you_mean
+from dspreg.io.text import did_you_mean
 from dspreg.networks.stages import timm_model
 from dspreg.networks.timm_models import UNFIT
 

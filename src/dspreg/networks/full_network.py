@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from dspreg.errors import ConfigError, DspregError
-from dspreg.names import imported, is_import_path, nearest
+from dspreg.io.importing import import_object, is_import_path
+from dspreg.io.text import nearest
 from dspreg.networks import torchvision_models
 from dspreg.networks.hub import download_weights
 from dspreg.networks.network import Network
@@ -157,7 +158,7 @@ def _import_factory(name: str) -> Any:
     import timm
 
     try:
-        return imported(name)
+        return import_object(name)
     except ConfigError as error:
         near = nearest(name.partition(".")[0], timm.list_models(), 0.7)
         hint = f" Or did you mean timm's {near!r}?" if near and "no module" in str(error) else ""

@@ -9,7 +9,7 @@ from torch import nn
 from torchvision import models
 
 from dspreg.errors import ConfigError
-from dspreg.names import did_you_mean
+from dspreg.io.text import did_you_mean
 
 PREFIX = "torchvision."
 

@@ -18,6 +18,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from dspreg.errors import ConfigError, IntegrityError, ResourceError
+from dspreg.io.text import join_few
 
 MAX_HEADER = 8 * 2**20  # bytes; the largest timm models have a few hundred thousand
 MAX_HEAD_TENSORS = 8  # per classifier: a weight, a bias, and the five of a normalisation layer
@@ -204,8 +205,8 @@ def _load_state(path: Path, data: bytes, expected: ExpectedWeights) -> dict[str,
     return state
 
 
-def _first(names: Sequence[str], count: int = 3) -> str:
-    return ", ".join(_clipped(name) for name in names[:count]) + (", …" if len(names) > count else "")
+def _first(names: Sequence[str]) -> str:
+    return join_few([*map(_clipped, names[:3]), *names[3:]], 3)
 
 
 def _clipped(text: object) -> str:

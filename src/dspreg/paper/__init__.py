@@ -1,1 +1,1 @@
-"""Every table and figure of the paper as runs, and what is shown of them. `dspreg paper` is its command."""
+"""Every table and figure of the paper: its runs, tables and pictures. `dspreg paper` is its command."""

@@ -5,9 +5,8 @@ Each says its command, its cost and what to expect.
 
 from __future__ import annotations
 
-from dspreg.paper.item import ENGINE, Arm, Item
-from dspreg.paper.scales import PAPER, Scale
-from dspreg.paper.specs import dsp_reg
+from dspreg.paper.item import Item, Variant
+from dspreg.paper.scales import ENGINE, PAPER, Scale, dsp_reg
 
 
 def components(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
@@ -15,25 +14,25 @@ def components(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 
         dspreg paper components --scale small --root data --set weights=lite0.safetensors --store runs/small
 
-    A fourth arm is ours: c shuffled within each tensor, the same values at other parameters.
+    A fourth variant is ours: c shuffled within each tensor, the same values at other parameters.
 
-    Cost: 4 arms × 4 targets × 3 trials = 48 runs; small: 5 trials, 80 runs; smoke: 8 runs on the digits.
+    Cost: 4 variants × 4 targets × 3 trials = 48 runs; small: 5 trials, 80 runs; smoke: 8 runs on the digits.
 
     Expect: 87.5, 85.5, 85.8 in the paper. λ = 0 is ERM to the bit. If the paper's reading is right, the full method
     beats shuffled c; if any gradient penalty would do, it does not.
     """
-    arms = (
-        Arm("full method", dsp_reg(scale, engine), ("ablation_components", "full method")),
-        Arm("λ = 0", "DSPReg(weight=0.0)", ("ablation_components", "without R (lambda=0)")),
-        Arm("c = 1", dsp_reg(scale, engine, T=None, c="ones"), ("ablation_components", "without c (c=1)")),
-        Arm("c shuffled", dsp_reg(scale, engine, c="shuffled")),
+    variants = (
+        Variant("full method", dsp_reg(scale, engine), ("ablation_components", "full method")),
+        Variant("λ = 0", "DSPReg(weight=0.0)", ("ablation_components", "without R (lambda=0)")),
+        Variant("c = 1", dsp_reg(scale, engine, T=None, c="ones"), ("ablation_components", "without c (c=1)")),
+        Variant("c shuffled", dsp_reg(scale, engine, c="shuffled")),
     )
     return Item(
         name="components",
         what="Table 2: what the parts are worth",
         claim="full 87.5, λ = 0 85.5, c = 1 85.8 on PACS",
         kind="ablation",
-        arms=arms,
+        variants=variants,
         pairs=tuple(("full method", other) for other in ("λ = 0", "c = 1", "c shuffled")),
         scale=scale,
         engine=engine,
@@ -45,7 +44,7 @@ def dynamic(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 
         dspreg paper dynamic --scale small --root data --set weights=lite0.safetensors --store runs/small
 
-    Cost: 2 arms × 4 targets × 3 trials = 24 runs; small: 40; smoke: 4. Half of them are those of `components`.
+    Cost: 2 variants × 4 targets × 3 trials = 24 runs; small: 40; smoke: 4. Half of them are those of `components`.
 
     Expect: 87.5 against 85.7 in the paper.
     """
@@ -54,9 +53,9 @@ def dynamic(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
         what="Table 3: dynamic against static c",
         claim="dynamic 87.5, static 85.7 on PACS",
         kind="ablation",
-        arms=(
-            Arm("dynamic c", dsp_reg(scale, engine), ("ablation_dynamic", "dynamic c")),
-            Arm("static c", dsp_reg(scale, engine, T=None, c="static"), ("ablation_dynamic", "static c")),
+        variants=(
+            Variant("dynamic c", dsp_reg(scale, engine), ("ablation_dynamic", "dynamic c")),
+            Variant("static c", dsp_reg(scale, engine, T=None, c="static"), ("ablation_dynamic", "static c")),
         ),
         pairs=(("dynamic c", "static c"),),
         scale=scale,
@@ -71,7 +70,7 @@ def interval(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 
     Short runs have steps in place of epochs: 30·T (small), 5·T (smoke).
 
-    Cost: 4 arms × 4 targets × 3 trials = 48 runs; small: 80; smoke: 8.
+    Cost: 4 variants × 4 targets × 3 trials = 48 runs; small: 80; smoke: 8.
 
     Expect: the paper gives no number; it calls T = 2 the best trade-off with cost, T = 1 without significant gain.
     """
@@ -81,8 +80,8 @@ def interval(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
         what="Figure 2a: interval between refreshes",
         claim="T = 2 the best trade-off with cost; T = 1 without significant gain; no numbers",
         kind="ablation",
-        arms=tuple(
-            Arm(f"T = {t}", dsp_reg(scale, engine, T=t), ("ablation_dynamic", "dynamic c") if t == 2 else None, t)
+        variants=tuple(
+            Variant(f"T = {t}", dsp_reg(scale, engine, T=t), ("ablation_dynamic", "dynamic c") if t == 2 else None, t)
             for t in times
         ),
         pairs=tuple(("T = 2", f"T = {t}") for t in times if t != 2),
@@ -100,7 +99,7 @@ def strength(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 
     With another engine than `exact`, `exact` is run as well: what a λ is worth depends on the engine.
 
-    Cost: 4 arms × 4 targets × 3 trials = 48 runs, with another engine 96; small: 80 or 160; smoke: 8 or 16.
+    Cost: 4 variants × 4 targets × 3 trials = 48 runs, with another engine 96; small: 80 or 160; smoke: 8 or 16.
 
     Expect: the paper gives no number; accuracy rises up to λ = 0.001, the full method's, and falls beyond.
     """
@@ -114,8 +113,8 @@ def strength(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
         what="Figure 2b: strength of the penalty",
         claim="rises up to λ = 0.001, falls beyond; no numbers",
         kind="ablation",
-        arms=tuple(
-            Arm(
+        variants=tuple(
+            Variant(
                 label(w, how),
                 dsp_reg(scale, how, weight=w),
                 ("ablation_dynamic", "dynamic c") if w == 1e-3 else None,
@@ -138,20 +137,22 @@ def compose(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 
         dspreg paper compose --scale small --root data --set weights=lite0.safetensors --store runs/small
 
-    Cost: 6 arms × 4 targets × 3 trials = 72 runs; small: 120; smoke: 12.
+    Cost: 6 variants × 4 targets × 3 trials = 72 runs; small: 120; smoke: 12.
 
     Expect: the paper claims it in appendix A and prints no number for it; beside ours stand its figures of the
     methods alone.
     """
     ours = dsp_reg(scale, engine)
     methods = ("CORAL", "Mixup", "SAM")
-    arms = [(Arm(name, name, ("per_domain", name)), Arm(f"{name} + DSP-Reg", f"{name}+{ours}")) for name in methods]
+    pairs = [
+        (Variant(name, name, ("per_domain", name)), Variant(f"{name} + DSP-Reg", f"{name}+{ours}")) for name in methods
+    ]
     return Item(
         name="compose",
         what="in words: DSP-Reg around other methods",
         claim="orthogonal and complementary to other methods; no numbers",
         kind="ablation",
-        arms=tuple(arm for pair in arms for arm in pair),
+        variants=tuple(variant for pair in pairs for variant in pair),
         pairs=tuple((f"{name} + DSP-Reg", name) for name in methods),
         scale=scale,
         engine=engine,

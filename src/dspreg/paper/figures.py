@@ -9,23 +9,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dspreg.io.atomic_files import make_folder, write
-from dspreg.pages import png
+from dspreg.io.html import png
 from dspreg.paper.item import Item
-from dspreg.report.cells import Table
+from dspreg.report.table import Table
 from dspreg.sensitivity import Profile
 from dspreg.sensitivity.plots import POSITIONS, draw_panels, largest_tensor, panels_of, plain
 
 OURS, PAPERS = "#c2410c", "#475569"
 
 
-def saved(figure: Figure, folder: str | Path, name: str) -> Path:
+def save_figure(figure: Figure, folder: str | Path, name: str) -> Path:
     make_folder(Path(folder))
     path = Path(folder) / f"{name}.png"
     write(path, png(figure))
     return path
 
 
-def curve(item: Item, table: Table) -> Figure:
+def draw_curve(item: Item, table: Table) -> Figure:
     """Mean accuracy along T or λ, one line for each engine, and the paper's full method where its settings are."""
     figure = Figure(figsize=(5.6, 4.0), layout="constrained")
     axes = figure.subplots()
@@ -41,7 +41,7 @@ def curve(item: Item, table: Table) -> Figure:
     low, high = axes.get_ylim()
     middle = (low + high) / 2
     axes.set_ylim(min(low, middle - 1), max(high, middle + 1))  # a tenth of a point is not to fill the picture
-    every = sorted({arm.x for arm in item.arms if arm.x is not None})
+    every = sorted({variant.x for variant in item.variants if variant.x is not None})
     if every[-1] / every[0] >= 100:
         axes.set_xscale("log")
     axes.set_xticks(every, [f"{each:g}" for each in every])
@@ -55,22 +55,22 @@ def curve(item: Item, table: Table) -> Figure:
 
 
 def _lines(item: Item, table: Table) -> dict[str, list[tuple[float, float, float]]]:
-    """x, mean and error of every arm that has one; arms run under several conditions are on a line for each."""
+    """x, mean and error of every variant that has one; variants run under several conditions are on a line for each."""
     at = table.columns.index("mean")
     found: dict[str, list[tuple[float, float, float]]] = {}
-    for arm in item.arms:
+    for variant in item.variants:
         for row in table.rows:
-            conditions = row.label.removeprefix(arm.label)
-            mine = row.source == "ours" and row.label.startswith(arm.label) and conditions[:2] in ("", " [")
+            conditions = row.label.removeprefix(variant.label)
+            mine = row.source == "ours" and row.label.startswith(variant.label) and conditions[:2] in ("", " [")
             cell = row.cells[at]
-            if mine and cell.value is not None and arm.x is not None:
-                line = ", ".join(filter(None, ("ours", arm.line, conditions.strip())))
-                found.setdefault(line, []).append((arm.x, cell.value, cell.error or 0.0))
+            if mine and cell.value is not None and variant.x is not None:
+                line = ", ".join(filter(None, ("ours", variant.line, conditions.strip())))
+                found.setdefault(line, []).append((variant.x, cell.value, cell.error or 0.0))
     return found
 
 
-def dots(item: Item, table: Table, column: str, label: str) -> Figure:
-    """One column of a table: a row for each arm, ours with its error, the paper's hollow; apart if scales differ."""
+def draw_dots(item: Item, table: Table, column: str, label: str) -> Figure:
+    """One column of a table: a row for each variant, ours with its error, the paper's hollow."""
     at, names = table.columns.index(column), list(dict.fromkeys(row.label for row in table.rows))
     ratio = item.kind == "overhead"  # the same on every machine, or so one hopes
     apart = not item.as_published and not ratio and any(row.source == "paper" for row in table.rows)
@@ -99,14 +99,14 @@ def dots(item: Item, table: Table, column: str, label: str) -> Figure:
 
 
 def _as_wide(places: Sequence[Axes]) -> None:
-    """A point of per cent is as wide in all, and no tenth of one fills a picture."""
+    """A percentage point is as wide in all, and no tenth of one fills a picture."""
     limits = [axes.get_xlim() for axes in places]
     half = max(2.0, *(high - low for low, high in limits)) / 2
     for axes, (low, high) in zip(places, limits, strict=True):
         axes.set_xlim((low + high) / 2 - half, (low + high) / 2 + half)
 
 
-def heat_maps(profiles: Mapping[str, Profile], layer: str, title: str = "") -> Figure:
+def draw_heat_maps(profiles: Mapping[str, Profile], layer: str, title: str = "") -> Figure:
     """Columns are times, rows c and null; one scale for all."""
     first = next(iter(profiles.values()))
     name = largest_tensor(first, layer)
@@ -115,8 +115,8 @@ def heat_maps(profiles: Mapping[str, Profile], layer: str, title: str = "") -> F
     for column, (when, profile) in zip(grid.T, profiles.items(), strict=True):
         image = draw_panels(list(column), panels_of(profile, name, f", {when}"), name, first.bound)
     count = first.c[name].numel()
-    said = plain(f"{name}: {min(count, POSITIONS):,} of {count:,} parameters")
-    figure.suptitle(f"{title}\n{said}" if title else said, fontsize=10)
+    subtitle = plain(f"{name}: {min(count, POSITIONS):,} of {count:,} parameters")
+    figure.suptitle(f"{title}\n{subtitle}" if title else subtitle, fontsize=10)
     figure.colorbar(image, ax=figure.axes, shrink=0.8).set_label("0 all domains alike, √(D−1) one alone", fontsize=8)
     return figure
 
@@ -128,7 +128,7 @@ def title_of(item: Item) -> str:
     return "\n".join(map(plain, lines))
 
 
-def drawn(item: Item, tables: Sequence[Table], folder: str | Path) -> Path | None:
+def draw_item(item: Item, tables: Sequence[Table], folder: str | Path) -> Path | None:
     """The item's picture, if there is anything of ours to draw; maps are drawn from their profiles."""
     table = next(each for each in tables if each.name == item.name)
     column, label = ("mean", "mean accuracy, %") if item.kind != "overhead" else ("time, ×", "time of a step, in ERM's")
@@ -136,5 +136,5 @@ def drawn(item: Item, tables: Sequence[Table], folder: str | Path) -> Path | Non
     if all(row.cells[at].value is None for row in table.rows if row.source == "ours"):
         return None
     if item.best is not None:
-        return saved(curve(item, table), folder, item.name)
-    return saved(dots(item, table, column, label), folder, item.name)
+        return save_figure(draw_curve(item, table), folder, item.name)
+    return save_figure(draw_dots(item, table, column, label), folder, item.name)

@@ -1,4 +1,4 @@
-"""What an item of the paper is: arms that are trained, pairs of them that are compared, and what the paper prints."""
+"""What an item of the paper is: variants that are trained, pairs that are compared, and what the paper prints."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dspreg.paper.scales import PAPER, Scale
+from dspreg.paper.scales import ENGINE, PAPER, Scale
 from dspreg.protocol.enumerate import distinct, leave_one_out
-from dspreg.report.cells import Cell
-from dspreg.report.paper import printed
+from dspreg.report.published import published_cells
+from dspreg.report.table import Cell
 from dspreg.runs.run import Run, shortest
-
-ENGINE = "exact"  # the package's default, and the paper's formula
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One row of a table, one point of a figure.
 
     Attributes:
@@ -38,14 +36,14 @@ class Arm:
         """As runs spell it."""
         return shortest(self.spec)
 
-    def figures(self, dataset: str, targets: Sequence[str]) -> list[Cell]:
+    def published(self, dataset: str, targets: Sequence[str]) -> list[Cell]:
         """What the paper prints; a mean that its table of domains lacks is that of its main table."""
         if self.paper is None:
             return [Cell() for _ in targets]
         table, name = self.paper
-        found = printed(table, dataset, name, targets)
+        found = published_cells(table, dataset, name, targets)
         if table == "per_domain" and targets[-1] == "Avg" and found[-1].value is None:
-            found[-1:] = printed("main", dataset, name, ["Avg"])
+            found[-1:] = published_cells("main", dataset, name, ["Avg"])
         return found
 
 
@@ -59,8 +57,8 @@ class Item:
         claim: What the paper says about it.
         kind: `methods`, `ablation`, `map` or `overhead`.
         datasets: Of the paper; the scale may have another in their place.
-        arms: What is trained.
-        pairs: Labels of arms whose difference is asked for.
+        variants: What is trained.
+        pairs: Labels of variants whose difference is asked for.
         axis: Of a figure: what x is.
         best: Of a figure: the x that the paper takes, and its full method's accuracy.
         scale: At which.
@@ -73,7 +71,7 @@ class Item:
     what: str
     claim: str
     kind: str
-    arms: tuple[Arm, ...]
+    variants: tuple[Variant, ...]
     pairs: tuple[tuple[str, str], ...] = ()
     datasets: tuple[str, ...] = ("PACS",)
     axis: str = ""
@@ -95,7 +93,7 @@ class Item:
         return distinct(
             leave_one_out(
                 self.domains(),
-                [arm.spec for arm in self.arms],
+                [variant.spec for variant in self.variants],
                 trials=self.number_of_trials,
                 draws=self.number_of_draws,
                 targets=self.targets,
@@ -109,7 +107,7 @@ class Item:
         if self.kind == "overhead":
             return 0
         places = sum(len(self.held_out(dataset)) for dataset in self.domains())
-        return len(self.arms) * places * self.number_of_trials * self.number_of_draws
+        return len(self.variants) * places * self.number_of_trials * self.number_of_draws
 
     @property
     def number_of_trials(self) -> int:
@@ -137,12 +135,12 @@ class Item:
     def held_out(self, dataset: str) -> list[str]:
         return [name for name in self.domains()[dataset] if self.targets is None or name in self.targets]
 
-    def arm(self, label: str) -> Arm:
-        return next(arm for arm in self.arms if arm.label == label)
+    def variant(self, label: str) -> Variant:
+        return next(variant for variant in self.variants if variant.label == label)
 
     def setting(self, name: str) -> Any:
         """model, image_size or steps of its runs."""
-        return self.settings.get(name, self.scale.said(name))
+        return self.settings.get(name, self.scale.setting(name))
 
     @property
     def as_published(self) -> bool:

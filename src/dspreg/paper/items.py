@@ -14,10 +14,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dspreg.paper.ablations import components, compose, dynamic, interval, strength
-from dspreg.paper.item import ENGINE, Arm, Item
+from dspreg.paper.item import Item, Variant
 from dspreg.paper.methods import domainnet, main, officehome, pacs, terra, vlcs
-from dspreg.paper.scales import PAPER, Scale
-from dspreg.paper.specs import OURS, dsp_reg
+from dspreg.paper.scales import ENGINE, OURS, PAPER, Scale, dsp_reg
 
 
 def maps(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
@@ -37,7 +36,7 @@ def maps(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
         what="Figure 1: heat map of c before and after",
         claim="c of most parameters falls substantially; no numbers",
         kind="map",
-        arms=(Arm("ERM", "ERM"), Arm(OURS, dsp_reg(scale, engine))),
+        variants=(Variant("ERM", "ERM"), Variant(OURS, dsp_reg(scale, engine))),
         pairs=((OURS, "before"), ("ERM", "before"), (OURS, "ERM")),
         scale=scale,
         engine=engine,
@@ -50,9 +49,9 @@ def overhead(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
         dspreg paper overhead --scale paper --root data --device cuda
 
     Measured anew each time; no store. Arms take turns, block by block, each block with one refresh; training images are
-    read outside of the time, as other processes would do it. Memory is that of a fresh process per arm.
+    read outside of the time, as other processes would do it. Memory is that of a fresh process per variant.
 
-    Cost: 5 arms × 3 blocks of T epochs (100 steps of PACS without sketch; small: 60, smoke: 10).
+    Cost: 5 variants × 3 blocks of T epochs (100 steps of PACS without sketch; small: 60, smoke: 10).
 
     Expect: 2.9 → 2.8 steps/s (1.036×) and 22.9 → 24.3 GB in the paper. A second derivative can't be had at that price:
     `exact` takes three to four ERM steps, `lookahead` two (docs/understand/engines.md).
@@ -63,7 +62,10 @@ def overhead(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
         what="Table 4: time and memory",
         claim="2.9 → 2.8 steps/s, 22.9 → 24.3 GB",
         kind="overhead",
-        arms=(Arm("ERM", "ERM"), *(Arm(each, dsp_reg(scale, each)) for each in dict.fromkeys((*engines, engine)))),
+        variants=(
+            Variant("ERM", "ERM"),
+            *(Variant(each, dsp_reg(scale, each)) for each in dict.fromkeys((*engines, engine))),
+        ),
         scale=scale,
         engine=engine,
     )

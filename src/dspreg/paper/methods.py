@@ -5,10 +5,9 @@ Each says its command, its cost and what to expect.
 
 from __future__ import annotations
 
-from dspreg.paper.item import ENGINE, Arm, Item
-from dspreg.paper.scales import PAPER, Scale
-from dspreg.paper.specs import OURS, dsp_reg
-from dspreg.report.paper import FIVE
+from dspreg.paper.item import Item, Variant
+from dspreg.paper.scales import ENGINE, OURS, PAPER, Scale, dsp_reg
+from dspreg.report.published import FIVE
 
 METHODS = (
     "MMD", "MLDG", "IRM", "MixStyle", "GroupDRO", "ARM", "MTL", "VREx", "Mixup", "SagNet", "CORAL", "RSC", "ERM", "SAM",
@@ -95,13 +94,13 @@ def domainnet(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 
 def _methods(name: str, what: str, claim: str, datasets: tuple[str, ...], scale: Scale, engine: str) -> Item:
     table = "main" if name == "main" else "per_domain"
-    arms = [Arm(method, method, (table, method)) for method in METHODS]
+    variants = [Variant(method, method, (table, method)) for method in METHODS]
     return Item(
         name=name,
         what=what,
         claim=claim,
         kind="methods",
-        arms=(*arms, Arm(OURS, dsp_reg(scale, engine), (table, OURS))),
+        variants=(*variants, Variant(OURS, dsp_reg(scale, engine), (table, OURS))),
         pairs=tuple((OURS, other) for other in ("ERM", "SAGM", "GMDG", "GGA")),
         datasets=datasets,
         scale=scale,

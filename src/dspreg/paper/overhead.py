@@ -1,7 +1,7 @@
 """What the penalty costs in a training: steps a second and peak memory, refreshes included, of ERM and every engine.
 
-Arms take turns in one process, block by block, so that what else the machine does falls on all. A block has one refresh
-in it. Training images are read outside of the time, as other processes would do it; those of a refresh inside.
+Variants take turns in one process, block by block, so that what else the machine does falls on all. A block has one
+refresh in it. Training images are read outside of the time, as other processes would do it; those of a refresh inside.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dspreg.batches import Batch
 from dspreg.errors import Notice, ResourceError
 from dspreg.launch.pool import PRELOAD
 from dspreg.paper.item import Item
-from dspreg.paper.scale_shown import scale_table
+from dspreg.paper.render import scale_table
 from dspreg.paper.scales import Scale
 from dspreg.protocol.settings import Execution
-from dspreg.report.cells import Cell, Row, Table
+from dspreg.report.table import Cell, Row, Table
 from dspreg.training.experiment import Experiment, prepared, threads
 from dspreg.training.step import train_step
 
@@ -42,15 +42,15 @@ NOTES = (
 )
 
 
-class Timed:
-    """One arm: its stack, and where it is."""
+class TimedVariant:
+    """One variant: its stack, and where it is."""
 
     def __init__(self, experiment: Experiment, spec: str):
         self.algorithm = replace(experiment, settings=replace(experiment.settings, algorithm=spec)).algorithm()
         self.steps = experiment.steps()
-        self.shown = experiment.shown(experiment.settings.augment).normalised
+        self.normalise = experiment.shown(experiment.settings.augment).normalised
         self.device = torch.device(experiment.execution.device)
-        self.refreshed: set[int] = set()
+        self.refreshes: set[int] = set()
 
     @property
     def layer(self) -> DSPReg | None:
@@ -66,12 +66,12 @@ class Timed:
             train_step(self.algorithm, batches)
             spent += self.now() - started
             if self.layer is not None and self.layer.refreshed_at is not None:
-                self.refreshed.add(self.layer.refreshed_at)
+                self.refreshes.add(self.layer.refreshed_at)
         return spent
 
     def batches(self) -> list[Batch]:
         read, device = enumerate(self.steps[self.algorithm.t]), self.device
-        return [Batch(self.shown(x.to(device)), y.to(device), d) for d, (x, y) in read]
+        return [Batch(self.normalise(x.to(device)), y.to(device), d) for d, (x, y) in read]
 
     def now(self) -> float:
         """The process's own time; where something works beside it, threads or a GPU, the clock on the wall."""
@@ -84,42 +84,52 @@ class Timed:
 
 @dataclass
 class Cost:
-    """Of one arm."""
+    """Of one variant."""
 
     seconds: list[float] = field(default_factory=list)  # of every block
     refreshes: int = 0
     peak: float = 0.0
 
 
-def measured(
+def measure_costs(
     item: Item,
     execution: Execution,
-    told: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
     pause: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Cost], int]:
-    """Every arm's blocks in turn, then its memory; and how many steps a block has. `pause` raises to end it early."""
+    """Time every variant's blocks in turn, then measure its memory.
+
+    Args:
+        item: The overhead.
+        execution: How it is run.
+        report: Receives a line after each part.
+        pause: Raises to end it early.
+
+    Returns:
+        The costs by label, and how many steps a block has.
+    """
     settings = settings_of(item)
     execution = replace(execution, workers=0)  # else a refresh reads its images in processes whose time is not ours
     torch.set_num_threads(threads(replace(execution, threads=execution.threads or 1)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)
         experiment = prepared(settings, execution)
-        arms = {arm.label: Timed(experiment, arm.spec) for arm in item.arms}
-        costs = {label: Cost() for label in arms}
+        variants = {variant.label: TimedVariant(experiment, variant.spec) for variant in item.variants}
+        costs = {label: Cost() for label in variants}
         length = block_of(item.scale, experiment.epoch)
-        for arm in arms.values():
-            arm.block(1, pause)  # warms up, and leaves the refresh of every block inside of it
+        for variant in variants.values():
+            variant.block(1, pause)  # warms up, and leaves the refresh of every block inside of it
         for n in range(BLOCKS):
-            for label, arm in arms.items():
-                costs[label].seconds.append(arm.block(length, pause))
-            told(f"block {n + 1} of {BLOCKS}, {length} steps of each arm")
-        for label, arm in arms.items():
-            costs[label].refreshes = len(arm.refreshed)
-        arms.clear()
+            for label, variant in variants.items():
+                costs[label].seconds.append(variant.block(length, pause))
+            report(f"block {n + 1} of {BLOCKS}, {length} steps of each variant")
+        for label, variant in variants.items():
+            costs[label].refreshes = len(variant.refreshes)
+        variants.clear()
     for label, cost in costs.items():
         pause()
-        cost.peak = peak_of(settings | {"algorithm": twice(item.scale, label)}, execution)
-        told(f"memory of {label}")
+        cost.peak = peak_of(settings | {"algorithm": two_step_spec(item.scale, label)}, execution)
+        report(f"memory of {label}")
     return costs, length
 
 
@@ -135,8 +145,8 @@ def block_of(scale: Scale, epoch: int) -> int:
     return 2 * (scale.epoch or epoch)
 
 
-def twice(scale: Scale, label: str) -> str:
-    """An arm whose second step has a refresh before it and the penalty in it."""
+def two_step_spec(scale: Scale, label: str) -> str:
+    """A variant whose second step has a refresh before it and the penalty in it."""
     if label == "ERM":
         return "ERM"
     engine = "lazy(2)" if label.startswith("lazy") else label
@@ -164,29 +174,29 @@ def peak_of(settings: Mapping[str, Any], execution: Execution) -> float:
 def _two_steps(pipe: Connection, settings: dict[str, Any], execution: Execution) -> None:
     torch.set_num_threads(execution.threads or 1)
     warnings.simplefilter("ignore")
-    arm = Timed(prepared(settings, replace(execution, check_images="never")), settings["algorithm"])
-    arm.block(2)
-    if arm.device.type == "cuda":
-        pipe.send(torch.cuda.max_memory_allocated(arm.device) / GB)
+    variant = TimedVariant(prepared(settings, replace(execution, check_images="never")), settings["algorithm"])
+    variant.block(2)
+    if variant.device.type == "cuda":
+        pipe.send(torch.cuda.max_memory_allocated(variant.device) / GB)
     else:
         unit = 1 if sys.platform == "darwin" else 1024
         pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GB)
 
 
-def tables(item: Item, costs: Mapping[str, Cost], length: int) -> list[Table]:
-    """Every arm, the paper's figures beside ERM and `exact`; the sentence last.
+def render_tables(item: Item, costs: Mapping[str, Cost], length: int) -> list[Table]:
+    """Every variant, the paper's figures beside ERM and `exact`; the sentence last.
 
     Args:
         item: The overhead.
-        costs: By label of arm.
+        costs: By label of variant.
         length: Steps of a block.
     """
     base, rows = costs["ERM"], []
-    for arm in item.arms:
-        each = costs[arm.label]
+    for variant in item.variants:
+        each = costs[variant.label]
         ratios = [a / b for a, b in zip(each.seconds, base.seconds, strict=True)]
         ratio, number = sum(each.seconds) / sum(base.seconds), length * len(each.seconds)
-        wanted = 0 if arm.label == "ERM" else len(each.seconds)
+        wanted = 0 if variant.label == "ERM" else len(each.seconds)
         ours = [
             Cell(value=number / sum(each.seconds), decimals=2),
             Cell(value=ratio, decimals=3),
@@ -195,15 +205,17 @@ def tables(item: Item, costs: Mapping[str, Cost], length: int) -> list[Table]:
             Cell(value=each.peak / base.peak, decimals=3),
         ]
         counted = (Cell(text=str(each.refreshes)), Cell(text=str(wanted)), Cell(text=str(number)))
-        rows.append(Row(arm.label, "ours", (*ours, *counted)))
-        if arm.label in ("ERM", "exact"):
-            rows += _papers(arm.label, ours, 0 if arm.label == "ERM" else 1, apart=item.scale.data is None)
-    title = f"{item.what}: {BLOCKS} blocks of {length} steps of each arm, in turn"
-    made = Table(item.name, title, "training", COLUMNS, tuple(rows), (*NOTES, in_words(costs)))
+        rows.append(Row(variant.label, "ours", (*ours, *counted)))
+        if variant.label in ("ERM", "exact"):
+            rows += _published_rows(
+                variant.label, ours, 0 if variant.label == "ERM" else 1, apart=item.scale.data is None
+            )
+    title = f"{item.what}: {BLOCKS} blocks of {length} steps of each variant, in turn"
+    made = Table(item.name, title, "training", COLUMNS, tuple(rows), (*NOTES, cost_sentence(costs)))
     return [*scale_table(item), made]
 
 
-def in_words(costs: Mapping[str, Cost]) -> str:
+def cost_sentence(costs: Mapping[str, Cost]) -> str:
     """One sentence."""
     base = costs["ERM"]
     parts = [
@@ -215,7 +227,7 @@ def in_words(costs: Mapping[str, Cost]) -> str:
     return f"Time and memory in ERM's, refreshes included: {', '.join(parts)}; the paper has {theirs}."
 
 
-def _papers(label: str, ours: list[Cell], which: int, *, apart: bool) -> list[Row]:
+def _published_rows(label: str, ours: list[Cell], which: int, *, apart: bool) -> list[Row]:
     time_ratio, memory_ratio = SPEED[0] / SPEED[which], MEMORY[which] / MEMORY[0]
     theirs = [
         Cell(value=SPEED[which], decimals=1), Cell(value=time_ratio, decimals=3), Cell(),

@@ -1,4 +1,4 @@
-"""At what scale an item of the paper is run: as published, on a small network, or in minutes. No torch in here.
+"""The scale an item of the paper is run at: as published, on a small network, or in minutes. No torch in here.
 
 What the paper says of its search: learning rate, weight decay and dropout "via random search from the distributions
 specified in the DomainBed framework", batch size 32, λ = 0.001 and T_update = 2, three seeds. It gives no number of
@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+ENGINE = "exact"  # the package's default, and the paper's formula
+OURS = "DSP-Reg"  # as the paper spells it
 KINDS = ("methods", "ablation", "map")  # tables of methods, variants of DSP-Reg, two trainings to look into
 
 
@@ -27,9 +29,7 @@ class Scale:
         targets: Domains held out; None: each in turn.
         penalty: Further options of DSP-Reg.
         epoch: Steps that stand for an epoch of T_update; None: epochs as Algorithm 1 has them.
-        image_size: Said in tables, for it is the data set's unless set.
-        model: As well.
-        steps: As well.
+        image_size, model, steps: As tables have them where `settings` leaves them to the data set.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Scale:
     image_size: int = 224
     steps: int = 5_001
 
-    def said(self, name: str) -> Any:
+    def setting(self, name: str) -> Any:
         """One of model, image_size, steps, as runs have it."""
         return self.settings.get(name, getattr(self, name))
 
@@ -81,3 +81,13 @@ SMOKE = Scale(
     image_size=28,
 )
 SCALES = {each.name: each for each in (PAPER, SMALL, SMOKE)}
+
+
+def dsp_reg(scale: Scale, engine: str = ENGINE, *, weight: float = 1e-3, T: int | None = 2, c: str = "dynamic") -> str:
+    """The spec of DSP-Reg at a scale; λ and T are written out, for what is left open would be drawn in a search."""
+    refresh = {} if T is None else {"refresh_epochs": T} if scale.epoch is None else {"refresh_steps": scale.epoch * T}
+    options: dict[str, object] = {"weight": weight, **refresh}
+    if c != "ones":
+        options |= scale.penalty
+    options |= ({} if c == "dynamic" else {"coefficients": c}) | ({} if engine == ENGINE else {"engine": engine})
+    return f"DSPReg({', '.join(f'{name}={value!r}' for name, value in options.items())})"

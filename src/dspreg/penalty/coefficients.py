@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dspreg.batches import at_least_float32
 from dspreg.errors import ConfigError
+from dspreg.io.text import join_few
 from dspreg.penalty.wrappers import plain_names
 from dspreg.vectors import ParamVector, Patterns, matching_names, trainable
 
@@ -66,20 +67,15 @@ class Coefficients:
             raise ConfigError(f"coefficients are a {type(c).__name__}; wanted a mapping from parameter name to tensor")
         names = self.names()
         by_plain = {_plain(name, names): tensor for name, tensor in c.items()}
-        missing = [name for name in names if name not in by_plain]
+        missing = [repr(name) for name in names if name not in by_plain]
         if missing:
             raise ConfigError(
-                f"coefficients are missing for {few(missing)}; wanted one tensor for every penalised parameter. "
-                "Leave parameters out by only= or exclude=, or give them zeros"
+                f"coefficients are missing for {join_few(missing, 3)}; wanted one tensor for every penalised "
+                "parameter. Leave parameters out by only= or exclude=, or give them zeros"
             )
         params = trainable(self.net)
         values = {name: _prepare(plain, by_plain[plain], params[name]) for plain, name in names.items()}
         self.values, self._ones = ParamVector(values), ParamVector()
-
-
-def few(names: Sequence[str]) -> str:
-    """For a message."""
-    return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _fits(c: Tensor, p: Tensor) -> bool:

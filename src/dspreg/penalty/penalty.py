@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.errors import ConfigError
+from dspreg.io.text import join_few
 from dspreg.penalty.closures import Closure, Passes
-from dspreg.penalty.coefficients import Coefficients, few
+from dspreg.penalty.coefficients import Coefficients
 from dspreg.penalty.engines import Figures, Memory, Step, exact, figures, inner_of, kind_of
 from dspreg.penalty.naming import parse_engine
 from dspreg.penalty.wrappers import DdpProcesses, is_compiled, refuse_shards, unwrap
@@ -183,11 +184,11 @@ class Penalty:
             if is_compiled(self.model):
                 raise ConfigError(_COMPILED)
             return
-        coarse = [n for n, p in trainable(self.net).items() if torch.finfo(p.dtype).eps > 1e-6]
+        coarse = [repr(n) for n, p in trainable(self.net).items() if torch.finfo(p.dtype).eps > 1e-6]
         if coarse:
             raise ConfigError(
-                f"parameters in half precision ({few(coarse)}): engine {self.engine!r} displaces them by about 1e-6, "
-                "less than their spacing. Keep them in float32 and use autocast, or engine 'exact'"
+                f"parameters in half precision ({join_few(coarse, 3)}): engine {self.engine!r} displaces them by about "
+                "1e-6, less than their spacing. Keep them in float32 and use autocast, or engine 'exact'"
             )
 
 

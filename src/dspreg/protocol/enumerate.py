@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dspreg.errors import ConfigError
-from dspreg.names import did_you_mean
+from dspreg.io.text import did_you_mean
 from dspreg.runs.run import Run
 
 ONLY = ("training",)

@@ -6,8 +6,8 @@ best step of every draw, then the best draw, and reports the accuracy on the tar
     training_domains   mean "out" accuracy of the sources, of the run that holds out the target alone
     leave_one_out      mean over the other domains v of the "in" accuracy on v of the run that holds out both
     oracle             "out" accuracy of the target itself, at the last step; it has seen what it is asked about
-    late               no step is picked: all means of "training" over the second half of the steps, to compare methods
-                       with less noise; it is the accuracy of no single model
+    second_half_mean   no step is picked: accuracy and validation are means over the evaluations in the second half of
+                       training, to compare methods with less noise; it is not the accuracy of any checkpoint
 
 The first of equal steps wins, and the largest of equal draws. Two things are not DomainBed's: a run that is not
 finished never enters, and NaN never wins, not even as the first step.
@@ -23,6 +23,9 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from dspreg.runs.status import FINISHED, RunState, RunStatus, describe_state
+
+ELSEWHERE = "run under other conditions: see its other rows"
 Record = Mapping[str, Any]  # {"step": 0, "accuracy": {"photo": {"in": 0.5, "out": 0.5}, …}, …}
 
 
@@ -40,7 +43,8 @@ class Trace:
     options: Mapping[str, Any] = field(default_factory=dict)  # what search draws: lr, batch_size, …
     conditions: Mapping[str, Any] = field(default_factory=dict)  # all else that decides the result: steps, threads, …
     records: Sequence[Record] = ()
-    state: str = "finished"  # or in words what it is instead, such as "failed: step 3: the loss is not finite"
+    state: RunState = FINISHED
+    elsewhere: bool = False  # it was run under other conditions than its row, and counts in another one
     id: str = ""
     place: str = ""  # its folder, for messages
     plan: str = ""  # of a store: what was asked for beside data set, targets, algorithm, trial and draw; see `Run`
@@ -48,7 +52,13 @@ class Trace:
 
     @property
     def finished(self) -> bool:
-        return self.state == "finished"
+        """Whether it counts."""
+        return self.state.status is RunStatus.FINISHED and not self.elsewhere
+
+    @property
+    def why(self) -> str:
+        """In words, why it does not count."""
+        return ELSEWHERE if self.elsewhere else describe_state(self.state)
 
 
 class Choice(NamedTuple):
@@ -117,7 +127,7 @@ def oracle(runs: Iterable[Trace], target: str) -> Choice | str:
     return _best(runs, target, steps)
 
 
-def late(runs: Iterable[Trace], target: str) -> Choice | str:
+def second_half_mean(runs: Iterable[Trace], target: str) -> Choice | str:
     """The mean over the second half of the steps, of the target's accuracy and of what compares draws."""
 
     def steps(alone: list[Trace], _: list[Trace]) -> list[Choice] | str:
@@ -142,13 +152,13 @@ RULES: dict[str, Rule] = {
     "training": training_domains,
     "leave-one-out": leave_one_out,
     "oracle": oracle,
-    "late": late,
+    "late": second_half_mean,
 }
 TITLES = {
     "training": "training-domain validation",
     "leave-one-out": "leave-one-domain-out cross-validation",
     "oracle": "ORACLE: selected on the target itself",
-    "late": "mean over the second half of the steps, none selected",
+    "late": "second-half mean: over the evaluations in the second half of training, none selected",
 }
 
 
@@ -163,7 +173,7 @@ def _best(
             if run.finished:
                 draws[run.draw][len(run.targets) - 1].append(run)
             elif len(run.targets) == 1:
-                unfinished.append(run.state)
+                unfinished.append(run.why)
     choices, reasons = [], []
     for _, (alone, pairs) in sorted(draws.items()):
         found = steps(alone, pairs) if alone else "only pair runs"

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Protocol
 
-from dspreg.distributions import Choice, Distribution, LogUniform, seed_hash
+from dspreg.distributions import Choice, Distribution, LogUniform
+from dspreg.domainbed.seeds import seed_hash
 from dspreg.errors import ConfigError
-from dspreg.names import did_you_mean
+from dspreg.io.text import did_you_mean
 
 PROTOCOLS = {
     "domainbed": "DomainBed's classic protocol; source validation images are augmented like training images",

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dspreg.errors import ConfigError, DspregError
-from dspreg.names import did_you_mean, imported
+from dspreg.io.importing import import_object
+from dspreg.io.text import did_you_mean
 from dspreg.protocol import reading
 from dspreg.protocol.enumerate import ONLY, distinct, leave_one_out
 from dspreg.protocol.settings import Execution, check
@@ -131,7 +132,7 @@ def recipe(text: str) -> list[Run]:
         if made is None:
             raise ConfigError(f"{path}.py has no function {name.removeprefix(':') or 'runs'!r} that returns runs")
     else:
-        made = imported(text)
+        made = import_object(text)
     if not callable(made):
         raise ConfigError(f"{text!r} is not a function; a recipe is one that returns runs")
     found = _guarded(text, lambda: list(made()))

@@ -18,12 +18,11 @@ from dspreg.errors import ConfigError
 from dspreg.protocol.selection import Trace
 
 SHARED = ("protocol", "torch", "threads", "device", "precision", "layout")
-ELSEWHERE = "run under other conditions: see its other rows"
 Key = tuple[str, str]  # data set, label of the row
 Group = tuple[str, str, str]  # data set, algorithm, plan: what was asked for alike
 
 
-def rows(traces: Iterable[Trace]) -> dict[Key, list[Trace]]:
+def group_runs(traces: Iterable[Trace]) -> dict[Key, list[Trace]]:
     """All runs of each row, planned ones too; sorted, so that the order they were found in decides nothing.
 
     Raises:
@@ -65,7 +64,7 @@ def _fill(found: dict[Key, list[Trace]], planned: list[Trace], labels: dict[Grou
             for each in runs:
                 if _place(each) not in taken:
                     taken.add(_place(each))
-                    found[key].append(replace(each, records=(), state=ELSEWHERE) if each.conditions else each)
+                    found[key].append(replace(each, records=(), elsewhere=True) if each.conditions else each)
 
 
 def _labels(traces: list[Trace]) -> dict[Group, str]:

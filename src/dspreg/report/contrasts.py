@@ -4,8 +4,8 @@
     s²    = Σ_ti (d_ti − d̄_t)² / ν                  ν = Σ_t (n_t − 1)
     SE    = s · √(Σ_t 1/n_t) / T                    interval d̄ ± t(0.975, ν) · SE
 
-What targets differ by is no noise, so the spread is taken within targets. An interval that contains 0 means that the
-methods were not told apart, and fewer than five pairs tell nothing.
+Targets differ by more than noise, so the spread is taken within targets. If the 95 % interval contains 0 the difference
+is not significant; with fewer than five pairs no verdict is given.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dspreg.errors import ConfigError
-from dspreg.names import did_you_mean
-from dspreg.report.cells import Cell, Row, Table
-from dspreg.report.student import quantile
-from dspreg.report.tables import Selected
+from dspreg.io.text import did_you_mean
+from dspreg.report.statistics import quantile
+from dspreg.report.table import Cell, Row, Table
+from dspreg.report.tables import SelectedRow
 
 FEWEST = 5  # pairs for a verdict
 COLUMNS = ("difference", "95 % from", "to", "pairs", "verdict")
@@ -27,7 +27,7 @@ COLUMNS = ("difference", "95 % from", "to", "pairs", "verdict")
 
 @dataclass(frozen=True)
 class Contrast:
-    """In points of per cent."""
+    """In percentage points."""
 
     difference: float
     error: float | None  # none without a second trial anywhere
@@ -63,9 +63,9 @@ def verdict(found: Contrast, first: str, second: str) -> str:
     return f"{first if found.difference > 0 else second} is better"
 
 
-def table(found: Sequence[Selected], first: str, second: str) -> Table:
+def contrast_table(found: Sequence[SelectedRow], first: str, second: str) -> Table:
     """One row for each data set that has both, and one for all targets together."""
-    one, two = _named(found, first), _named(found, second)
+    one, two = _find_rows(found, first), _find_rows(found, second)
     differences: dict[str, list[list[float]]] = defaultdict(list)
     notes = ["paired by trial; ± and interval by the spread within targets, pooled"]
     for dataset in [name for name in one if name in two]:
@@ -85,13 +85,13 @@ def table(found: Sequence[Selected], first: str, second: str) -> Table:
     if len(rows) > 1:
         rows.append(Row("all targets", "ours", _cells(contrast(everything), first, second)))
         notes.append("the last row weighs every target of every data set alike")
-    title = f"{first} − {second}, in points of per cent"
+    title = f"{first} − {second}, in percentage points"
     return Table("Contrasts", title, found[0].rule, COLUMNS, tuple(rows), tuple(notes))
 
 
-def _named(found: Sequence[Selected], name: str) -> dict[str, Selected]:
+def _find_rows(found: Sequence[SelectedRow], name: str) -> dict[str, SelectedRow]:
     """By data set: the row of this label, or the only one of this algorithm."""
-    chosen: dict[str, Selected] = {}
+    chosen: dict[str, SelectedRow] = {}
     for each in found:
         if name in (each.label, each.algorithm) and (each.dataset not in chosen or each.label == name):
             chosen[each.dataset] = each

@@ -14,9 +14,9 @@ import numpy as np
 
 from dspreg.errors import ConfigError
 from dspreg.protocol.selection import RULES, TITLES, Choice, Trace
-from dspreg.report import paper
-from dspreg.report.cells import Cell, Row, Table, difference, mean, score
-from dspreg.report.conditions import rows
+from dspreg.report import published
+from dspreg.report.conditions import group_runs
+from dspreg.report.table import Cell, Row, Table, difference, mean, score
 
 ERROR = "±: standard error over trials as in DomainBed, population standard deviation / √k"
 PARTLY = "(2/3): some are missing"
@@ -25,7 +25,7 @@ PLANNED = "runs: finished of those planned"
 
 
 @dataclass
-class Selected:
+class SelectedRow:
     """One row of one data set: what was chosen for every target and trial."""
 
     dataset: str
@@ -65,14 +65,15 @@ class Selected:
         values = [each.accuracy for each in found if isinstance(each, Choice)]
         return score(values, len(trials), [each for each in found if isinstance(each, str)])
 
-    def average(self) -> Cell:
-        """Over all targets, of the trials that have every one of them."""
+    def average(self, targets: Sequence[str] | None = None) -> Cell:
+        """Over all targets, or these, of the trials that have every one of them."""
+        targets = self.domains if targets is None else targets
         values, missing = [], defaultdict(list)
-        trials = [trial for trial in self.trials if all(trial in each for each in self.wanted_of.values())]
+        trials = [trial for trial in self.trials if all(trial in self.wanted_of[target] for target in targets)]
         if not trials:
             return Cell(found=0, expected=0, reason="no trial is planned for all domains")
         for trial in trials:
-            found = {target: self.accuracy(target, trial) for target in self.domains}
+            found = {target: self.accuracy(target, trial) for target in targets}
             there = [each for each in found.values() if each is not None]
             if len(there) == len(found):
                 values.append(float(np.mean(there)))
@@ -82,21 +83,22 @@ class Selected:
         return score(values, len(trials), [f"no number for {each}{where[each]}" for each in missing])
 
 
-def selected(traces: Iterable[Trace], selection: str = "training", plan: Iterable[Trace] = ()) -> list[Selected]:
+def select_rows(traces: Iterable[Trace], selection: str = "training") -> list[SelectedRow]:
     """Every row of every data set.
 
     Args:
-        traces: All runs, finished or not.
+        traces: All runs, finished, begun or planned.
         selection: `"training"`, `"leave-one-out"`, `"oracle"` or `"late"`.
-        plan: Runs that are wanted and perhaps not there, as traces whose state says what they wait for.
     """
     if selection not in RULES:
         raise ConfigError(f"selection={selection!r}; wanted one of {', '.join(RULES)}")
-    found = rows([*traces, *plan])
-    return [Selected(dataset, label, runs, selection) for (dataset, label), runs in sorted(found.items(), key=_order)]
+    found = group_runs(traces)
+    return [
+        SelectedRow(dataset, label, runs, selection) for (dataset, label), runs in sorted(found.items(), key=_order)
+    ]
 
 
-def tables(found: Sequence[Selected], damaged: Sequence[str] = ()) -> list[Table]:
+def make_tables(found: Sequence[SelectedRow], damaged: Sequence[str] = ()) -> list[Table]:
     """One for each data set, then the averages."""
     datasets = list(dict.fromkeys(each.dataset for each in found))
     made = [_dataset([each for each in found if each.dataset == name]) for name in datasets]
@@ -107,11 +109,11 @@ def tables(found: Sequence[Selected], damaged: Sequence[str] = ()) -> list[Table
 def _order(item: tuple[tuple[str, str], list[Trace]]) -> tuple[int, str, bool, str]:
     """The paper's data sets in its order, then others; ERM first, what all else is compared with."""
     (dataset, label), runs = item
-    place = paper.FIVE.index(dataset) if dataset in paper.FIVE else len(paper.FIVE)
+    place = published.FIVE.index(dataset) if dataset in published.FIVE else len(published.FIVE)
     return place, dataset, runs[0].algorithm != "ERM", label
 
 
-def _dataset(found: list[Selected]) -> Table:
+def _dataset(found: list[SelectedRow]) -> Table:
     name, domains, rule = found[0].dataset, found[0].domains, found[0].rule
     made, notes = [], [PLANNED if any(each.planned for each in found) else RUNS]
     for each in found:
@@ -126,18 +128,17 @@ def _dataset(found: list[Selected]) -> Table:
         if whole.value is not None:
             lowest, where = min(scored)
             worst = Cell(value=lowest, text=where, found=whole.found, expected=whole.expected)
-        runs = Cell(text=f"{each.finished}/{each.wanted}", found=each.finished, expected=each.wanted)
-        made.append(Row(each.label, "ours", (*cells, whole, worst, runs)))
-        theirs = paper.by_domain(name, each.algorithm, domains) if rule == "training" else None
+        made.append(Row(each.label, "ours", (*cells, whole, worst, count_cell(each.finished, each.wanted))))
+        theirs = published.by_domain(name, each.algorithm, domains) if rule == "training" else None
         if theirs:
-            made += _beside(each.label, [*cells, whole], theirs, 2)
-            notes += [paper.NOTE, *_unlike(each)]
+            made += published_rows(each.label, [*cells, whole], theirs, 2)
+            notes += [published.NOTE, *_unlike(each)]
     title = f"{name}: accuracy on each domain held out, in %; {TITLES[rule]}"
-    every = (*explained(made), *dict.fromkeys(notes))
+    every = (*explain_marks(made), *dict.fromkeys(notes))
     return Table(name, title, rule, (*domains, "mean", "worst", "runs"), tuple(made), every)
 
 
-def _averages(found: Sequence[Selected], datasets: list[str], notes: tuple[str, ...]) -> Table:
+def _averages(found: Sequence[SelectedRow], datasets: list[str], notes: tuple[str, ...]) -> Table:
     rule = found[0].rule
     made, said = [], []
     for label in dict.fromkeys(each.label for each in sorted(found, key=lambda s: (s.algorithm != "ERM", s.label))):
@@ -146,29 +147,50 @@ def _averages(found: Sequence[Selected], datasets: list[str], notes: tuple[str, 
         whole = mean(cells)
         made.append(Row(label, "ours", (*cells, whole)))
         algorithm = next(iter(there.values())).algorithm
-        theirs = paper.averages(datasets, algorithm) if rule == "training" else None
+        theirs = published.averages(datasets, algorithm) if rule == "training" else None
         if theirs:
-            made += _beside(label, [*cells, whole], theirs, 0)
-            said.append(paper.NOTE)
+            made += published_rows(label, [*cells, whole], theirs)
+            said.append(published.NOTE)
     title = f"Averages over the domains of each data set, in %; {TITLES[rule]}"
-    every = (*explained(made), *dict.fromkeys(said), *notes)
+    every = (*explain_marks(made), *dict.fromkeys(said), *notes)
     return Table("Averages", title, rule, (*datasets, "mean"), tuple(made), every)
 
 
-def explained(made: Sequence[Row]) -> list[str]:
+def explain_marks(made: Sequence[Row]) -> list[str]:
     """What ± and (2/3) mean, where they stand."""
-    shown = [cell.shown() for row in made if row.source == "ours" for cell in row.cells if cell.value is not None]
-    there = {ERROR: any("±" in text for text in shown), PARTLY: any("/" in text for text in shown)}
+    texts = [cell.format() for row in made if row.source == "ours" for cell in row.cells if cell.value is not None]
+    there = {ERROR: any("±" in text for text in texts), PARTLY: any("/" in text for text in texts)}
     return ["; ".join(text for text, seen in there.items() if seen)] if any(there.values()) else []
 
 
-def _beside(label: str, ours: list[Cell], theirs: list[Cell], more: int) -> list[Row]:
+def published_rows(
+    label: str, ours: Sequence[Cell], theirs: Sequence[Cell], more: int = 0, *, comparable: bool = True
+) -> list[Row]:
+    """The paper's row, to stand below ours, and the difference; nothing where the paper has no number.
+
+    Args:
+        label: Of our row.
+        ours: Its cells, as far as the paper has such columns.
+        theirs: The paper's.
+        more: Columns that follow, which it does not have.
+        comparable: Whether both are about the same images; if not, no difference is taken.
+    """
+    if all(cell.value is None for cell in theirs):
+        return []
     empty = (Cell(),) * more
-    apart = tuple(difference(mine, its) for mine, its in zip(ours, theirs, strict=True))
-    return [Row(label, "paper", (*theirs, *empty)), Row(label, "difference", (*apart, *empty))]
+    rows = [Row(label, "paper", (*theirs, *empty))]
+    if comparable:
+        apart = tuple(difference(mine, its) for mine, its in zip(ours, theirs, strict=True))
+        rows.append(Row(label, "difference", (*apart, *empty)))
+    return rows
 
 
-def _unlike(each: Selected) -> list[str]:
+def count_cell(done: int, wanted: int) -> Cell:
+    """3/6: so many of those that are wanted."""
+    return Cell(text=f"{done}/{wanted}", found=done, expected=wanted)
+
+
+def _unlike(each: SelectedRow) -> list[str]:
     """Where the difference to the paper is not only one of luck."""
     usual = {"model": "resnet50.tv_in1k", "steps": 5_001}
     known = [run.conditions for run in each.runs if run.conditions]

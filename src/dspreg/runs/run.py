@@ -19,7 +19,7 @@ from typing import Any
 
 from dspreg.errors import ConfigError
 from dspreg.io.atomic_files import canonical_json, sha256
-from dspreg.names import did_you_mean, path_name
+from dspreg.io.text import did_you_mean, path_name
 from dspreg.protocol.settings import FIELDS, Execution, Settings, check
 
 OWN = ("dataset", "targets", "algorithm", "protocol", "trial", "draw")  # fields of a Run that are fields of Settings

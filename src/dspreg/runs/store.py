@@ -12,9 +12,8 @@ No file says which runs are finished: their folders are verified.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +22,11 @@ from dspreg.io.atomic_files import Fence, canonical_json, make_folder, read_json
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.leases import Leases
 from dspreg.runs.run import Run
+from dspreg.runs.status import FAILURE, Failure, RunState, derive_state, read_failure
 
 FORMAT = "dspreg.store/1"
 PLAN = "dspreg.plan/1"
 CANCELLED = "dspreg retry takes it up again"
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How a run stands: `new`, `started`, `finished`, `failed`, `cancelled` or `damaged`, and why."""
-
-    state: str
-    reason: str = ""
-    result: dict[str, Any] | None = None
-    attempts: int = 0  # failed ones; 0 for one that diverged: another would come to the same bits
-
-    def settled(self, attempts: int) -> bool:
-        """Whether nothing is left to do, if a run may be tried so many times."""
-        if self.state == "failed":
-            return self.attempts == 0 or self.attempts >= attempts
-        return self.state in ("finished", "cancelled", "damaged")
 
 
 class RunStore:
@@ -50,6 +34,7 @@ class RunStore:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        self._plans: dict[Path, dict[str, Mapping[str, Any]]] = {}  # plans never change: each is read once
 
     def require_free(self) -> None:
         """Whether runs may go there: it is new, empty or a store; a folder that holds something else is left alone."""
@@ -104,56 +89,67 @@ class RunStore:
                 found.setdefault(each.id, each)
         return list(found.values())
 
+    def planned_entries(self) -> dict[str, Mapping[str, Any]]:
+        """The same by plan id, as `Run.from_json` takes them: ten thousand runs take longer to make than to read."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for path in self.plans():
+            if path not in self._plans:
+                self._plans[path] = dict(_read_entries(path))
+            for run, entry in self._plans[path].items():
+                found.setdefault(run, entry)
+        return found
+
     def plans(self) -> list[Path]:
         """The file of each sweep."""
         return sorted((self.path / "plans").glob("*.json"))
 
     # What became of it.
 
-    def standing(self, run: Run, *, weights: bool = True) -> Standing:
-        """How a run stands, from its files as they are now.
+    def status(self, run: Run, *, weights: bool = True) -> RunState:
+        """The status of a run, from its files as they are now; leases are not looked at.
 
         Args:
             run: Of this store or not.
             weights: Read models too; without, they need only be there.
         """
-        folder = self.folder(run)
+        folder, result = self.folder(run), None
         try:
-            if not (folder / "run.json").exists():
-                return self._failed(run) or Standing("new")
-            planned = folder.description().get("where", {}).get("plan")
-            if planned is None or Run.from_json(planned) != run:
-                raise IntegrityError(f"{folder.path} holds another run than its name says")
-            result = folder.result(weights=weights)
+            begun = (folder / "run.json").exists()
+            if begun:
+                self.require_plan(folder, folder.description(), run)
+                result = folder.result(weights=weights)
             if result is not None:
-                return Standing("finished", result=result)
-            diverged = _if_there(folder / "failure.json")
-            if diverged is not None:
-                return Standing("failed", str(diverged["reason"]))
-            return self._failed(run) or Standing("started")
+                return derive_state(finished=True, result=result)
+            return derive_state(begun=begun, failure=self.failure(run))
         except DspregError as error:
-            return Standing("damaged", str(error))
+            return derive_state(damage=str(error))
 
-    def _failed(self, run: Run) -> Standing | None:
-        found = _if_there(self._failure(run))
-        if found is None:
-            return None
-        if found.get("cancelled"):
-            return Standing("cancelled", str(found["reason"]))
-        return Standing("failed", str(found["reason"]), attempts=int(found["attempts"]))
+    def require_plan(self, folder: RunFolder, description: Mapping[str, Any], run: Run) -> None:
+        """Whether a folder holds the run that its name says.
 
-    def fail(self, run: Run, error: BaseException, *, fence: Fence = nullcontext) -> Standing:
-        """Keep why an attempt ended. One that came further than the one before is the first again: who is killed every
-        hour gets to the end all the same."""
+        Raises:
+            IntegrityError: It holds another one.
+        """
+        planned = description.get("where", {}).get("plan")
+        if planned is None or (planned != run.to_json() and Run.from_json(planned) != run):
+            raise IntegrityError(f"{folder.path} holds another run than its name says")
+
+    def failure(self, run: Run) -> Failure | None:
+        """Why it failed, or that it was cancelled: what its own folder says, where it diverged, before the store's."""
+        return read_failure(self.folder(run) / FAILURE) or read_failure(self._failure(run))
+
+    def fail(self, run: Run, error: BaseException, *, fence: Fence = nullcontext) -> RunState:
+        """Record why an attempt failed. The number of attempts starts again whenever a run got further than before, so
+        that a job that is preempted every hour still finishes."""
         path, reached = self._failure(run), self._reached(run)
-        before = read_json(path) if path.exists() else {}
-        attempts = before.get("attempts", 0) + 1 if reached <= before.get("reached", reached) else 1
+        before = read_failure(path) or Failure("")
+        attempts = before.attempts + 1 if reached <= before.record.get("reached", reached) else 1
         failure: dict[str, Any] = {"reason": str(error), "attempts": attempts, "reached": reached, "run": run.to_json()}
         if not isinstance(error, DspregError):  # a bug, of ours or of the user's own method
             failure["reason"] = f"{type(error).__name__}: {error}"
             failure["traceback"] = traceback.format_exception(error)
         write_json(path, failure, fence=fence)
-        return self.standing(run)
+        return self.status(run)
 
     def succeed(self, run: Run, *, fence: Fence = nullcontext) -> None:
         """Forget failed attempts before this one, and checkpoints."""
@@ -165,18 +161,18 @@ class RunStore:
             checkpoints.rmdir()
 
     def cancel(self, run: Run) -> None:
-        """Nobody is to work on it, until `retry`. What it has so far stays, and why it failed if it did."""
+        """No sweep works on it until `retry`. What it has so far stays, and why it failed if it did."""
         path = self._failure(run)
-        before = read_json(path) if path.exists() else {}
-        if before.get("cancelled"):
+        before = read_failure(path) or Failure("")
+        if before.cancelled:
             return
-        reason = f"{CANCELLED} (it had failed: {before['reason']})" if "reason" in before else CANCELLED
-        write_json(path, {**before, "reason": reason, "cancelled": True, "run": run.to_json()})
+        reason = f"{CANCELLED} (it had failed: {before.reason})" if before.record else CANCELLED
+        write_json(path, {**before.record, "reason": reason, "cancelled": True, "run": run.to_json()})
 
     def retry(self, run: Run) -> None:
         """Forget that it failed or was cancelled: it goes on from its last checkpoint, with all its attempts."""
         remove(self._failure(run))
-        remove(self.folder(run) / "failure.json")
+        remove(self.folder(run) / FAILURE)
 
     def _reached(self, run: Run) -> int:
         """The step of the newest checkpoint."""
@@ -187,19 +183,30 @@ class RunStore:
         return self.path / "failures" / f"{run.id}.json"
 
 
-def _if_there(path: Path) -> Any:
-    """What a file holds; None where there is none, though it may have been there a moment ago."""
-    try:
-        return read_json(path) if path.exists() else None
-    except IntegrityError:
-        if path.exists():
-            raise
-        return None
-
-
 def read_plan(path: Path) -> Any:
     """One file of `plans`: `runs` as `Run.from_json` takes them, and their `ids` but in the first stores."""
     value = read_json(path)
     if not isinstance(value, dict) or value.get("format") != PLAN or not isinstance(value.get("runs"), list):
         raise IntegrityError(f"{path} is not of the format {PLAN!r}; which version wrote it?")
     return value
+
+
+def _read_entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The runs of one plan by their ids; plans of the first version have none, and are read the slow way."""
+    plan = read_plan(path)
+    runs, ids = plan.get("runs"), plan.get("ids")
+    if ids is None:
+        for run in map(Run.from_json, runs):
+            yield run.id, run.to_json()
+        return
+    texts = isinstance(ids, list) and all(isinstance(each, str) for each in ids)
+    if not texts or not isinstance(runs, list) or len(ids) != len(runs) or not all(map(_is_entry, runs)):
+        raise IntegrityError(f"{path} is damaged: its ids and runs are not as they are written")
+    yield from zip(ids, runs, strict=True)
+
+
+def _is_entry(value: Any) -> bool:
+    """Whether it has what names its data set and algorithm; all else is for `Run.from_json` to check."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str | None):
+        return False
+    return isinstance(value.get("dataset"), str) and isinstance(value.get("algorithm"), str)

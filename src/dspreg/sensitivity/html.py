@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dspreg import __version__
-from dspreg.pages import inline, page
+from dspreg.io.html import inline, render_page
 
 PROFILE = """
 {% macro number(x, places=2) %}{{ "–" if x is none else ("%." ~ places ~ "f")|format(x) }}{% endmacro %}
@@ -64,7 +64,7 @@ def profile_page(found: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str
     about = found["settings"].get("about", {})
     title = f"Domain sensitivity of {about['model']} on {about['data']}" if about else "Domain sensitivity"
     shown = [(caption, inline(image)) for caption, image in pictures.items()]
-    return page(title, PROFILE, f=found, pictures=shown, provenance=list(provenance(found["settings"])))
+    return render_page(title, PROFILE, f=found, pictures=shown, provenance=list(provenance(found["settings"])))
 
 
 def comparison_page(found: Mapping[str, Any], pictures: Mapping[str, bytes], names: tuple[str, str]) -> str:
@@ -74,7 +74,7 @@ def comparison_page(found: Mapping[str, Any], pictures: Mapping[str, bytes], nam
         (when, [("file", name), *provenance(found["settings"][when])])
         for when, name in zip(("before", "after"), names, strict=True)
     ]
-    return page("Domain sensitivity before and after", COMPARISON, f=found, pictures=shown, provenance=each)
+    return render_page("Domain sensitivity before and after", COMPARISON, f=found, pictures=shown, provenance=each)
 
 
 def provenance(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from dspreg.errors import ConfigError
-from dspreg.names import shown
+from dspreg.io.text import escape_terminal
 from dspreg.randomness import generator
 from dspreg.sensitivity.profile import tensors_of
 
@@ -83,7 +83,7 @@ def name_rows(axes: Axes, profile: Profile) -> None:
 
 def plain(text: str) -> str:
     """Text without formulas: matplotlib would read what is between two dollar signs as one."""
-    return shown(text).replace("$", r"\$")
+    return escape_terminal(text).replace("$", r"\$")
 
 
 def histogram(profile: Profile) -> Figure:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dspreg.errors import ConfigError, IntegrityError, Notice, ResourceError
 from dspreg.io.atomic_files import make_folder, write
-from dspreg.names import did_you_mean
+from dspreg.io.text import did_you_mean
 from dspreg.vectors import ParamVector
 
 if TYPE_CHECKING:

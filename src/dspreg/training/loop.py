@@ -20,9 +20,9 @@ from dspreg.batches import Batch
 from dspreg.data import DomainDataset
 from dspreg.data.loading import XY, loaded, told
 from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted
-from dspreg.io.atomic_files import read_json
 from dspreg.protocol.settings import FIELDS, Execution
 from dspreg.runs.folder import RunFolder
+from dspreg.runs.status import FAILURE, read_failure
 from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.evaluate import tallies
@@ -118,7 +118,7 @@ def train(
             checkpoints.save(state.t, state.pack())
             raise
         except Diverged as failure:
-            folder.write_json("failure.json", {"step": failure.step, "reason": str(failure)})
+            folder.write_json(FAILURE, {"step": failure.step, "reason": str(failure)})
             raise
         if should_profile(state, execution):
             on.on_phase("measuring c after training")
@@ -246,10 +246,10 @@ def resume(state: State, checkpoints: Checkpoints) -> None:
 
 def raise_if_failed_before(folder: RunFolder) -> None:
     """The same settings would fail the same way again."""
-    if (folder / "failure.json").exists():
-        failure = read_json(folder / "failure.json")
-        way = "Change settings and --out, or remove failure.json to try again from the last finite checkpoint"
-        raise Diverged(f"{folder.path} failed before: {failure['reason']}. {way}", failure["step"])
+    failure = read_failure(folder / FAILURE)
+    if failure is not None:
+        way = f"Change settings and --out, or remove {FAILURE} to try again from the last finite checkpoint"
+        raise Diverged(f"{folder.path} failed before: {failure.reason}. {way}", failure.record["step"])
 
 
 def refuse_inside(out: Path, data: DomainDataset) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from dspreg.domainbed.records import format_records
 from dspreg.errors import ConfigError
-from dspreg.report.domainbed_layout import lines
 from dspreg.training.experiment import Experiment
 from dspreg.training.state import State
 
@@ -39,7 +39,7 @@ def domainbed_lines(experiment: Experiment, records: list[dict[str, Any]]) -> st
     settings = vars(experiment.settings) | {"dataset": experiment.data.name}
     smallest = min(len(inside) for inside, _ in experiment.splits.values())
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
-    return lines(settings, experiment.data.domains, smallest, records, memory=memory)
+    return format_records(settings, experiment.data.domains, smallest, records, memory=memory)
 
 
 def require_tensorboard() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.errors import DataError, Notice
+from dspreg.io.text import join_few
 from dspreg.sensitivity.estimators import Params, Readings, estimate_by_loop
 from dspreg.sensitivity.per_sample.accumulator import Accumulator
 from dspreg.sensitivity.samples import Samples, architecture
@@ -71,8 +72,7 @@ def warn_slow(net: nn.Module, names: list[str], error: Exception | None) -> None
         return
     warned.update(names)
     reason = str(error).strip().splitlines()[0] if error else "its numbers differ from those of single samples"
-    few = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    text = f"torch.func cannot vectorise {few} ({reason}); measuring them sample by sample"
+    text = f"torch.func cannot vectorise {join_few(names, 3)} ({reason}); measuring them sample by sample"
     warnings.warn(f"{text}: the same numbers, slower", Notice, stacklevel=2)
 
 

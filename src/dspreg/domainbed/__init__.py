@@ -1,0 +1,1 @@
+"""Compatibility with DomainBed: its seeds, jobs, records, selection and tables. No torch in here."""

@@ -1,0 +1,1 @@
+"""A report as one HTML page: tables that sort, pictures, and where it all comes from."""

@@ -1,0 +1,251 @@
+"""Runs found in a folder, or planned in a store, as traces. A damaged one is named and left out."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from os.path import isfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dspreg.errors import ConfigError, DspregError, Notice
+from dspreg.io.atomic_files import canonical_json, sha256
+from dspreg.protocol.selection import Trace
+from dspreg.runs.folder import RunFolder
+from dspreg.runs.leases import LeaseInfo, list_leases
+from dspreg.runs.run import Run
+from dspreg.runs.status import FAILURE, RunState, derive_state, read_failure
+from dspreg.runs.store import RunStore
+
+IDENTITY = ("dataset", "algorithm", "targets", "trial", "draw", "protocol")
+OPTIONS = ("lr", "weight_decay", "batch_size", "dropout")  # what search draws, whatever the algorithm
+KEPT = ("step", "accuracy", "validation")  # of a record: ten thousand runs are to fit into memory
+ELSEWHERE = {*IDENTITY, *OPTIONS, "evaluate", "weights"}  # settings that are no conditions, or only in another form
+ENVIRONMENT = {
+    "torch": None,
+    "threads": None,
+    "device": None,
+    "precision": None,
+    "layout": "channels-first",
+}  # if not said
+
+
+def load_runs(path: str | Path) -> tuple[list[Trace], list[str]]:
+    """All runs in a folder, or all that a store planned, and in words what is damaged or else left out."""
+    store = find_store(path)
+    if store is None:
+        found = [_try_to_load(folder) for folder in run_folders(path)]
+        return [each for each in found if isinstance(each, Trace)], [each for each in found if isinstance(each, str)]
+    runs = store.planned()
+    if not runs:
+        raise ConfigError(f"nothing is planned in {store.path}; for the runs that are there give {store.path / 'runs'}")
+    traces, damaged = load_planned(store, runs)
+    unplanned = _folders_in(store.path / "runs", {run.id for run in runs})
+    strange = [f"{folder.path} holds a run that no plan of the store names" for folder in unplanned]
+    return list(traces.values()), [*damaged.values(), *strange]
+
+
+def load_planned(store: RunStore, runs: Sequence[Run]) -> tuple[dict[str, Trace], dict[str, str]]:
+    """Each of these runs by its plan id, finished or not; and by plan id, in words, what is damaged.
+
+    Args:
+        store: Where they lie, or would.
+        runs: Whether the store planned them or not.
+    """
+    leases = _Leases(store)
+    begun: dict[str, Trace] = {}
+    damaged: dict[str, str] = {}
+    for run in runs:
+        folder = store.folder(run)
+        if isfile(f"{folder.path}/run.json"):
+            found = _try_to_load(folder, Planned(run, store, leases))
+            if isinstance(found, Trace):
+                begun[run.id] = found
+            else:
+                damaged[run.id] = found
+    names = _Names(runs, begun)
+    traces = {}
+    for run in runs:
+        if run.id in begun:
+            traces[run.id] = begun[run.id]
+            continue
+        try:
+            failure = None if run.id in damaged else store.failure(run)
+        except DspregError as error:
+            failure, damaged[run.id] = None, str(error)
+        lease, damage = leases.get(run), damaged.get(run.id, "")
+        state = derive_state(failure=failure, lease=lease, damage=damage, steps=run.options.get("steps"))
+        traces[run.id] = names.trace(run, state)
+    return traces, damaged
+
+
+def find_store(path: str | Path) -> RunStore | None:
+    """The store at `path`, if it is one that has plans."""
+    store = RunStore(path)
+    return store if (store.path / "store.json").is_file() and (store.path / "plans").is_dir() else None
+
+
+def run_folders(path: str | Path) -> list[RunFolder]:
+    """The run at `path`, or those in it, or those in its `runs`."""
+    root = Path(path)
+    if not root.is_dir():
+        raise ConfigError(f"{root} is no folder; give the one that holds the folders of runs")
+    itself = [RunFolder(root)] if isfile(root / "run.json") else []
+    found = [*itself, *_folders_in(root), *_folders_in(root / "runs")]
+    if not found:
+        raise ConfigError(f"{root} holds no runs: there is no */run.json and no runs/*/run.json in it")
+    return found
+
+
+def _folders_in(path: Path, known: Collection[str] = ()) -> list[RunFolder]:
+    """All runs in a folder but those of known names."""
+    names = sorted(set(os.listdir(path)) - set(known)) if path.is_dir() else []
+    return [RunFolder(path / name) for name in names if isfile(f"{path}/{name}/run.json")]
+
+
+def _try_to_load(folder: RunFolder, planned: Planned | None = None) -> Trace | str:
+    """A run, or in words what is wrong with it."""
+    try:
+        return load_run(folder, planned)
+    except DspregError as error:
+        return str(error)
+    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+        return f"{folder.path} is not laid out as a run: {type(error).__name__}: {error}"
+
+
+class Planned(NamedTuple):
+    """A run of a store."""
+
+    run: Run
+    store: RunStore
+    leases: _Leases
+
+
+def load_run(folder: RunFolder, planned: Planned | None = None) -> Trace:
+    """One run; its records only where it is finished and verified.
+
+    Args:
+        folder: Where it lies.
+        planned: What the folder has to hold, in a store.
+    """
+    described, result, records = folder.contents()
+    if planned is not None:
+        planned.store.require_plan(folder, described, planned.run)
+    settings, data = described["settings"], described["data"]
+    state = derive_state(finished=True) if result else _unfinished(folder, settings["steps"], planned)
+    return Trace(
+        dataset=settings["dataset"],
+        algorithm=described.get("where", {}).get("algorithm", settings["algorithm"]),
+        domains=tuple(data["domains"]),
+        targets=tuple(settings["targets"]),
+        trial=settings["trial"],
+        draw=settings["draw"],
+        protocol=settings["protocol"],
+        options={name: settings[name] for name in OPTIONS},
+        conditions=dict(_conditions(described, result)),
+        records=list(map(_record, records)),
+        state=state,
+        id=described["id"],
+        place=str(folder.path),
+        plan=_asked_for(planned.run) if planned else "",
+        made=_made(described, result),
+    )
+
+
+def _unfinished(folder: RunFolder, steps: int, planned: Planned | None) -> RunState:
+    """The state of a run that was begun and has no result."""
+    done = list(folder.records)
+    return derive_state(
+        begun=True,
+        failure=planned.store.failure(planned.run) if planned else read_failure(folder / FAILURE),
+        lease=planned.leases.get(planned.run) if planned else None,
+        step=done[-1]["step"] if done else None,
+        steps=steps,
+    )
+
+
+class _Leases:
+    """Of a store, read when they are first asked for: in the tables of a finished store there are none."""
+
+    def __init__(self, store: RunStore):
+        self.path = store.path / "claims.db"
+        self.found: dict[str, LeaseInfo] | None = None
+
+    def get(self, run: Run) -> LeaseInfo | None:
+        if self.found is None:
+            try:
+                self.found = {each.run: each for each in list_leases(self.path)}
+            except DspregError as error:
+                warnings.warn(f"running runs are reported as stopped, since leases can't be read: {error}", Notice,
+                              stacklevel=2)  # fmt: skip
+                self.found = {}
+        return self.found.get(run.id)
+
+
+class _Names:
+    """Data set, algorithm and domains as runs of the same plan that were begun call them."""
+
+    def __init__(self, runs: Iterable[Run], begun: Mapping[str, Trace]):
+        self.datasets: dict[str, str] = {}
+        self.algorithms: dict[str, str] = {}
+        self.domains: dict[str, tuple[str, ...]] = {}
+        for run in runs:
+            if there := begun.get(run.id):
+                self.datasets[run.data_name] = there.dataset
+                self.algorithms[run.algorithm] = there.algorithm
+                self.domains[there.dataset] = there.domains
+        held_out: dict[str, dict[str, None]] = {}
+        for run in runs:
+            held_out.setdefault(self.datasets.get(run.data_name, run.data_name), {}).update(dict.fromkeys(run.targets))
+        for name, targets in held_out.items():
+            self.domains.setdefault(name, tuple(targets))  # all that is known of a data set before it is read
+
+    def trace(self, run: Run, state: RunState) -> Trace:
+        name = self.datasets.get(run.data_name, run.data_name)
+        return Trace(
+            dataset=name,
+            algorithm=self.algorithms.get(run.algorithm, run.algorithm),
+            domains=self.domains[name],
+            targets=run.targets,
+            trial=run.trial,
+            draw=run.draw,
+            protocol=run.protocol,
+            state=state,
+            plan=_asked_for(run),
+        )
+
+
+def _asked_for(run: Run) -> str:
+    """What was asked for beside data set, targets, algorithm, trial and draw: the same for all runs of a row."""
+    return canonical_json({"protocol": run.protocol, **run.identity()["options"]})
+
+
+def _record(each: dict[str, Any]) -> dict[str, Any]:
+    loss = each.get("log", {}).get("loss")
+    return {name: each[name] for name in KEPT} | {"loss": None if loss is None else float(loss)}
+
+
+def _made(described: dict[str, Any], result: dict[str, Any] | None) -> dict[str, Any]:
+    """What it was made from and with, in full, and how often c was measured."""
+    tag, sha = (described["weights"].get(name) for name in ("tag", "sha256"))
+    return {
+        "dspreg": described["environment"].get("dspreg"),
+        "weights": f"{tag}, SHA-256 {sha}" if sha else str(tag),
+        "fingerprints": dict(described["data"]["fingerprints"]),
+        "refreshes": (result or {}).get("refreshes"),
+    }
+
+
+def _conditions(described: dict[str, Any], result: dict[str, Any] | None) -> Iterator[tuple[str, Any]]:
+    """What else decides the result; runs that differ in it are not averaged."""
+    for name, value in described["settings"].items():
+        if name not in ELSEWHERE:  # evaluating more changes no number
+            yield name, value
+    weights = described["weights"]
+    yield "weights", (weights.get("sha256") or "none")[:8]
+    yield "data", sha256(canonical_json(described["data"]["fingerprints"]).encode())[:8]
+    lived = [described["environment"], *(result or {}).get("environments", [])]
+    for name, unsaid in ENVIRONMENT.items():
+        values = dict.fromkeys(str(each.get(name, unsaid)) for each in lived)
+        yield name, " then ".join(values)  # a run gone on with in another environment is of neither

@@ -1,0 +1,258 @@
+"""The status of runs: one enumeration, one derivation, one sentence. Read without torch.
+
+A run's status follows from four facts: whether its folder was begun, whether it holds a result, what its failure record
+says, and whether a live process has its lease. Who asks decides how the facts are found: `RunStore.status` verifies
+every file, `dspreg.report.load` every file but the models, `scan_store` only looks which files there are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dspreg.errors import DspregError, IntegrityError, ResourceError
+from dspreg.io.atomic_files import read_json
+from dspreg.runs.leases import LeaseInfo, list_leases
+from dspreg.runs.run import Run, data_name
+
+if TYPE_CHECKING:
+    from dspreg.runs.store import RunStore
+
+FAILURE = "failure.json"  # in the folder of a run that diverged
+SUMMARIES = ("finished", "running", "waiting", "failed", "cancelled")  # what `dspreg status` counts
+
+
+class RunStatus(StrEnum):
+    """What became of a run."""
+
+    NOT_STARTED = "not started"
+    STOPPED = "stopped"  # it was begun, and no process works on it
+    RUNNING = "running"  # a live process has its lease
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    DAMAGED = "damaged"  # its files contradict each other or can't be read
+
+
+class Failure(NamedTuple):
+    """A failure record: why a run failed, or that it was cancelled."""
+
+    reason: str
+    attempts: int = 0  # failed ones; 0 for a run that diverged: another attempt would give bitwise identical results
+    cancelled: bool = False
+    record: Mapping[str, Any] = {}  # the whole file
+
+
+class RunState(NamedTuple):
+    """The status of a run, and what is known beside it.
+
+    Attributes:
+        status: What became of it.
+        reason: Why it failed, also where it is being tried again; why it is damaged; how to undo that it was cancelled.
+        attempts: Failed ones, as in `Failure`.
+        result: The verified outcome of a finished run, if it was read.
+        lease: Of the process that works on it, or that did and is gone; None once nothing is left to do.
+        step: The last one that was recorded, or reported by the lease.
+        steps: How many it is to have.
+    """
+
+    status: RunStatus
+    reason: str = ""
+    attempts: int = 0
+    result: dict[str, Any] | None = None
+    lease: LeaseInfo | None = None
+    step: int | None = None
+    steps: int | None = None
+
+    def is_final(self, attempts: int) -> bool:
+        """Whether nothing is left to do, if a run may be attempted so many times."""
+        if self.status is RunStatus.FAILED:
+            return self.attempts == 0 or self.attempts >= attempts
+        return self.status in (RunStatus.FINISHED, RunStatus.CANCELLED, RunStatus.DAMAGED)
+
+    def summary(self, attempts: int) -> str:
+        """One of `SUMMARIES`. A run that is not started, stopped or to be tried again is waiting."""
+        if self.status is RunStatus.DAMAGED:
+            return "failed"
+        return self.status.value if self.status is RunStatus.RUNNING or self.is_final(attempts) else "waiting"
+
+
+FINISHED = RunState(RunStatus.FINISHED)  # of a run whose outcome is kept elsewhere, or not read
+
+
+def derive_state(
+    *,
+    begun: bool = False,
+    finished: bool = False,
+    failure: Failure | None = None,
+    lease: LeaseInfo | None = None,
+    damage: str = "",
+    result: dict[str, Any] | None = None,
+    step: int | None = None,
+    steps: int | None = None,
+) -> RunState:
+    """The status that follows from the facts; every other statement about a run's status is made of this one.
+
+    Args:
+        begun: Whether its folder describes a run.
+        finished: Whether it holds a result.
+        failure: The failure record, the run's own before the store's.
+        lease: Of the run, expired ones too.
+        damage: What is wrong with its files.
+        result: Kept in the state.
+        step: Kept in the state; the lease's, where that is further.
+        steps: Kept in the state.
+    """
+    if damage:
+        return RunState(RunStatus.DAMAGED, damage)
+    if finished:
+        return FINISHED if result is None else RunState(RunStatus.FINISHED, result=result)
+    if failure is not None and failure.cancelled:
+        return RunState(RunStatus.CANCELLED, failure.reason)
+    if failure is not None and not failure.attempts:
+        return RunState(RunStatus.FAILED, failure.reason, step=step, steps=steps)
+    reason, attempts = (failure.reason, failure.attempts) if failure is not None else ("", 0)
+    if lease is not None and lease.alive:  # whatever the attempts: its sweep may allow more of them than we know
+        return RunState(RunStatus.RUNNING, reason, attempts, lease=lease, step=max(lease.step, step or 0), steps=steps)
+    if failure is not None:
+        return RunState(RunStatus.FAILED, reason, attempts, lease=lease, step=step, steps=steps)
+    return RunState(RunStatus.STOPPED if begun else RunStatus.NOT_STARTED, lease=lease, step=step, steps=steps)
+
+
+def describe_state(state: RunState) -> str:
+    """The status as a sentence for tables, beginning with the status itself."""
+    if state.status is RunStatus.STOPPED:
+        return "stopped before its first record" if state.step is None else f"stopped at {_step(state)}"
+    if state.status is RunStatus.RUNNING:
+        return f"running at {_step(state)} (held by a sweeper)"
+    tries = f" after {state.attempts:,} attempt{'s' * (state.attempts > 1)}" if state.attempts else ""
+    return f"{state.status}{tries}: {state.reason}" if state.reason else f"{state.status}{tries}"
+
+
+def _step(state: RunState) -> str:
+    return f"step {state.step:,}" if state.steps is None else f"step {state.step:,} of {state.steps:,}"
+
+
+def read_failure(path: Path) -> Failure | None:
+    """A failure record; None where there is none, or none any more: a retry may remove it while it is read.
+
+    Raises:
+        IntegrityError: It is damaged.
+    """
+    if not path.exists():
+        return None
+    try:
+        record = read_json(path)
+    except IntegrityError:
+        if path.exists():
+            raise
+        return None
+    try:
+        return Failure(str(record["reason"]), int(record.get("attempts", 0)), bool(record.get("cancelled")), record)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise IntegrityError(f"{path} can't be read: it is no failure record") from error
+
+
+# All runs of a store at a glance.
+
+
+@dataclass
+class StoreStatus:
+    """All runs of a store at one moment.
+
+    Attributes:
+        runs: By plan id, in the order of the plans, what `Run.from_json` takes.
+        attempts: How often a run may fail before no sweep tries it again.
+        states: By plan id.
+        summaries: By plan id, one of `SUMMARIES`.
+    """
+
+    runs: Mapping[str, Mapping[str, Any]]
+    attempts: int
+    states: dict[str, RunState] = field(default_factory=dict)
+    summaries: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing is left to do."""
+        return not {"running", "waiting"} & set(self.summaries.values())
+
+    @property
+    def leases(self) -> dict[str, LeaseInfo]:
+        """Of runs that are running or waiting; the process that has the lease of a waiting run is gone, or hangs."""
+        unfinished = ((run, self.states[run].lease) for run, summary in self.summaries.items() if summary in _OPEN)
+        return {run: lease for run, lease in unfinished if lease is not None}
+
+    @property
+    def failures(self) -> dict[str, RunState]:
+        """Of runs that failed, also of those that are tried again."""
+        return {run: s for run, s in self.states.items() if s.reason and s.status is not RunStatus.CANCELLED}
+
+    def run(self, run: str) -> Run:
+        return Run.from_json(self.runs[run])
+
+
+_OPEN = ("running", "waiting")
+
+
+def scan_store(store: RunStore, attempts: int) -> StoreStatus:
+    """The status of all runs by the files that are there; no file of a finished run is opened, and nothing is written.
+
+    Ten thousand runs take a fraction of a second, since every folder is listed once. It may be read while sweeps write,
+    and by users who may only read.
+
+    Args:
+        store: Checked before.
+        attempts: How often a run may fail before no sweep tries it again.
+    """
+    # leases first: a run that ends after this has its files
+    leases = {each.run: each for each in list_leases(store.path / "claims.db")}
+    found = StoreStatus(store.planned_entries(), attempts)
+    begun, failed = _list_names(store.path / "runs"), _list_names(store.path / "failures")
+    place = f"{store.path}{os.sep}runs{os.sep}"
+    for run in found.runs:
+        folder, there, lease = f"{place}{run}{os.sep}", run in begun, leases.get(run)
+        if there and os.path.exists(folder + "result.json"):
+            state = derive_state(finished=True)
+        else:
+            record: Path | None = None
+            if there and os.path.exists(folder + FAILURE):
+                record = Path(folder, FAILURE)
+            elif f"{run}.json" in failed:
+                record = store.path / "failures" / f"{run}.json"
+            try:
+                failure, damage = read_failure(record) if record else None, ""
+            except IntegrityError as error:
+                failure, damage = None, str(error)
+            there = there and os.path.exists(folder + "run.json")
+            steps = _read_steps(Path(folder, "run.json")) if there and lease is not None else None
+            state = derive_state(begun=there, failure=failure, lease=lease, damage=damage, steps=steps)
+        found.states[run] = state
+        found.summaries[run] = state.summary(attempts)
+    return found
+
+
+def group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """Data set and algorithm of a run, as `Run.from_json` takes it."""
+    return data_name(entry["dataset"], entry.get("name")), entry["algorithm"]
+
+
+def _list_names(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except FileNotFoundError:  # a store that was just made
+        return set()
+    except OSError as error:
+        raise ResourceError(f"{folder} can't be read: {error.strerror}") from error
+
+
+def _read_steps(path: Path) -> int | None:
+    """Of a run that was begun; None: it is about to be."""
+    try:
+        return int(read_json(path)["settings"]["steps"])
+    except (DspregError, KeyError, TypeError, ValueError):  # damage is reported by `sweep`
+        return None
