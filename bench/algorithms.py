@@ -29,11 +29,11 @@ from safetensors.torch import load_file
 
 from dspreg.algorithms import GGA
 from dspreg.algorithms.base import Algorithm
-from dspreg.algorithms.spec import PUBLISHED, algorithms
+from dspreg.algorithms.registry import PUBLISHED, algorithms
 from dspreg.batches import Batch
+from dspreg.config.train_config import Execution
 from dspreg.errors import Notice
 from dspreg.io.atomic_files import write_json
-from dspreg.protocol.settings import Execution
 from dspreg.training import train, train_step
 
 NETWORK, PIXELS, IMAGES, ROUNDS = "resnet18", 64, 8, 30

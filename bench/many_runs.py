@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.io.atomic_files import canonical_json, sha256
-from dspreg.protocol.enumerate import leave_one_out
+from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.runs.folder import FORMAT, identity
 from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dspreg
-from dspreg.protocol.settings import Execution
+from dspreg.config.train_config import Execution
 from dspreg.runs.folder import RunFolder
 from dspreg.training.callbacks import ProgressBar
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from dspreg.protocol.settings import Execution
-from dspreg.training.experiment import Experiment, prepared
+from dspreg.config.train_config import Execution
+from dspreg.training.experiment import Experiment, prepare_experiment
 
 LITE0 = "tf_efficientnet_lite0"
 
@@ -24,4 +24,4 @@ def without_sketch(image_size: int, **others: Any) -> Experiment:
     """PACS without sketch, and Lite0 with its weights unless `others` has another model."""
     root, weights = places()
     settings = {"dataset": "PACS", "targets": ("sketch",), "algorithm": "ERM", "trial": 0, "image_size": image_size}
-    return prepared(settings | {"model": LITE0, "weights": weights} | others, Execution(root=root, workers=0))
+    return prepare_experiment(settings | {"model": LITE0, "weights": weights} | others, Execution(root=root, workers=0))

@@ -32,7 +32,7 @@ import dspreg
 from dspreg import vectors
 from dspreg.algorithms import DSPReg
 from dspreg.batches import Batch, Objective
-from dspreg.data.loading import loaded
+from dspreg.data.loader import iterate_batches
 from dspreg.penalty import Step, parse_engine
 from dspreg.training.experiment import Experiment
 from dspreg.training.step import train_step
@@ -97,7 +97,7 @@ def likeness(part: Tensor, target: Tensor) -> list[float]:
 def watch(experiment: Experiment, out: Path) -> None:
     watched = experiment.algorithm()
     assert isinstance(watched, Watched)
-    steps, shown = experiment.steps(), experiment.shown(experiment.settings.augment).normalised
+    steps, shown = experiment.steps(), experiment.transform(experiment.settings.augment).normalise
 
     def batches_of(made: list[tuple[Tensor, Tensor]]) -> list[Batch]:
         return [Batch(shown(x), y, d) for d, (x, y) in enumerate(made)]
@@ -106,7 +106,7 @@ def watch(experiment: Experiment, out: Path) -> None:
     larges: dict[int, Tensor] = {}
     total = experiment.settings.steps
     with (out / "steps.jsonl").open("w") as of_steps, (out / "windows.jsonl").open("w") as of_windows:
-        for t, made in enumerate(loaded(steps, range(total), experiment.workers)):
+        for t, made in enumerate(iterate_batches(steps, range(total), experiment.workers)):
             started = time.perf_counter()
             batches = batches_of(made)
             if t % LARGE_EVERY == LARGE_AT:

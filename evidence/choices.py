@@ -17,7 +17,7 @@ from measure_checkpoints import make_parser, measure_checkpoints
 
 import dspreg
 from dspreg.algorithms import DSPReg
-from dspreg.data.sampling import measured as positions
+from dspreg.data.sampling import draw_measure_batches as positions
 from dspreg.sensitivity import Profile
 from dspreg.sensitivity.summary import agreement
 from dspreg.training.experiment import Experiment
@@ -55,11 +55,11 @@ def compare_choices(experiment: Experiment, algorithm: DSPReg) -> dict[str, obje
 
 def measure_augmented(experiment: Experiment, algorithm: DSPReg) -> Profile:
     """On the images that a refresh takes, as training shows them."""
-    shown, key, domains = experiment.shown(augment=True), (*experiment.key, algorithm.t), {}
+    shown, key, domains = experiment.transform(augment=True), (*experiment.key, algorithm.t), {}
     for part in (experiment.part(name, "in", shown) for name in experiment.sources):
         chosen = positions(len(part), algorithm.measure_batches, *key, part.domain)
         made = [part.batch(each, *key, n, "augmented") for n, each in enumerate(chosen)]
-        domains[part.domain] = [(shown.normalised(x), y) for x, y in made]
+        domains[part.domain] = [(shown.normalise(x), y) for x, y in made]
     return dspreg.measure(algorithm.net, domains)
 
 

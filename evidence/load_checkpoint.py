@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dspreg.algorithms import DSPReg
 from dspreg.batches import Batch
+from dspreg.config.train_config import Execution
 from dspreg.inference.load import model_file, read_model_file
-from dspreg.protocol.settings import Execution
 from dspreg.runs.folder import RunFolder
-from dspreg.training.experiment import Experiment, prepared
+from dspreg.training.experiment import Experiment, prepare_experiment
 from dspreg.training.model import load_tensors
 
 SPEC = "DSPReg(weight=0.001)"
@@ -19,7 +19,7 @@ def load_checkpoint(folder: RunFolder, step: int, root: str, weights: str) -> tu
     s = dict(folder.description()["settings"])
     given = s | {"targets": tuple(s["targets"]), "weights": weights, "algorithm": SPEC}
     how = Execution(root=root, layout="channels-last", cache="disk", check_images="never", threads=1, workers=0)
-    experiment = prepared(given, how)
+    experiment = prepare_experiment(given, how)
     algorithm = experiment.algorithm()
     assert isinstance(algorithm, DSPReg)
     load_tensors(algorithm, read_model_file(model_file(folder.path, str(step)))[1], str(folder.path))
@@ -29,5 +29,5 @@ def load_checkpoint(folder: RunFolder, step: int, root: str, weights: str) -> tu
 
 def new_batches(experiment: Experiment, number: int) -> list[list[Batch]]:
     """So many steps' training batches, by step and domain: new draws and augmentations of the training images."""
-    shown, steps = experiment.shown(experiment.settings.augment).normalised, experiment.steps()
+    shown, steps = experiment.transform(experiment.settings.augment).normalise, experiment.steps()
     return [[Batch(shown(x), y, d) for d, (x, y) in enumerate(steps[i])] for i in range(NEW, NEW + number)]

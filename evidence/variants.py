@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dspreg.algorithms.spec import filled
+from dspreg.algorithms.registry import filled
 from dspreg.report.load import load_runs, run_folders
 from dspreg.report.tables import SelectedRow, select_rows
 from dspreg.runs.folder import RunFolder

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 import dspreg
+from dspreg.config.train_config import Execution
 from dspreg.data import Digits
 from dspreg.io.html import inline, png, render_page
-from dspreg.protocol.settings import Execution
 from dspreg.runs.folder import RunFolder
 from dspreg.training.callbacks import ProgressBar, TrainingCallback
 

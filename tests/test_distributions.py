@@ -20,7 +20,7 @@ from dspreg.algorithms import (
     Mixup,
     VREx,
 )
-from dspreg.algorithms.spec import options_of
+from dspreg.algorithms.base import options_of
 from dspreg.distributions import Choice, LogUniform, Uniform
 from dspreg.domainbed.seeds import seed_hash
 

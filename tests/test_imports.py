@@ -26,11 +26,12 @@ SLOW = frozenset({"pandas", "matplotlib", "rich"})
 
 TABLE = {
     "errors": Place(1, NUMPY),
-    "choices": Place(1),
     "io": Place(1, frozenset(), frozenset({"jinja2", "matplotlib", "rich"})),
+    "specs": Place(1),
+    "config": Place(1, NUMPY | {"yaml"}),
     "domainbed": Place(1, NUMPY),
     "distributions": Place(1, NUMPY),
-    "protocol": Place(1, NUMPY | {"yaml"}),
+    "protocol": Place(1, NUMPY),
     "runs": Place(1, NUMPY),
     "vectors": Place(2, TORCH),
     "batches": Place(2, TORCH),
@@ -55,7 +56,7 @@ DRAWS = {
     "paper/figures.py",
     "inference/confusion.py",
 }  # may import matplotlib at the top
-INDEXES = {"__init__.py", "spec.py", "catalogue.py"}  # may import other algorithms
+INDEXES = {"__init__.py", "registry.py", "catalogue.py"}  # may import other algorithms
 FOUNDATIONS = {
     "base",
     "compatibility",
@@ -204,7 +205,7 @@ def test_the_check_finds_what_it_should(tmp_path, file, code, fault):
         ("sensitivity/plots.py", "from matplotlib.figure import Figure"),
         ("networks/timm.py", "def f():\n    import timm, huggingface_hub"),
         ("algorithms/sam.py", "from dspreg.algorithms.base import Algorithm\nfrom dspreg.vectors import displaced"),
-        ("algorithms/spec.py", "import dspreg.algorithms as index"),
+        ("algorithms/registry.py", "import dspreg.algorithms as index"),
         ("cli.py", "import argparse\nfrom dspreg import __version__\nfrom dspreg.training import train_step"),
         ("domainbed/write_sweep.py", "from dspreg.report.load import load_run"),
         ("training/loop.py", "net.eval()\nast.parse(text, mode='eval')\njson.load(file)"),
@@ -217,7 +218,7 @@ def test_the_check_lets_pass_what_it_should(tmp_path, file, code):
     assert faults(path, tmp_path) == []
 
 
-@pytest.mark.parametrize("module", ["dspreg", "dspreg.errors, dspreg.distributions, dspreg.choices"])
+@pytest.mark.parametrize("module", ["dspreg", "dspreg.errors, dspreg.distributions, dspreg.config.measure_config"])
 def test_importing_starts_without_torch(module):
     program = f"import sys, {module}; print([m for m in ('torch', 'pandas', 'matplotlib') if m in sys.modules])"
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

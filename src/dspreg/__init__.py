@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dspreg.algorithms import parse as parse
     from dspreg.batches import Batch as Batch
     from dspreg.batches import Outputs as Outputs
+    from dspreg.config.train_config import Execution as Execution
     from dspreg.data import DomainDataset as DomainDataset
     from dspreg.errors import ConfigError as ConfigError
     from dspreg.errors import DataError as DataError
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
     from dspreg.errors import Notice as Notice
     from dspreg.errors import ResourceError as ResourceError
     from dspreg.penalty import Penalty as Penalty
-    from dspreg.protocol.enumerate import leave_one_out as leave_one_out
-    from dspreg.protocol.settings import Execution as Execution
+    from dspreg.protocol.leave_one_out import leave_one_out as leave_one_out
     from dspreg.runs.run import Run as Run
     from dspreg.sensitivity import Profile as Profile
     from dspreg.sensitivity import RunningVariance as RunningVariance
@@ -52,9 +52,9 @@ _HOMES = {
     "describe": "algorithms",
     "train": "training",
     "load": "training",
-    "Execution": "protocol.settings",
+    "Execution": "config.train_config",
     "Run": "runs.run",
-    "leave_one_out": "protocol.enumerate",
+    "leave_one_out": "protocol.leave_one_out",
     "train_step": "training",
     # write your own
     "Algorithm": "algorithms",

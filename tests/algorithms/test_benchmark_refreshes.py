@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from dspreg.algorithms import DSPReg, Task
-from dspreg.data.domain_net import DomainNet
-from dspreg.data.office_home import OfficeHome
-from dspreg.data.pacs import PACS
+from dspreg.data.benchmarks.domain_net import DomainNet
+from dspreg.data.benchmarks.office_home import OfficeHome
+from dspreg.data.benchmarks.pacs import PACS
+from dspreg.data.benchmarks.terra_incognita import TerraIncognita
+from dspreg.data.benchmarks.vlcs import VLCS
 from dspreg.data.splits import steps_per_epoch
-from dspreg.data.terra_incognita import TerraIncognita
-from dspreg.data.vlcs import VLCS
 from dspreg.networks import TinyMLP
 
 NOTES = (Path(__file__).parents[2] / "docs" / "understand" / "paper-notes.md").read_text()

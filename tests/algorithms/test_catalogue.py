@@ -7,7 +7,7 @@ import pytest
 from dspreg.algorithms import Algorithm
 from dspreg.algorithms.base import options_of
 from dspreg.algorithms.catalogue import costs, listing, page
-from dspreg.algorithms.spec import algorithms
+from dspreg.algorithms.registry import algorithms
 
 
 def test_every_method_has_a_measured_cost_and_no_other_does():

@@ -7,7 +7,7 @@ from reference import broken
 
 import dspreg.algorithms as index
 from dspreg.algorithms import Algorithm, Compatibility
-from dspreg.algorithms.spec import algorithms
+from dspreg.algorithms.registry import algorithms
 from dspreg.testing import LawBroken, check_algorithm
 
 IMAGES = {"ARM", "MixStyle"}  # vectors mean nothing to these

@@ -10,7 +10,7 @@ from torch import nn
 
 import dspreg
 from dspreg.algorithms import ERM, IRM, MTL, Algorithm, DSPReg, Fish, SagNet
-from dspreg.algorithms.spec import filled
+from dspreg.algorithms.registry import resolve_spec
 from dspreg.errors import ConfigError
 from dspreg.testing import check_algorithm, ready, toy_batches, toy_task
 from dspreg.training import train_step
@@ -69,9 +69,9 @@ def test_distances_of_features_are_no_half_precision(method):
 
 
 def test_a_given_start_keeps_the_published_end():
-    assert filled("GGA(start=150)", steps=200) == ("GGA(start=150, end=200)", [])
+    assert resolve_spec("GGA(start=150)", steps=200) == ("GGA(start=150, end=200)", [])
     with pytest.raises(ConfigError, match="give both"):
-        filled("GGA(end=50)", steps=200)
+        resolve_spec("GGA(end=50)", steps=200)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from dspreg.algorithms import Algorithm, Compatibility, Mixup, parse
-from dspreg.algorithms.spec import filled
+from dspreg.algorithms.registry import filled
 from dspreg.errors import ConfigError, Notice
 from dspreg.testing import check_algorithm, ready, toy_batches
 from dspreg.training import train_step

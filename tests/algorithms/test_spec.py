@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dspreg.algorithms import CORAL, ERM, SAM, Algorithm, DSPReg, Fish, GroupDRO, Mixup, describe, parse
-from dspreg.algorithms.spec import PUBLISHED, filled
+from dspreg.algorithms.registry import PUBLISHED, resolve_spec
 from dspreg.domainbed.seeds import seed_hash
 from dspreg.errors import ConfigError, DspregError
 
@@ -182,7 +182,7 @@ def by_hand(seed, key, sample):
 
 
 def drawn(spec, seed):
-    return filled(spec, seed=seed)[0]
+    return resolve_spec(spec, seed=seed)[0]
 
 
 def log10(low, high):
@@ -245,27 +245,30 @@ def test_a_wrong_spec_is_refused_when_drawing_as_when_parsing(spec):
 
 
 def test_options_counted_in_steps_are_shorter_in_a_short_run_by_as_much():
-    assert filled("IRM", steps=200) == ("IRM(warmup=20)", ["IRM: warmup=20 instead of 500"])  # 500 · 200/5001 = 19.996
-    assert filled("Fishr+DSPReg", steps=1000)[0] == "Fishr(warmup=300)+DSPReg"
-    assert filled("IRM(weight=3.0)", steps=PUBLISHED // 2)[0] == "IRM(weight=3.0, warmup=250)"
+    assert resolve_spec("IRM", steps=200) == (
+        "IRM(warmup=20)",
+        ["IRM: warmup=20 instead of 500"],
+    )  # 500 · 200/5001 = 19.996
+    assert resolve_spec("Fishr+DSPReg", steps=1000)[0] == "Fishr(warmup=300)+DSPReg"
+    assert resolve_spec("IRM(weight=3.0)", steps=PUBLISHED // 2)[0] == "IRM(weight=3.0, warmup=250)"
 
 
 @pytest.mark.parametrize("steps", [PUBLISHED, 15_001])
 def test_a_run_of_the_published_length_or_longer_scales_nothing(steps):
-    assert filled("IRM+DSPReg", steps=steps) == ("IRM+DSPReg", [])
+    assert resolve_spec("IRM+DSPReg", steps=steps) == ("IRM+DSPReg", [])
 
 
 @pytest.mark.parametrize("warmup", [500, 20, 0])
 def test_what_is_set_by_hand_is_kept_and_written_so_that_reading_it_again_keeps_it(warmup):
     spec = f"ERM+IRM(warmup={warmup})"
-    found, scaled = filled(spec, steps=200)
+    found, scaled = resolve_spec(spec, steps=200)
     assert found == f"IRM(warmup={warmup})"
     assert scaled == []
-    assert filled(found, steps=200) == (found, [])
+    assert resolve_spec(found, steps=200) == (found, [])
 
 
 def test_a_drawn_warmup_is_scaled_too():
     seed = seed_hash(1, 0)
-    drawn_alone, short = parse(drawn("Fishr", seed)), parse(filled("Fishr", seed=seed, steps=500)[0])
+    drawn_alone, short = parse(drawn("Fishr", seed)), parse(resolve_spec("Fishr", seed=seed, steps=500)[0])
     assert short.warmup == round(drawn_alone.warmup * 500 / PUBLISHED)
     assert (short.weight, short.ema) == (drawn_alone.weight, drawn_alone.ema)

@@ -6,7 +6,7 @@ from helpers import tiny
 
 from dspreg import load
 from dspreg.algorithms import Algorithm
-from dspreg.algorithms.spec import algorithm_named
+from dspreg.algorithms.registry import algorithm_named
 from dspreg.algorithms.stack import descend, give_gradients, regroup
 from dspreg.errors import Preempted
 from dspreg.testing import ready, toy_batches, toy_task

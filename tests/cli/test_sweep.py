@@ -197,7 +197,7 @@ def test_a_damaged_run_is_told_and_not_trained_over(images, tmp_path, capsys):
 
 def test_a_recipe(images, tmp_path, capsys):
     (tmp_path / "mine.py").write_text(
-        "from dspreg.protocol.enumerate import leave_one_out\n\n"
+        "from dspreg.protocol.leave_one_out import leave_one_out\n\n"
         "def runs():\n    return leave_one_out({'digits': ('handwritten', 'outline', 'print', 'sign')}, ['ERM'])\n"
     )
     assert main(["sweep", str(tmp_path / "mine.py"), "--dry-run"]) == 0

@@ -11,7 +11,7 @@ import pytest
 from helpers.images import good_files, picture, put, small_tree
 
 from dspreg import ConfigError, DataError, Notice
-from dspreg.data import Cache, Folder, Images, decoded, open_cache
+from dspreg.data import Cache, Folder, Images, decode_image, open_cache
 from dspreg.data import cache as cache_module
 from dspreg.data.cache import decoder
 
@@ -49,7 +49,7 @@ def test_bits_are_those_of_decoding(tmp_path):
     images = Images(files, names, [0] * len(files), ("a",), Cache(tmp_path / "cache", 10**9))
     for _ in range(2):
         for file, (image, _) in zip(files, images, strict=True):
-            expected = decoded(file)
+            expected = decode_image(file)
             assert (image.mode, image.size, image.tobytes()) == ("RGB", expected.size, expected.tobytes())
 
 
@@ -58,7 +58,7 @@ def test_the_second_time_nothing_is_decoded(tmp_path, monkeypatch):
     assert same(images)
     assert len(entries(images.cache)) == 5
     assert entries(images.cache)[0].parent.name == entries(images.cache)[0].name[:2]
-    monkeypatch.setattr("dspreg.data.images.decoded_bytes", None)
+    monkeypatch.setattr("dspreg.data.images.decode_bytes", None)
     assert same(images)
     again = domain(tmp_path, Cache(tmp_path / "cache", 10**9))
     assert same(again)

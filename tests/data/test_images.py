@@ -15,8 +15,8 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 
 from dspreg import DataError
-from dspreg.data import BadImage, Images, decoded
-from dspreg.data.decoding import contents
+from dspreg.data import BadImage, Images, decode_image
+from dspreg.data.decode import contents
 
 
 def domain(folder, count=5, cache=None):
@@ -29,7 +29,7 @@ def test_every_bad_file_is_refused_with_its_reason(tmp_path):
     assert len(expected) > 35
     for name, word in expected.items():
         with pytest.raises(DataError, match=r"is not a usable image: .+\. Replace") as refused:
-            decoded(tmp_path / "bad" / name)
+            decode_image(tmp_path / "bad" / name)
         assert word in refused.value.reason, name
         assert name in str(refused.value)
 
@@ -37,15 +37,15 @@ def test_every_bad_file_is_refused_with_its_reason(tmp_path):
 def test_other_things_than_files(tmp_path):
     (tmp_path / "x.jpg").mkdir()
     with pytest.raises(BadImage, match="a folder, not a file"):
-        decoded(tmp_path / "x.jpg")
+        decode_image(tmp_path / "x.jpg")
     with pytest.raises(BadImage, match="no such file"):
-        decoded(tmp_path / "y.jpg")
+        decode_image(tmp_path / "y.jpg")
     with pytest.raises(BadImage, match="device or socket"):
-        decoded("/dev/zero")
+        decode_image("/dev/zero")
     with socket.socket(socket.AF_UNIX) as s:
         s.bind(str(tmp_path / "s.jpg"))
         with pytest.raises(BadImage, match="device or socket"):
-            decoded(tmp_path / "s.jpg")
+            decode_image(tmp_path / "s.jpg")
     with open(tmp_path / "huge.jpg", "wb") as sparse:
         sparse.truncate(10**12)
     with pytest.raises(BadImage, match=r"1,000,000,000,000 bytes"):
@@ -57,7 +57,7 @@ def test_unusual_images_are_what_pillow_makes_of_them(tmp_path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about transparency
             expected = Image.open(tmp_path / name).convert("RGB")
-        got = decoded(tmp_path / name)
+        got = decode_image(tmp_path / name)
         assert (got.mode, got.size) == ("RGB", expected.size), name
         assert np.array_equal(np.asarray(got), np.asarray(expected)), name
 
@@ -68,13 +68,13 @@ def test_a_global_switch_of_another_library_repairs_nothing(tmp_path, monkeypatc
     put(tmp_path / "half.jpg", whole[: len(whole) - 60])
     Image.open(tmp_path / "half.jpg").load()  # goes through, with grey where nothing was
     with pytest.raises(BadImage, match="truncated"):
-        decoded(tmp_path / "half.jpg")
+        decode_image(tmp_path / "half.jpg")
 
 
 def test_many_threads_leave_the_warning_filters_alone(tmp_path):
     good_files(tmp_path)
     before = list(warnings.filters)
-    threads = [threading.Thread(target=lambda: [decoded(f) for f in tmp_path.iterdir()]) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: [decode_image(f) for f in tmp_path.iterdir()]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -90,7 +90,7 @@ def test_a_domain_is_a_sequence_of_pairs(tmp_path):
         assert label == i % 2
     assert images[-1][1] == 0
     assert images[1:4].names == ["d/c/1.png", "d/c/2.png", "d/c/3.png"]
-    assert images.chosen([4, 0]).labels == [0, 0]
+    assert images.select([4, 0]).labels == [0, 0]
     with pytest.raises(IndexError):
         images[5]
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 PROGRAM = """
-from dspreg.data.loading import loaded
+from dspreg.data.loader import iterate_batches
 
 class Source:
     def __getitem__(self, i):
@@ -13,7 +13,7 @@ class Source:
         return i
 
 try:
-    list(loaded(Source(), range(4), 1))
+    list(iterate_batches(Source(), range(4), 1))
 except ValueError as error:
     kept = error
 print("at the end")

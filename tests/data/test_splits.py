@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dspreg.data.splits import split, steps_per_epoch, stratified
+from dspreg.data.splits import split, split_stratified, steps_per_epoch
 from dspreg.domainbed.seeds import seed_hash
 
 
@@ -76,23 +76,23 @@ LABELS = [0] * 50 + [1] * 13 + [2] * 4 + [3] + [7] * 5
 @pytest.mark.parametrize("holdout", [0.0, 0.1, 0.2, 0.5, 1.0])
 @pytest.mark.parametrize(("trial", "position"), [(0, 0), (0, 2), (3, 1)])
 def test_stratified_is_the_same_order_cut_class_by_class(holdout, trial, position):
-    found = stratified(LABELS, trial, position, holdout)
+    found = split_stratified(LABELS, trial, position, holdout)
     assert found == by_hand(LABELS, trial, position, holdout)
     assert sorted(found[0] + found[1]) == list(range(len(LABELS)))
 
 
 def test_every_class_keeps_its_share():
-    _, out = stratified(LABELS, 0, 0)
+    _, out = split_stratified(LABELS, 0, 0)
     assert Counter(LABELS[place] for place in out) == {0: 10, 1: 2, 7: 1}  # of 4 and of 1 none
 
 
 def test_one_class_alone_is_split_as_domainbed_does():
-    assert stratified([5] * 1415, 0, 0) == split(1415, 0, 0)
+    assert split_stratified([5] * 1415, 0, 0) == split(1415, 0, 0)
 
 
 def test_stratified_wants_a_fraction_too():
     with pytest.raises(ValueError, match=r"between 0 and 1, but got 20.*Try 0\.2"):
-        stratified([0] * 10, 0, 0, holdout=20)
+        split_stratified([0] * 10, 0, 0, holdout=20)
 
 
 @pytest.mark.parametrize(("trial", "position", "seed"), [(0, 1, 1514274641), (1, 0, 785910682)])

@@ -48,13 +48,13 @@ def test_height_and_width_are_not_exchanged():
 def test_a_batch_is_normalised_as_its_images_are():
     transform = Transform(12, MEAN, STD)
     images = [picture(seed=n) for n in range(3)]
-    together = transform.normalised(torch.stack([transform.pixels(image) for image in images]))
+    together = transform.normalise(torch.stack([transform.pixels(image) for image in images]))
     assert torch.equal(together, torch.stack([transform(image) for image in images]))
 
 
 def test_a_batch_lies_channels_last_if_wanted_and_is_the_same():
     pixels = torch.stack([Transform(12, MEAN, STD).pixels(picture(seed=n)) for n in range(3)])
-    plain, last = (Transform(12, MEAN, STD, channels_last=last).normalised(pixels) for last in (False, True))
+    plain, last = (Transform(12, MEAN, STD, channels_last=last).normalise(pixels) for last in (False, True))
     assert torch.equal(plain, last)
     assert (plain.stride(1), last.stride(1)) == (144, 1)
 

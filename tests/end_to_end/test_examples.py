@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from dspreg.data.named import dataset_named
+from dspreg.data.registry import open_dataset
 from dspreg.networks import Network, SmallCNN
 from dspreg.testing import check_algorithm, check_dataset
 
@@ -49,7 +49,7 @@ def test_an_algorithm_of_ones_own_is_short_keeps_the_laws_and_trains(tmp_path):
 
 @pytest.mark.usefixtures("examples_importable")
 def test_a_data_set_of_ones_own_is_short_keeps_the_laws_and_trains(tmp_path):
-    check_dataset(dataset_named("my_dataset.Turned", None, None))
+    check_dataset(open_dataset("my_dataset.Turned", None, None))
     assert len((ROOT / "examples/my_dataset.py").read_text().splitlines()) < 25
     said = run("-m", "dspreg.cli", "train", "--dataset", "my_dataset.Turned", "--target", "45", "--steps", 2,
                "--algorithm", "ERM", "--out", tmp_path / "run")  # fmt: skip

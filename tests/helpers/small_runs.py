@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from dspreg.protocol.settings import Execution
+from dspreg.config.train_config import Execution
 from dspreg.training import train
 
 DOMAINS, CLASSES, EACH = ("dawn", "dusk", "noon"), ("cat", "dog", "owl"), 12

@@ -1,6 +1,6 @@
 """Which layers go together: every ordered pair keeps the laws, or is refused by a message that helps."""
 
-from dspreg.algorithms.spec import algorithms
+from dspreg.algorithms.registry import algorithms
 from dspreg.errors import ConfigError
 from dspreg.testing.laws import Problem, check_laws, maker
 from dspreg.testing.toy import IMAGE

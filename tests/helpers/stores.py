@@ -2,7 +2,7 @@
 
 from dspreg.errors import DataError
 from dspreg.io.atomic_files import write_json
-from dspreg.protocol.enumerate import leave_one_out
+from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.runs.store import RunStore
 
 PACS = {"PACS": ("art", "cartoon", "photo", "sketch")}

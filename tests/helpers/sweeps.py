@@ -4,7 +4,7 @@ from dspreg.io.atomic_files import sha256_of_file
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import RunQueue
 from dspreg.launch.serial import SerialLauncher
-from dspreg.protocol.enumerate import leave_one_out
+from dspreg.protocol.leave_one_out import leave_one_out
 
 OPTIONS = {
     "model": "small-cnn", "weights": "none", "image_size": 28, "steps": 2, "batch_size": 4, "lr": 1e-3,

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from dspreg.config.train_config import Execution
 from dspreg.errors import Preempted
 from dspreg.io.atomic_files import sha256_of_file
-from dspreg.protocol.settings import Execution
 from dspreg.runs.folder import RunFolder
 
 DOMAINS = ("ash", "birch", "cedar", "elm")

@@ -7,9 +7,10 @@ from helpers.small_runs import DOMAINS, photos, trained
 import dspreg
 from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError
-from dspreg.inference.evaluate_run import Trained, _part, data_of, evaluate_run
+from dspreg.inference.evaluate_run import _part, data_of, evaluate_run
 from dspreg.inference.export import export
 from dspreg.inference.predict import image_files, predict_files
+from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
 
 SPECS = {"ARM": "ARM(width=4)", "MTL": "MTL", "MixStyle": "MixStyle", "over": "ARM(width=4)+DSPReg(refresh_steps=1)"}
@@ -55,9 +56,9 @@ def test_mix_style_leaves_plain_weights(runs, tmp_path):
 
 def test_classes_of_an_unseen_domain_are_shuffled(runs, folder):
     """Images of a folder stand class by class; a context of one class alone would be of no domain."""
-    described = RunFolder(runs["ARM"]).description()
+    described = RunDescription.from_json(RunFolder(runs["ARM"]).description())
     data = data_of(described, None, None, None)
-    part = _part(data, "noon", Trained(described), Transform(28, (0.5,) * 3, (0.5,) * 3))[0]
+    part = _part(data, "noon", described, Transform(28, (0.5,) * 3, (0.5,) * 3))[0]
     assert sorted(part.positions) == list(range(36))
     labels = [part.images[i][1] for i in part.positions]
     assert set(labels[:12]) == {0, 1, 2}

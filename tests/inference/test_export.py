@@ -137,7 +137,7 @@ def test_normalising_inside(run, tmp_path):
     _, transform = dspreg.load(run)
     pixels = torch.randint(0, 256, (2, 3, 28, 28), dtype=torch.uint8)
     found = torch.export.load(made.path).module()(pixels / 255)
-    torch.testing.assert_close(found, expected(run, transform.normalised(pixels)), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, expected(run, transform.normalise(pixels)), rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match="no program that could normalise"):
         export(run, "safetensors", normalise=True)
 
@@ -158,7 +158,7 @@ def test_onnx(timm_run, tmp_path):
     for n in (1, 3, 8):
         pixels = torch.randint(0, 256, (n, 3, 32, 32), dtype=torch.uint8)
         found = session.run(None, {"images": (pixels / 255).numpy()})[0]
-        logits = expected(timm_run, transform.normalised(pixels)).numpy()
+        logits = expected(timm_run, transform.normalise(pixels)).numpy()
         np.testing.assert_allclose(found, logits, atol=1e-4 * abs(logits).max())
 
 

@@ -15,15 +15,16 @@ from PIL import Image
 
 import dspreg
 from dspreg.data import Folder
-from dspreg.data.splits import split, stratified
+from dspreg.data.splits import split, split_stratified
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.inference import evaluate_run as assessment
 from dspreg.inference.adapt_bn import adapted, batch_norms
 from dspreg.inference.confusion import draw
-from dspreg.inference.evaluate_run import DomainScores, RunEvaluation, Trained, evaluate_run
+from dspreg.inference.evaluate_run import DomainScores, RunEvaluation, evaluate_run, split_source
 from dspreg.inference.metric_files import save
 from dspreg.inference.metrics import Scores, scores_of
 from dspreg.io.atomic_files import read_json
+from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
 
 
@@ -132,8 +133,9 @@ def test_held_out_accuracy_is_that_of_training(run):
 
 def test_stratified_runs_are_cut_as_they_were(folder, tmp_path):
     run = trained(folder, tmp_path / "run", split="stratified", steps=1, trial=3)
-    held = Trained(RunFolder(run).description()).held_out(Folder(folder).domain("dusk"), "dusk")
-    assert held == stratified([c for c in range(3) for _ in range(12)], 3, 1)[1]
+    described = RunDescription.from_json(RunFolder(run).description())
+    held = split_source(described, Folder(folder).domain("dusk"), "dusk")[1]
+    assert held == split_stratified([c for c in range(3) for _ in range(12)], 3, 1)[1]
 
 
 def test_a_source_is_known_by_its_images_wherever_they_lie(run, folder, tmp_path):
@@ -215,7 +217,7 @@ def test_adapted_statistics_by_hand(bn_run, folder):
     model, transform = dspreg.load(bn_run)
     before = bits(model)
     images = Folder(folder).domain("noon")
-    part = assessment.Part("noon", images, range(36), transform)
+    part = assessment.DomainSplit("noon", images, range(36), transform)
     first = batch_norms(model)[0]
     seen = []
     hook = first.register_forward_pre_hook(lambda _, given: seen.append(given[0].detach().double().numpy()))
@@ -255,7 +257,7 @@ def test_a_failure_while_adapting_gives_everything_back(bn_run, folder):
     before = bits(model)
     images = Folder(folder).domain("noon")
     images.files[20] = images.files[0].with_name("gone.png")
-    part = assessment.Part("noon", images, range(36), transform)
+    part = assessment.DomainSplit("noon", images, range(36), transform)
     with pytest.raises(DataError, match=r"gone.png"), adapted(model, part, size=4):
         pass
     assert bits(model) == before

@@ -11,9 +11,10 @@ from PIL import Image
 from torch import nn
 
 import dspreg
+from dspreg.config.measure_config import MeasureConfig
+from dspreg.config.train_config import Execution
 from dspreg.errors import ConfigError, DataError, Notice, ResourceError
-from dspreg.inference.profile_run import Plan, profile_network, profile_run
-from dspreg.protocol.settings import Execution
+from dspreg.inference.profile_run import profile_network, profile_run
 from dspreg.training import train
 
 SIZE = 8
@@ -64,8 +65,8 @@ def by_hand(folder, domains, *, reading):
 )
 @pytest.mark.parametrize("domains", [("dawn", "dusk", "noon"), ("noon", "dawn")])
 def test_c_of_a_folder_is_that_of_a_plain_loop(folder, of, reading, domains):
-    plan = Plan(dataset=f"folder:{folder}", domains=domains, of=of, batch=4)
-    found = profile_network("networks_to_profile.tiny", plan, image_size=SIZE)
+    config = MeasureConfig(dataset=f"folder:{folder}", domains=domains, of=of, batch=4)
+    found = profile_network("networks_to_profile.tiny", config, image_size=SIZE)
     assert found.domains == tuple(sorted(domains))
     wanted = by_hand(folder, sorted(domains), reading=reading)
     assert np.allclose(found.c.flat().numpy(), wanted, atol=2e-3)
@@ -76,17 +77,19 @@ def test_without_labels_the_same_images_give_the_same_c(folder, tmp_path):
         (tmp_path / "flat" / domain).mkdir(parents=True)
         for path in (folder / domain).rglob("*.png"):
             (tmp_path / "flat" / domain / f"{path.parent.name}{path.name}").write_bytes(path.read_bytes())
-    plans = [Plan(dataset=f"folder:{place}", of="output", batch=4) for place in (folder, tmp_path / "flat")]
-    one, other = (profile_network("networks_to_profile.tiny", plan, image_size=SIZE) for plan in plans)
+    configs = [MeasureConfig(dataset=f"folder:{place}", of="output", batch=4) for place in (folder, tmp_path / "flat")]
+    one, other = (profile_network("networks_to_profile.tiny", config, image_size=SIZE) for config in configs)
     assert torch.allclose(one.c.flat(), other.c.flat(), atol=1e-5)
     with pytest.raises(DataError, match=r"no folders of classes: .*dawn.* Use --of output or --of fisher"):
-        profile_network("networks_to_profile.tiny", Plan(dataset=f"folder:{tmp_path / 'flat'}"), image_size=SIZE)
+        profile_network(
+            "networks_to_profile.tiny", MeasureConfig(dataset=f"folder:{tmp_path / 'flat'}"), image_size=SIZE
+        )
 
 
 def test_images_are_drawn_by_the_seed_without_replacement(folder):
     def measured(**options):
-        plan = Plan(dataset=f"folder:{folder}", images=7, batch=3, **options)
-        return profile_network("networks_to_profile.tiny", plan, image_size=SIZE)
+        config = MeasureConfig(dataset=f"folder:{folder}", images=7, batch=3, **options)
+        return profile_network("networks_to_profile.tiny", config, image_size=SIZE)
 
     one, again, other = measured(), measured(workers=1), measured(seed=1)
     assert one.settings["domains"]["dawn"] == {"batches": 3, "samples": 7}
@@ -99,10 +102,10 @@ def test_images_are_drawn_by_the_seed_without_replacement(folder):
 
 
 def test_images_are_streamed_where_there_is_no_floor(folder):
-    plan = Plan(dataset=f"folder:{folder}", batch=3, null=False)
+    config = MeasureConfig(dataset=f"folder:{folder}", batch=3, null=False)
     with_null, without = (
         profile_network("networks_to_profile.tiny", each, image_size=SIZE)
-        for each in (Plan(dataset=f"folder:{folder}", batch=3), plan)
+        for each in (MeasureConfig(dataset=f"folder:{folder}", batch=3), config)
     )
     assert without.null is None
     assert torch.equal(with_null.c.flat(), without.c.flat())
@@ -117,7 +120,7 @@ def test_the_profile_of_a_run_is_the_one_training_left(folder, tmp_path, algorit
     }  # fmt: skip
     train(given, Execution(threads=1, profile="always", workers=0, check_images="never"), tmp_path / "run")
     left = dspreg.Profile.load(tmp_path / "run" / "profiles" / "end.safetensors")
-    found = profile_run(tmp_path / "run", Plan(), which="last")
+    found = profile_run(tmp_path / "run", MeasureConfig(), which="last")
     assert list(found.c) == list(left.c)
     for part in ("c", "null", "mean"):
         assert torch.equal(getattr(found, part).flat(), getattr(left, part).flat())
@@ -128,7 +131,7 @@ def test_the_profile_of_a_run_is_the_one_training_left(folder, tmp_path, algorit
 def test_a_run_on_other_images_measures_all_of_them_and_matches_classes_by_name(folder, tmp_path):
     run = trained(folder, tmp_path / "run", steps=1)
     other = photos(tmp_path / "other", domains=("north", "south"), classes=("owl", "cat"), each=4)
-    found = profile_run(run, Plan(dataset=f"folder:{other}", batch=4))
+    found = profile_run(run, MeasureConfig(dataset=f"folder:{other}", batch=4))
     assert found.domains == ("north", "south")
     assert found.settings["about"]["domains"]["north"] == {"part": "all", "images": 8}
     model, transform = dspreg.load(run)
@@ -144,22 +147,22 @@ def test_a_run_on_other_images_measures_all_of_them_and_matches_classes_by_name(
     assert torch.allclose(found.c.flat(), wanted.c.flat(), atol=1e-4)
     strange = photos(tmp_path / "strange", domains=("north", "south"), classes=("yak",), each=2)
     with pytest.raises(DataError, match="classes that the model does not know: 'yak'"):
-        profile_run(run, Plan(dataset=f"folder:{strange}"))
+        profile_run(run, MeasureConfig(dataset=f"folder:{strange}"))
 
 
 def test_a_run_and_its_target_as_a_domain(folder, tmp_path):
     run = trained(folder, tmp_path / "run", steps=1)
-    found = profile_run(run, Plan(domains=["noon", "dawn"], batch=3))
+    found = profile_run(run, MeasureConfig(domains=["noon", "dawn"], batch=3))
     parts = {name: d["part"] for name, d in found.settings["about"]["domains"].items()}
     assert parts == {"dawn": "in", "noon": "all"}
 
 
 def test_one_domain_is_too_few(folder, tmp_path):
     with pytest.raises(ConfigError, match=r"two or more are wanted; chosen: noon. photos has dawn, dusk, noon"):
-        profile_network("networks_to_profile.tiny", Plan(dataset=f"folder:{folder}", domains=["noon"]))
+        profile_network("networks_to_profile.tiny", MeasureConfig(dataset=f"folder:{folder}", domains=["noon"]))
     alone = photos(tmp_path / "alone", domains=("dawn",), each=2)
     with pytest.raises(DataError, match="alone has dawn alone"):
-        profile_network("networks_to_profile.tiny", Plan(dataset=f"folder:{alone}"))
+        profile_network("networks_to_profile.tiny", MeasureConfig(dataset=f"folder:{alone}"))
 
 
 def test_want_of_memory_is_a_resource(folder, monkeypatch):
@@ -168,10 +171,10 @@ def test_want_of_memory_is_a_resource(folder, monkeypatch):
 
     monkeypatch.setattr("dspreg.inference.profile_run.measure", full)
     with pytest.raises(ResourceError, match="fewer --images, a smaller --batch"):
-        profile_network("networks_to_profile.tiny", Plan(dataset=f"folder:{folder}"), image_size=SIZE)
+        profile_network("networks_to_profile.tiny", MeasureConfig(dataset=f"folder:{folder}"), image_size=SIZE)
 
 
 def test_many_outputs_are_told_to_be_slow(folder, monkeypatch):
     monkeypatch.setattr("dspreg.inference.profile_run.MANY", 2)
     with pytest.warns(Notice, match="a backward pass for each of 3 outputs; --of fisher takes one"):
-        profile_network("small-cnn", Plan(dataset=f"folder:{folder}", of="output", batch=4), image_size=28)
+        profile_network("small-cnn", MeasureConfig(dataset=f"folder:{folder}", of="output", batch=4), image_size=28)

@@ -12,7 +12,7 @@ from dspreg.launch import LAUNCHERS, sweep
 from dspreg.launch.launcher import make_launcher
 from dspreg.launch.messages import Outcome
 from dspreg.launch.serial import SerialLauncher
-from dspreg.protocol.sweep import Sweep
+from dspreg.protocol.sweep_file import Sweep
 from dspreg.runs.store import RunStore
 
 

@@ -10,6 +10,7 @@ import pytest
 from helpers.small_runs import EXECUTION
 from helpers.sweeps import Seen, alone, assert_same_bits, bytes_in, launched, three
 
+from dspreg.config.train_config import Execution
 from dspreg.errors import ConfigError, Notice, Preempted, ResourceError
 from dspreg.launch.dispatcher import Dispatcher
 from dspreg.launch.messages import Outcome, Refused, Stopped
@@ -17,7 +18,6 @@ from dspreg.launch.pool import PoolLauncher, PoolTransport, Worker, describe_exi
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import RunQueue
 from dspreg.launch.resources import Slot, assign_slots, default_jobs, fill_execution, usable_gpus
-from dspreg.protocol.settings import Execution
 from dspreg.runs.status import RunState, RunStatus
 from dspreg.runs.store import RunStore
 

@@ -14,12 +14,12 @@ from helpers.sweeps import Seen, launched, three
 from helpers.sweeps import alone as serial
 
 from dspreg.cli import main
+from dspreg.config.train_config import Execution
 from dspreg.errors import ConfigError, Preempted, ResourceError
 from dspreg.io.atomic_files import sha256_of_file
 from dspreg.launch.queue import RunQueue
 from dspreg.launch.ray_cluster import connected
 from dspreg.launch.ray_launcher import RayLauncher, RayTransport, describe_error, use_absolute_paths
-from dspreg.protocol.settings import Execution
 from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
 

@@ -9,16 +9,18 @@ import pytest
 
 import dspreg
 from dspreg.algorithms import describe, parse
+from dspreg.algorithms.registry import StackSpec
 from dspreg.cli import paper as command
 from dspreg.cli.parser import Parser
+from dspreg.config.train_config import TrainConfig, resolve_config
 from dspreg.data import PACS, Digits
 from dspreg.paper.item import Variant
 from dspreg.paper.items import ITEMS, components, dynamic, interval, main, strength
 from dspreg.paper.methods import METHODS
 from dspreg.paper.results import planned_refreshes
 from dspreg.paper.scales import PAPER, SCALES, SMALL, SMOKE, dsp_reg
-from dspreg.protocol.settings import resolved
-from dspreg.protocol.sweep import recipe
+from dspreg.protocol.sweep_file import load_recipe
+from dspreg.training.experiment import resolve_stack
 
 COUNTS = {  # variants × targets × trials × draws, by hand
     "main": (20 * (4 + 4 + 4 + 4 + 6) * 3 * 20, 20 * 22 * 3, 20 * 2),
@@ -98,7 +100,7 @@ def test_items_share_the_runs_of_the_full_method(scale):
 
 
 def test_what_runs_of_each_scale_are():
-    paper, small, smoke = (resolved(next(iter(components(scale))).settings(), data)
+    paper, small, smoke = (resolve_config(TrainConfig.of(next(iter(components(scale))).settings()), data)
                            for scale, data in ((PAPER, PACS), (SMALL, PACS), (SMOKE, Digits)))  # fmt: skip
     assert (paper.model, paper.image_size, paper.steps, paper.batch_size) == ("resnet50.tv_in1k", 224, 5_001, 32)
     assert (small.model, small.image_size, small.steps, small.batch_size) == ("tf_efficientnet_lite0", 64, 300, 32)
@@ -115,12 +117,10 @@ def test_what_runs_of_each_scale_are():
 def test_a_search_leaves_the_penalty_and_the_batch_as_the_paper_has_them():
     """Draw 5 draws a learning rate, and neither λ nor T nor the batch size."""
     run = next(run for run in ITEMS["pacs"]() if run.draw == 5 and "DSPReg" in run.algorithm)
-    settings = resolved(run.settings(), PACS)
+    settings = resolve_config(TrainConfig.of(run.settings()), PACS)
     assert settings.batch_size == 32
     assert settings.lr != 5e-5
-    from dspreg.training.experiment import filled_in
-
-    layer = parse(filled_in(settings)[0])
+    layer = resolve_stack(StackSpec.parse(settings.algorithm), settings)[0].build()
     assert (layer.weight, layer.refresh_epochs) == (1e-3, 2)
 
 
@@ -207,6 +207,6 @@ def test_docstrings_have_a_command_that_parses_a_cost_and_what_to_expect(name):
 
 
 def test_a_function_of_an_item_is_a_recipe():
-    runs = recipe("dspreg.paper.items:components")
+    runs = load_recipe("dspreg.paper.items:components")
     assert runs == components(PAPER).runs()
     assert len(runs) == 48

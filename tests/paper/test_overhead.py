@@ -6,6 +6,7 @@ import pytest
 from helpers import tiny
 from helpers.tiny import make_images
 
+from dspreg.config.train_config import Execution
 from dspreg.paper import overhead as cost
 from dspreg.paper.items import overhead
 from dspreg.paper.overhead import (
@@ -19,8 +20,7 @@ from dspreg.paper.overhead import (
     two_step_spec,
 )
 from dspreg.paper.scales import PAPER, SMALL, SMOKE
-from dspreg.protocol.settings import Execution
-from dspreg.training.experiment import prepared
+from dspreg.training.experiment import prepare_experiment
 
 
 def cells(table, label, source="ours"):
@@ -71,7 +71,7 @@ def test_a_block_is_from_refresh_to_refresh():
 @pytest.fixture(scope="module")
 def experiment():
     how = Execution(threads=1, workers=0)
-    return prepared(settings_of(overhead(SMOKE)), how)
+    return prepare_experiment(settings_of(overhead(SMOKE)), how)
 
 
 @pytest.mark.parametrize("label", ["ERM", "exact", "lazy(30)"])
@@ -100,7 +100,7 @@ def test_images_of_a_folder_are_read_in_the_process_that_is_timed(tmp_path, monk
     )
     monkeypatch.setattr(cost, "BLOCKS", 1)
     seen = []
-    monkeypatch.setattr(cost, "prepared", lambda *given: seen.append(prepared(*given)) or seen[0])
+    monkeypatch.setattr(cost, "prepare_experiment", lambda *given: seen.append(prepare_experiment(*given)) or seen[0])
     item = replace(overhead(SMOKE), variants=overhead(SMOKE).variants[:2])
     costs, length = cost.measure_costs(item, Execution(threads=1, check_images="never"))
     assert seen[0].workers == 0

@@ -11,7 +11,7 @@ from helpers.runs import DOMAINS, single, write_run
 from dspreg.cli import main
 from dspreg.errors import ConfigError, DataError, IntegrityError, Notice
 from dspreg.io.atomic_files import write_json
-from dspreg.protocol.enumerate import leave_one_out
+from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.report.load import load_runs
 from dspreg.report.tables import make_tables, select_rows
 from dspreg.runs.store import RunStore

@@ -13,7 +13,7 @@ from helpers.stores import finish, planned
 
 from dspreg.cli import main
 from dspreg.errors import CantWrite, ConfigError, IntegrityError, InUse
-from dspreg.protocol.enumerate import leave_one_out
+from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.runs import archive as runs_archive
 from dspreg.runs.archive import open_store, pack_store, unpack_store
 from dspreg.runs.store import RunStore

@@ -6,10 +6,11 @@ import sys
 import pytest
 from PIL import Image
 
+from dspreg.config.train_config import Execution
 from dspreg.data.folders import Folder
 from dspreg.errors import ConfigError
-from dspreg.protocol.settings import Execution
-from dspreg.runs.run import Run, shortest
+from dspreg.runs.run import Run
+from dspreg.specs import shortest_spec
 
 
 def run(**changes):
@@ -102,14 +103,14 @@ def test_a_link_counts_by_its_own_name(tmp_path):
     ],
 )
 def test_shortest(spec, short):
-    assert shortest(spec) == short
-    assert shortest(short) == short
+    assert shortest_spec(spec) == short
+    assert shortest_spec(short) == short
 
 
 @pytest.mark.parametrize("spec", ["", "DSPReg(", "DSPReg(0.1)", "A-B", "A(b=c)", "A(b=open('x'))", "3", "A\0"])
 def test_what_is_no_spec(spec):
     with pytest.raises(ConfigError, match="not of the form"):
-        shortest(spec)
+        shortest_spec(spec)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,8 @@ def test_what_training_takes():
 
 def test_ids_need_no_torch():
     program = (
-        "import sys; from dspreg.runs.run import Run; import dspreg.protocol.enumerate, dspreg.protocol.sweep;"
+        "import sys; from dspreg.runs.run import Run\n"
+        "import dspreg.protocol.leave_one_out, dspreg.protocol.sweep_file\n"
         "print(Run(dataset='PACS', targets=('sketch',), algorithm='ERM').id, 'torch' in sys.modules)"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

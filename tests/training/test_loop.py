@@ -10,12 +10,12 @@ from safetensors import safe_open
 
 import dspreg
 from dspreg import ConfigError, DataError, IntegrityError
+from dspreg.algorithms.registry import StackSpec
 from dspreg.errors import Diverged, Notice, Preempted
 from dspreg.runs.folder import RunFolder
 from dspreg.training import train
 from dspreg.training.callbacks import TrainingCallback
 from dspreg.training.checkpoint import Checkpoints
-from dspreg.training.loop import requested_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
 
@@ -59,8 +59,7 @@ def test_a_drawn_run_says_which_spec_was_asked_for(images, tmp_path):
     described = RunFolder(tmp_path / "run").description()
     assert described["where"]["algorithm"] == "VREx"
     assert described["settings"]["algorithm"].startswith("VREx(weight=")
-    assert requested_spec({}) == "DSPReg"
-    assert requested_spec({"algorithm": "IRM(weight=2) + DSPReg"}) == "IRM(weight=2)+DSPReg"
+    assert str(StackSpec.parse("IRM(weight=2) + DSPReg(weight=0.001)").shorten()) == "IRM(weight=2)+DSPReg"
 
 
 def test_records_are_of_domainbeds_steps_and_splits(run):
@@ -285,8 +284,9 @@ def test_models_kept(images, tmp_path, keep, models):
 
 def test_a_kept_step_is_loaded_evaluated_and_measured(images, tmp_path):
     """Each by its own record: accuracy at that step, and the model of the last one by two names."""
+    from dspreg.config.measure_config import MeasureConfig
     from dspreg.inference.evaluate_run import evaluate_run
-    from dspreg.inference.profile_run import Plan, profile_run
+    from dspreg.inference.profile_run import profile_run
 
     train(erm(images, augment_validation=False), tiny.execution(keep="all"), tmp_path / "run")
     records = {record["step"]: record for record in RunFolder(tmp_path / "run").records}
@@ -296,7 +296,7 @@ def test_a_kept_step_is_loaded_evaluated_and_measured(images, tmp_path):
         assert found.domains[0].scores.accuracy == records[step]["accuracy"]["ash"]["out"]
     assert len({str(dspreg.load(tmp_path / "run", w)[0].state_dict()) for w in ("4", "last")}) == 1
     assert len({str(dspreg.load(tmp_path / "run", w)[0].state_dict()) for w in ("0", "2", "4")}) == 3
-    profile = profile_run(tmp_path / "run", Plan(images=4, batch=2, null=False), which="2")
+    profile = profile_run(tmp_path / "run", MeasureConfig(images=4, batch=2, null=False), which="2")
     assert profile.settings["about"]["step"] == 2
     with pytest.raises(ConfigError, match=r"kept no model '3'\. It has selected, last, the steps 0, 2, 4$"):
         dspreg.load(tmp_path / "run", "3")
@@ -437,8 +437,8 @@ def test_the_last_finite_checkpoint_is_kept(images, tmp_path, monkeypatch):
 def test_images_that_are_not_numbers_are_named(images, tmp_path, monkeypatch):
     from dspreg.data.transforms import Transform
 
-    whole = Transform.normalised
-    monkeypatch.setattr(Transform, "normalised", lambda self, x: whole(self, x) * float("inf"))
+    whole = Transform.normalise
+    monkeypatch.setattr(Transform, "normalise", lambda self, x: whole(self, x) * float("inf"))
     with pytest.raises(Diverged, match="step 0: not finite: the images of 'ash'"):
         train(erm(images), tiny.execution(), tmp_path / "run")
 
@@ -535,8 +535,9 @@ def test_a_bad_image_is_named_before_the_first_step(tmp_path, monkeypatch):
 
 def test_held_out_images_are_known_also_where_domains_are_not_sorted(images, tmp_path, monkeypatch):
     """A data set of one's own has the order it says, and splits go by position."""
-    from dspreg.inference.evaluate_run import Trained
-    from dspreg.training.experiment import prepared
+    from dspreg.inference.evaluate_run import split_source
+    from dspreg.protocol.description import RunDescription
+    from dspreg.training.experiment import prepare_experiment
 
     code = f"""
 from dspreg.data import DomainDataset, Folder
@@ -547,10 +548,10 @@ class Woods(DomainDataset):
 """
     (tmp_path / "woods_of_mine.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    experiment = prepared(erm(images, dataset="woods_of_mine.Woods", targets=("ash",)), tiny.execution())
-    trained = Trained(json.loads(json.dumps(experiment.description())))
+    experiment = prepare_experiment(erm(images, dataset="woods_of_mine.Woods", targets=("ash",)), tiny.execution())
+    trained = RunDescription.from_json(json.loads(json.dumps(experiment.description().to_json())))
     for name in ("elm", "cedar", "birch"):
-        assert trained.held_out(experiment.images[name], name) == experiment.splits[name][1]
+        assert split_source(trained, experiment.images[name], name) == experiment.splits[name]
 
 
 def test_keeping_models_may_be_decided_later(images, tmp_path):
@@ -588,6 +589,13 @@ def test_a_run_inside_its_images_is_refused(images):
     with pytest.raises(ConfigError, match="lies inside the data set"):
         train(erm(images), tiny.execution(), images / "ash" / "run")
     assert not (images / "ash" / "run").exists()
+
+
+def test_a_run_beside_the_domains_is_refused_before_it_looks_like_one(images):
+    """Its folder was made first, and then refused as a domain without images."""
+    with pytest.raises(ConfigError, match="lies inside the data set"):
+        train(erm(images), tiny.execution(), images / "run")
+    assert not (images / "run").exists()
 
 
 def test_a_renamed_domain_is_the_same_data(images, tmp_path):

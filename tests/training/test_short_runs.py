@@ -5,11 +5,11 @@ import warnings
 import pytest
 import torch
 
-from dspreg.algorithms.spec import algorithms
+from dspreg.algorithms.registry import algorithms
 from dspreg.batches import Batch
+from dspreg.config.train_config import Execution
 from dspreg.errors import Notice
-from dspreg.protocol.settings import Execution
-from dspreg.training.experiment import prepared
+from dspreg.training.experiment import prepare_experiment
 from dspreg.training.step import train_step
 from dspreg.vectors import theta
 
@@ -22,9 +22,9 @@ def trained(spec):
     given = {"dataset": "digits", "targets": ("print",), "algorithm": spec, "steps": STEPS, "batch_size": 4}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # what is scaled, and batches that repeat
-        experiment = prepared(given, Execution(threads=1))
+        experiment = prepare_experiment(given, Execution(threads=1))
         algorithm, batches = experiment.algorithm(), experiment.steps()
-        shown = experiment.shown(experiment.settings.augment).normalised
+        shown = experiment.transform(experiment.settings.augment).normalise
         for t in range(STEPS):
             train_step(algorithm, [Batch(shown(x), y, d) for d, (x, y) in enumerate(batches[t])])
     return theta(algorithm.net)

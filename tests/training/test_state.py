@@ -106,7 +106,7 @@ def test_of_equal_evaluations_the_first_is_selected(tmp_path, monkeypatch, stack
     experiment = SimpleNamespace(
         settings=SimpleNamespace(steps=99, targets=(), evaluation_batch=4),
         execution=SimpleNamespace(keep="best", device="cpu"),
-        evaluated=lambda last: [("a", "out", None), ("b", "out", None)],
+        evaluation_parts=lambda last: [("a", "out", None), ("b", "out", None)],
         sources=("a", "b"), key=("k",), workers=0, epoch=2, weights=NO_WEIGHTS,
     )  # fmt: skip
     state = State(stack, RunFolder(tmp_path))

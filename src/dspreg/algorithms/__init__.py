@@ -20,11 +20,11 @@ from dspreg.algorithms.mixup import Mixup
 from dspreg.algorithms.mldg import MLDG
 from dspreg.algorithms.mmd import MMD
 from dspreg.algorithms.mtl import MTL
+from dspreg.algorithms.registry import describe, parse
 from dspreg.algorithms.rsc import RSC
 from dspreg.algorithms.sagm import SAGM
 from dspreg.algorithms.sagnet import SagNet
 from dspreg.algorithms.sam import SAM
-from dspreg.algorithms.spec import describe, parse
 from dspreg.algorithms.task import SourceValidation, Task
 from dspreg.algorithms.vrex import VREx
 

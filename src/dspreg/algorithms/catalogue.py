@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from dspreg.algorithms.base import Algorithm, options_of
 from dspreg.algorithms.compatibility import arrows_of
-from dspreg.algorithms.spec import algorithm_named, algorithms
+from dspreg.algorithms.registry import algorithm_named, algorithms
 
 
 def listing() -> str:

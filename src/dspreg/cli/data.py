@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.cli.parser import Commands, described
+from dspreg.config.dataset_ref import DatasetRef
 from dspreg.errors import ConfigError, Notice
 from dspreg.io.text import did_you_mean
 
@@ -20,18 +21,19 @@ EXAMPLES = """examples:
 def add(commands: Commands) -> None:
     parser = described(commands, "data", "list the data sets, or verify one image by image", EXAMPLES)
     actions = parser.add_subparsers(required=True, metavar="list|verify", dest="action")
-    listed = described(actions, "list", "list the data sets", EXAMPLES)
-    listed.set_defaults(run=show)
-    verified = described(actions, "verify", "decode every image, count, and find copies across domains", EXAMPLES)
-    verified.add_argument("path", metavar="PATH", help="a folder, a CSV index, or the name of a data set")
-    verified.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data)")
-    verified.set_defaults(run=verify)
+    listing = described(actions, "list", "list the data sets", EXAMPLES)
+    listing.set_defaults(run=show)
+    says = "decode every image, count images, and find duplicates across domains"
+    verifying = described(actions, "verify", says, EXAMPLES)
+    verifying.add_argument("path", metavar="PATH", help="a folder, a CSV index, or the name of a data set")
+    verifying.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data)")
+    verifying.set_defaults(run=verify)
 
 
 def show(given: Any) -> int:  # noqa: ARG001
-    from dspreg.data.named import listing
+    from dspreg.data.registry import dataset_table
 
-    print(listing())
+    print(dataset_table())
     return 0
 
 
@@ -39,20 +41,28 @@ def verify(given: Any) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from dspreg.data.named import dataset_named, known_names
-    from dspreg.data.verify import verify as verified
+    from dspreg.data.registry import dataset_names, open_dataset
+    from dspreg.data.verify import verify as verify_dataset
 
-    text = given.path
-    if ":" not in text and Path(text).exists() and text not in known_names():
-        text = f"index:{text}" if Path(text).is_file() else f"folder:{text}"
-    elif ":" not in text and "." not in text and text not in known_names():
-        raise ConfigError(f"{text!r} is no folder, file or data set.{did_you_mean(text, known_names())} See data list")
+    ref = guess_reference(given.path, dataset_names())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # the report says them all
-        data = dataset_named(text, given.root)
+        warnings.simplefilter("ignore", Notice)  # the verification says them all
+        data = open_dataset(str(ref), given.root)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("decoding", total=None)
-        report = verified(data, lambda done, total: bar.update(task, completed=done, total=total))
-    print(report.text())
-    return 0 if report.ok else 3
+        found = verify_dataset(data, lambda done, total: bar.update(task, completed=done, total=total))
+    print(found.text())
+    return 0 if found.ok else 3
+
+
+def guess_reference(text: str, names: list[str]) -> DatasetRef:
+    """What is meant: here, as nowhere else, a path may stand without `folder:` or `index:`."""
+    ref = DatasetRef.parse(text)
+    if text in names or ":" in text:
+        return ref
+    if Path(text).exists():
+        return DatasetRef("index" if Path(text).is_file() else "folder", text)
+    if "." not in text:  # else it may be an import path
+        raise ConfigError(f"{text!r} is no folder, file or data set.{did_you_mean(text, names)} See data list")
+    return ref

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import count, device, natural, which
+from dspreg.cli.options import count, dataset, device, natural, which
 from dspreg.cli.parser import Commands, described
 from dspreg.io.text import align_columns, escape_terminal
 
@@ -21,24 +21,22 @@ EXAMPLES = """examples:
   dspreg evaluate runs/sketch --domain sketch --adapt bn    batch-norm statistics of the images evaluated
   dspreg evaluate runs/print --json > scores.json
 
-of domains the run was trained on, only held-out images count. Classes are matched by name."""
+on domains that the run was trained on, only held-out images count. Classes are matched by name."""
 SHOWN = 30  # classes up to which they are printed
 
 
 def add(commands: Commands) -> None:
-    parser = described(commands, "evaluate", "score a trained run on every domain of a data set", EXAMPLES)
+    parser = described(commands, "evaluate", "evaluate a trained model on every domain of a data set", EXAMPLES)
     parser.add_argument("run_folder", metavar="RUN", help="the folder that dspreg train left")
-    parser.add_argument("--dataset", metavar="NAME", help="as in dspreg train (default: the run's own)")
-    parser.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data, or the run's)")
-    parser.add_argument("--name", metavar="NAME", help="of a folder: or index: data set (default: end of its path)")
+    dataset(parser)
     parser.add_argument("--domain", metavar="D", nargs="+", default=[], help="only these domains (default: all)")
-    says = "bn: batch-norm statistics from the images evaluated, without their labels; the model has then seen them"
+    says = "bn: recompute batch-norm statistics on the images evaluated (without labels); the model has then seen them"
     parser.add_argument("--adapt", choices=("none", "bn"), default="none", help=says)
-    says = "folder for scores.json, per_class.csv, confusion.csv and confusion.png (default: "
-    says += "RUN/evaluation-DATASET, with domains, model and adaptation in its name where they are given)"
+    says = "folder for scores.json, per_class.csv, confusion.csv and confusion.png (default: RUN/evaluation-DATASET; "
+    says += "--domain, --which and --adapt are added to its name)"
     parser.add_argument("--out", metavar="DIR", help=says)
     parser.add_argument("--json", action="store_true", help="print scores.json instead of tables")
-    parser.add_argument("--batch", metavar="N", type=natural, help="images at a time (default: as in training)")
+    parser.add_argument("--batch", metavar="N", type=natural, help="images per batch (default: as in training)")
     parser.add_argument("--workers", metavar="N", type=count, help="processes that read images")
     which(parser)
     device(parser)
@@ -93,19 +91,19 @@ def text(found: RunEvaluation) -> Iterator[str]:
     rows = [["domain", "part", "images", "accuracy", "class mean", "calibration error", "log loss"]]
     for each in found.domains:
         numbers = {name: number(each.scores) for name, number in NUMBERS.items()}
-        rows.append([escape_terminal(each.domain), each.part, f"{each.scores.images:,}", *_written(numbers)])
+        rows.append([escape_terminal(each.domain), each.part, f"{each.scores.images:,}", *_format_numbers(numbers)])
     groups = [("mean", found.domains)]
     if found.unseen and len(found.unseen) < len(found.domains):
         groups.append(("mean unseen", found.unseen))
     if len(found.domains) > 1:
-        rows += [[name, "", "", *_written({n: mean(group, n) for n in NUMBERS})] for name, group in groups]
+        rows += [[name, "", "", *_format_numbers({n: mean(group, n) for n in NUMBERS})] for name, group in groups]
     yield from align_columns(rows, left=2)
     remarks = list(_remarks(found))
     yield from ["", *remarks] if remarks else []
     yield from _by_class(found)
 
 
-def _written(numbers: dict[str, float]) -> list[str]:
+def _format_numbers(numbers: dict[str, float]) -> list[str]:
     shares = [f"{100 * numbers[name]:.1f} %" for name in ("accuracy", "class_mean", "calibration_error")]
     return [*shares, f"{numbers['log_loss']:.3f}"]
 

@@ -1,4 +1,4 @@
-"""`dspreg measure`: how domain-sensitive the parameters of a network are, and what changed between two times."""
+"""`dspreg measure`: how domain-sensitive the parameters of a network are, and how two profiles differ."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspreg.cli.measure_text import comparison_text, profile_text
-from dspreg.cli.options import count, device, natural, positive, which
+from dspreg.cli.options import count, dataset, device, natural, positive, which
 from dspreg.cli.parser import Commands, described
+from dspreg.config.measure_config import ESTIMATORS, OF, MeasureConfig
 from dspreg.errors import ConfigError
 from dspreg.io.atomic_files import make_folder, write
 from dspreg.io.text import escape_terminal
@@ -26,8 +27,10 @@ EXAMPLES = """examples:
   dspreg measure --compare runs/site-4/profiles/start.safetensors runs/site-4/profiles/end.safetensors
 
 folders are domain/class/image; with --of output or fisher, which need no labels, domain/image will do.
-of a run its training images are measured, as in a refresh while training; of anything else all images."""
+of a run, its training images are measured, as in a refresh during training; of anything else, all images.
+null is c under random domain labels: what chance alone gives."""
 
+USUAL = MeasureConfig()  # the defaults
 CAPTIONS = {
     "layers.png": "c by layer: median and middle half, beside null",
     "histogram.png": "All parameters that some domain is sensitive to",
@@ -44,54 +47,55 @@ def add(commands: Commands) -> None:
     group = parser.add_argument_group("what is measured")
     says = "a timm name, torchvision.NAME, small-cnn, a run's folder, or my_package.make_model that returns a module"
     group.add_argument("--model", metavar="NAME|RUN", help=says)
-    says = "a safetensors file, none, or default: timm's from the hub (also: hub), your own as it comes"
+    says = "a safetensors file, none, or default: timm's pretrained weights (also: hub); your own model's as it comes"
     group.add_argument("--weights", metavar="FILE", help=says)
     which(group)
-    says = "instead of measuring: two profiles of one network, what rose and what fell"
+    says = "measure nothing; compare two profiles of one network: which layers rose and which fell"
     group.add_argument("--compare", metavar=("BEFORE", "AFTER"), nargs=2, help=says)
-    _images(parser.add_argument_group("on which images"))
-    _ways(parser.add_argument_group("how"))
-    group = parser.add_argument_group("what is left")
-    group.add_argument("--out", metavar="FILE", help="the profile, a safetensors file; dspreg.Profile.load reads it")
-    group.add_argument("--figures", metavar="DIR", help="layers.png, histogram.png and map.png")
-    group.add_argument("--html", metavar="FILE", help="one page with tables, pictures and what was measured")
-    says = "the layer of map.png (default: the one of the largest median c; when comparing, that changed most)"
+    _add_images(parser.add_argument_group("on which images"))
+    _add_estimation(parser.add_argument_group("how"))
+    group = parser.add_argument_group("output")
+    group.add_argument(
+        "--out", metavar="FILE", help="write the profile, a safetensors file that dspreg.Profile.load reads"
+    )
+    group.add_argument("--figures", metavar="DIR", help="write layers.png, histogram.png and map.png")
+    group.add_argument("--html", metavar="FILE", help="write one page with tables, pictures and what was measured")
+    says = "the layer of map.png (default: that with the largest median c; with --compare, that which changed most)"
     group.add_argument("--layer", metavar="NAME", help=says)
     group.add_argument("--json", action="store_true", help="print the numbers as JSON instead of tables")
     parser.set_defaults(run=run, usual=parser.get_default)
 
 
-def _images(group: Any) -> None:
-    group.add_argument("--dataset", metavar="NAME", help="as in dspreg train (default: a run's own)")
-    group.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data, or the run's)")
-    group.add_argument("--name", metavar="NAME", help="of a folder: or index: data set (default: end of its path)")
-    says = "only these domains, two or more (default: all; of a run those it was trained on)"
+def _add_images(group: Any) -> None:
+    dataset(group)
+    says = "only these domains, two or more (default: all; of a run its source domains)"
     group.add_argument("--domain", metavar="D", nargs="+", default=[], help=says)
-    says = "per domain at most, drawn by the seed (default: 512; fewer make c noisy)"
-    group.add_argument("--images", metavar="N", type=natural, default=512, help=says)
-    group.add_argument("--image-size", metavar="N", type=natural, help="pixels, both sides (default: by data set)")
-    for what, says in (("mean", "subtracted from pixels of 0 to 1"), ("std", "and divided by")):
-        says += ", one number per channel (default: what is known of the network, else ImageNet's)"
+    says = f"images per domain at most, sampled at random (default: {USUAL.images}; with fewer c is noisier)"
+    group.add_argument("--images", metavar="N", type=natural, default=USUAL.images, help=says)
+    says = "height and width of images in pixels (default: by data set)"
+    group.add_argument("--image-size", metavar="N", type=natural, help=says)
+    for what, says in (("mean", "subtracted from pixels of 0 to 1"), ("std", "by which they are then divided")):
+        says += ", one number per channel (default: the network's own if known, else ImageNet's)"
         group.add_argument(f"--{what}", metavar=("R", "G", "B"), type=float, nargs=3, help=says)
-    group.add_argument("--batch", metavar="N", type=natural, default=32, help="images at a time (default: 32)")
-    says = "of the images, of what is drawn, and of what is new in the network (default: 0)"
-    group.add_argument("--seed", metavar="N", type=count, default=0, help=says)
+    says = f"images per batch (default: {USUAL.batch})"
+    group.add_argument("--batch", metavar="N", type=natural, default=USUAL.batch, help=says)
+    says = "seed for sampling images, random signs or labels, and newly initialised layers (default: 0)"
+    group.add_argument("--seed", metavar="N", type=count, default=USUAL.seed, help=says)
 
 
-def _ways(group: Any) -> None:
-    says = (
-        "what is differentiated: the loss, which needs labels, the outputs, or the loss of drawn labels (default: loss)"
-    )
-    group.add_argument("--of", choices=("loss", "output", "fisher"), default="loss", help=says)
-    says = "see docs/use/measuring.md (default: persample)"
-    choices = ("persample", "loop", "signed", "minibatch")
-    group.add_argument("--estimator", choices=choices, default="persample", help=says)
-    group.add_argument("--draws", metavar="N", type=natural, help="sign draws per batch, of --estimator signed")
-    group.add_argument("--eps", metavar="X", type=positive, default=0.0, help="ε in c = √v/(s̄ + ε) (default: 0)")
-    says = "parameters by shell patterns on their names, such as 'blocks.6.*'"
+def _add_estimation(group: Any) -> None:
+    says = "what is differentiated: the loss, which needs labels, the outputs, or the loss of labels drawn from the "
+    says += f"model's own predictions (default: {USUAL.of})"
+    group.add_argument("--of", choices=OF, default=USUAL.of, help=says)
+    says = f"how gradients are squared and averaged; see docs/use/measuring.md (default: {USUAL.estimator})"
+    group.add_argument("--estimator", choices=ESTIMATORS, default=USUAL.estimator, help=says)
+    group.add_argument("--draws", metavar="N", type=natural, help="sign draws per batch, for --estimator signed")
+    group.add_argument("--eps", metavar="X", type=positive, default=USUAL.eps, help="ε in c = √v/(s̄ + ε) (default: 0)")
+    says = "measure only the parameters whose names match shell patterns such as 'blocks.6.*'"
     group.add_argument("--only", metavar="PATTERN", nargs="+", default=[], help=says)
-    group.add_argument("--exclude", metavar="PATTERN", nargs="+", default=[], help="leave these out")
-    group.add_argument("--no-null", action="store_true", help="do not measure the floor of c: less memory")
+    group.add_argument("--exclude", metavar="PATTERN", nargs="+", default=[], help="leave these parameters out")
+    says = "skip null, which is c under random domain labels (the noise floor of c); takes less memory"
+    group.add_argument("--no-null", action="store_true", help=says)
     device(group)
     group.add_argument("--workers", metavar="N", type=count, help="processes that read images")
     group.add_argument("--threads", metavar="N", type=natural, help="CPU threads (default: all cores)")
@@ -102,7 +106,7 @@ def run(given: Any) -> int:
         raise ConfigError("give --model NAME|RUN to measure, or --compare BEFORE AFTER; see dspreg measure --help")
     places = {name: Path(getattr(given, name)) for name in ("out", "figures", "html") if getattr(given, name)}
     _make_room(places)
-    return _compared(given, places) if given.compare else _measured(given, places)
+    return _compare(given, places) if given.compare else _measure(given, places)
 
 
 def _make_room(places: dict[str, Path]) -> None:
@@ -113,7 +117,7 @@ def _make_room(places: dict[str, Path]) -> None:
         make_folder(path if name == "figures" else path.parent)
 
 
-def _measured(given: Any, places: dict[str, Path]) -> int:
+def _measure(given: Any, places: dict[str, Path]) -> int:
     from dspreg.sensitivity.html import profile_page
     from dspreg.sensitivity.text_summary import rank_layers, summarize_profile
 
@@ -133,8 +137,8 @@ def _profile(given: Any) -> Profile:
     from rich.console import Console
     from rich.progress import Progress
 
-    from dspreg.inference.profile_run import Plan, profile_network, profile_run
-    from dspreg.protocol.settings import Execution
+    from dspreg.config.train_config import Execution
+    from dspreg.inference.profile_run import MeasureProgress, profile_network, profile_run
     from dspreg.training.experiment import check_device
     from dspreg.training.loop import reproducible
 
@@ -145,8 +149,13 @@ def _profile(given: Any) -> Profile:
     if is_run and any((given.weights, given.image_size, given.mean, given.std)):
         text = "is a run, which has its own weights, image size, mean and std; leave those options out"
         raise ConfigError(f"{given.model} {text}")
-    if given.std and min(given.std) <= 0:
-        raise ConfigError(f"--std {' '.join(map(str, given.std))}; wanted numbers above 0")
+    config = MeasureConfig(
+        mean=given.mean, std=given.std,
+        dataset=given.dataset, root=given.root, name=given.name, domains=given.domain, images=given.images,
+        batch=given.batch, of=given.of, estimator=given.estimator, draws=given.draws, eps=given.eps, only=given.only,
+        exclude=given.exclude, null=not given.no_null, layer=given.layer, seed=given.seed, device=given.device,
+        workers=given.workers,
+    )  # fmt: skip
     console = Console(stderr=True)
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
     task = bar.add_task("reading images", total=None)
@@ -156,22 +165,17 @@ def _profile(given: Any) -> Profile:
         if done == total:
             bar.stop()  # the next bar wants the terminal for itself
 
-    plan = Plan(
-        mean=given.mean, std=given.std,
-        dataset=given.dataset, root=given.root, name=given.name, domains=given.domain, images=given.images,
-        batch=given.batch, of=given.of, estimator=given.estimator, draws=given.draws, eps=given.eps, only=given.only,
-        exclude=given.exclude, null=not given.no_null, layer=given.layer, seed=given.seed, device=given.device,
-        workers=given.workers, progress=console.is_terminal, reading=reading,
-    )  # fmt: skip
+    progress = MeasureProgress(bar=console.is_terminal, reading=reading)
     how = Execution(device=given.device, threads=given.threads)
     with reproducible(how), nullcontext() if given.no_null else bar:
         if is_run:
-            return profile_run(given.model, plan, which=given.which)
+            return profile_run(given.model, config, which=given.which, progress=progress)
         weights = "default" if given.weights in (None, "hub") else given.weights
-        return profile_network(given.model, plan, weights=weights, image_size=given.image_size)
+        size = given.image_size
+        return profile_network(given.model, config, weights=weights, image_size=size, progress=progress)
 
 
-def _compared(given: Any, places: dict[str, Path]) -> int:
+def _compare(given: Any, places: dict[str, Path]) -> int:
     from dspreg.sensitivity import Profile
     from dspreg.sensitivity.html import comparison_page
     from dspreg.sensitivity.text_summary import summarize_comparison
@@ -196,7 +200,7 @@ def _compared(given: Any, places: dict[str, Path]) -> int:
 def _pictures(
     of: Profile | Comparison, kinds: tuple[str, ...], layer: str, places: dict[str, Path]
 ) -> dict[str, bytes]:
-    """PNGs by caption, where somebody wants them; files, if there is a folder for them."""
+    """PNGs by caption, if a page or a folder takes them; files, if there is a folder."""
     if "figures" not in places and "html" not in places:
         return {}
     from dspreg.io.html import png

@@ -1,8 +1,57 @@
-"""Options that several commands have."""
+"""Flags that several commands have, and flags made from the declaration of an option."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from dataclasses import MISSING
+from typing import Any
+
+from dspreg.config.defaults import PROTOCOLS, default_text
+from dspreg.config.options import Option
+from dspreg.config.parse import parse_integer
+from dspreg.errors import ConfigError
+
+METAVARS = {"root": "DIR", "weights": "FILE", "algorithm": "SPEC"}  # else by type
+
+
+def add_option(group: argparse._ActionsContainer, each: Option, help: str | None = None) -> None:
+    """The flag of an option; its value stays text, which `dspreg.config.parse` reads.
+
+    Args:
+        group: Where the flag goes.
+        each: The option.
+        help: Instead of the option's own, with its default.
+    """
+    flag = "--target" if each.name == "targets" else f"--{each.name.replace('_', '-')}"
+    how: dict[str, Any] = {}
+    if each.type is tuple:
+        how = {"nargs": "+"}
+    if each.type is bool:
+        how = {"nargs": "?", "const": "true"}
+    text = help_text(each) if help is None else help
+    group.add_argument(flag, dest=each.name, metavar=metavar(each), help=text.replace("%", "%%"), **how)
+
+
+def metavar(each: Option) -> str:
+    if "choices" in each.limits:
+        return "|".join(each.limits["choices"])
+    by_type = {int: "N", float: "X", bool: "yes|no", str: "NAME", tuple: "DOMAIN"}
+    return METAVARS.get(each.name, by_type[each.type])
+
+
+def help_text(each: Option) -> str:
+    """What an option is, and its default."""
+    text = each.help
+    if each.name == "protocol":
+        text = "; ".join(f"{name}: {protocol.help}" for name, protocol in PROTOCOLS.items())
+    if each.name == "targets":
+        text += "; none: train on all of them"
+    if each.is_open:
+        return f"{text} (default: {default_text(each.name)})"
+    if each.default in (MISSING, None, ()) or isinstance(each.default, bool):
+        return text
+    return f"{text} (default: {each.default})"
 
 
 def which(parser: argparse._ActionsContainer) -> None:
@@ -11,8 +60,8 @@ def which(parser: argparse._ActionsContainer) -> None:
         metavar="selected|last|STEP",
         type=_which,
         default="selected",
-        help="the model that source validation chose, of the last step, or of an evaluated one, which needs the "
-        "training's --keep all (default: selected)",
+        help="the model that source validation selected, that of the last step, or that of an evaluated step, which "
+        "needs a training with --keep all (default: selected)",
     )
 
 
@@ -26,14 +75,28 @@ def device(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
 
 
-def natural(text: str) -> int:
-    """1, 2, 3, …"""
-    return _whole(text, 1)
+def dataset(parser: argparse._ActionsContainer) -> None:
+    """The images that a trained run is used on."""
+    parser.add_argument("--dataset", metavar="NAME", help="as in dspreg train (default: the run's own)")
+    parser.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data, or the run's)")
+    text = "name of a folder: or index: data set (default: the last part of its path)"
+    parser.add_argument("--name", metavar="NAME", help=text)
 
 
-def count(text: str) -> int:
-    """0, 1, 2, …"""
-    return _whole(text, 0)
+def integer(at_least: int) -> Callable[[str], int]:
+    """For argparse's `type`: a whole number from `at_least` on."""
+
+    def parse(text: str) -> int:
+        try:
+            return parse_integer(text, at_least)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse
+
+
+natural = integer(1)
+count = integer(0)
 
 
 def positive(text: str) -> float:
@@ -45,9 +108,3 @@ def positive(text: str) -> float:
     if 0 <= value < float("inf"):
         return value
     raise argparse.ArgumentTypeError(f"{text!r}; wanted a number, 0 or more")
-
-
-def _whole(text: str, least: int) -> int:
-    if text.isascii() and text.isdigit() and int(text) >= least:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}; wanted a whole number, at least {least}")

@@ -12,12 +12,12 @@ from typing import Any
 from dspreg.cli.parser import Commands, described
 from dspreg.cli.sweep import add_launch_options, launch, open_store, whole
 from dspreg.cli.train import stopping
+from dspreg.config.parse import parse_assignment, parse_option
+from dspreg.config.train_config import EXECUTION_OPTIONS, Execution
 from dspreg.errors import ConfigError, Notice
 from dspreg.io.text import did_you_mean, escape_terminal
 from dspreg.paper.scales import SCALES
-from dspreg.protocol import reading
-from dspreg.protocol.settings import Execution
-from dspreg.protocol.sweep import HOW, OPEN
+from dspreg.protocol.sweep_file import OPEN
 from dspreg.report.formats import FORMATS
 from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
@@ -108,10 +108,10 @@ def asked(given: Any) -> tuple[Any, Execution]:
     """The item as the options have it, and how its runs are run."""
     from dspreg.paper.items import ITEMS
 
-    further = dict(reading.assignment(text) for text in given.set)
-    further |= {name: reading.valued(name, value, f"--{name}") for name in ("root", "device")
+    further = dict(parse_assignment(text) for text in given.set)
+    further |= {name: parse_option(name, value, f"--{name}") for name in ("root", "device")
                 if (value := getattr(given, name)) is not None}  # fmt: skip
-    settings = {name: value for name, value in further.items() if name not in HOW}
+    settings = {name: value for name, value in further.items() if name not in EXECUTION_OPTIONS}
     for name in settings:
         if name not in OPEN:
             raise ConfigError(f"--set {name}: the item says itself what that is. What can be set: {', '.join(OPEN)}")
@@ -122,7 +122,7 @@ def asked(given: Any) -> tuple[Any, Execution]:
         raise ConfigError("--draws: a map is of one training before and after; --trials takes several")
     item = dataclasses.replace(item, settings=settings, **numbers)
     usual = {"keep": "none", "profile": "always" if item.kind == "map" else "never"}  # tables need no models
-    execution = Execution(**(usual | {name: value for name, value in further.items() if name in HOW}))
+    execution = Execution(**(usual | {name: value for name, value in further.items() if name in EXECUTION_OPTIONS}))
     return dataclasses.replace(item, precision=execution.precision), execution
 
 
@@ -143,14 +143,14 @@ def listing() -> str:
 
 def _look(item: Any, runs: Sequence[Run], store: RunStore, execution: Execution) -> None:
     """Data and weights that are missing are said once, before the first run, and not by every run."""
-    from dspreg.data.named import dataset_named
+    from dspreg.data.registry import open_dataset
     from dspreg.networks import make_backbone
 
     left = [run for run in runs if not (store.folder(run) / "result.json").exists()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # training says them
         for name in dict.fromkeys(run.dataset for run in left):
-            dataset_named(name, execution.root)
+            open_dataset(name, execution.root)
         if left:
             weights = item.settings.get("weights", "default")
             make_backbone(item.setting("model"), weights=weights, image_size=item.setting("image_size"))
@@ -177,7 +177,7 @@ def _show(item: Any, store: RunStore, given: Any) -> None:
 
 
 def _timed(item: Any, execution: Execution, given: Any) -> int:
-    from dspreg.algorithms.spec import parse
+    from dspreg.algorithms.registry import parse
     from dspreg.paper import overhead
 
     for variant in item.variants:

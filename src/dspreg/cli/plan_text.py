@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from statistics import mean
 from typing import cast
 
+from dspreg.config.defaults import DatasetFacts
+from dspreg.config.train_config import Execution, TrainConfig, resolve_config
 from dspreg.io.text import align_columns, escape_terminal
 from dspreg.protocol.estimate import bytes_of, seconds_of
-from dspreg.protocol.settings import Execution, Facts, resolved
 from dspreg.runs.run import Run
 from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
@@ -80,16 +81,16 @@ def plan_text(runs: Sequence[Run], store: RunStore | None, execution: Execution)
 
 def kept_models(runs: Sequence[Run], execution: Execution) -> list[str]:
     """Gigabytes by the size of the networks alone, in words."""
-    from dspreg.data.named import known_class
+    from dspreg.data.registry import dataset_class
     from dspreg.networks.pretrained import size_of
 
     total, largest = 0, 0
     sizes: dict[tuple[str, int, int], int] = {}
     for run in runs:
-        data = known_class(run.dataset)
+        data = dataset_class(run.dataset)
         if data is None:
             return [f"gigabytes: nothing is known of networks for {escape_terminal(run.data_name)} before it is read"]
-        s = resolved(run.settings(), cast(Facts, data))
+        s = resolve_config(TrainConfig.of(run.settings()), cast(DatasetFacts, data))
         network = (s.model, s.image_size, len(data.classes))
         if network not in sizes:
             sizes[network] = size_of(*network)

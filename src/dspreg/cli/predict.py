@@ -1,4 +1,4 @@
-"""`dspreg predict`: the class of images, by a trained run."""
+"""`dspreg predict`: classify images with a trained model."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ EXAMPLES = """examples:
   dspreg predict runs/print inbox                 all images below a folder
   dspreg predict runs/print inbox --csv > classes.csv
 
-an image that can't be used is named on stderr, the others are predicted, and the exit code is 3."""
+images that can't be read are listed on stderr; the others are classified, and the exit code is 3."""
 
 
 def add(commands: Commands) -> None:
-    parser = described(commands, "predict", "say what is on images, by a trained run", EXAMPLES)
+    parser = described(commands, "predict", "classify images with a trained model", EXAMPLES)
     parser.add_argument("run_folder", metavar="RUN", help="the folder that dspreg train left")
     parser.add_argument("images", metavar="IMAGE", nargs="+", help="image files, or folders of them")
     parser.add_argument("--csv", action="store_true", help="print CSV with the probability of every class")
-    parser.add_argument("--batch", metavar="N", type=natural, default=64, help="images at a time (default: 64)")
+    parser.add_argument("--batch", metavar="N", type=natural, default=64, help="images per batch (default: 64)")
     which(parser)
     device(parser)
     parser.set_defaults(run=run)

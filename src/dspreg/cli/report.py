@@ -150,10 +150,10 @@ def _row_label(name: str, labels: set[str]) -> str:
     """The label of the row that a spec names as status and sweeps write it; torch is loaded only for other names."""
     if name in labels or "(" not in name:
         return name
-    from dspreg.algorithms.spec import filled
+    from dspreg.algorithms.registry import resolve_spec
 
     try:
-        canonical = filled(name)[0]
+        canonical = resolve_spec(name)[0]
     except DspregError:
         return name
     return canonical if canonical in labels else name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -10,17 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dspreg.cli.options import add_option
 from dspreg.cli.parser import Commands, described
 from dspreg.cli.plan_text import plan_text
-from dspreg.cli.train import metavar, says, stopping
+from dspreg.cli.train import stopping
+from dspreg.config.parse import parse_assignment, parse_integer, parse_option
+from dspreg.config.train_config import EXECUTION_OPTIONS, Execution
 from dspreg.errors import ConfigError
 from dspreg.io.text import escape_terminal
 from dspreg.launch.launcher import Launcher, check_specs, list_runs, make_launcher
 from dspreg.launch.launcher import sweep as launch_sweep
 from dspreg.launch.queue import ATTEMPTS
-from dspreg.protocol import reading, sweep
-from dspreg.protocol.settings import Execution
-from dspreg.protocol.sweep import HOW, KEYS, Sweep
+from dspreg.protocol.sweep_file import KEYS, Sweep, load_recipe, parse_sweep_value, read_sweep
 from dspreg.runs.run import Run
 from dspreg.runs.status import RunState, RunStatus
 from dspreg.runs.store import RunStore
@@ -76,11 +76,8 @@ def add(commands: Commands) -> None:
                        help="draw n is the same in all trials; DomainBed draws anew in each")  # fmt: skip
     group = parser.add_argument_group("how it is run")
     add_launch_options(group)
-    for each in dataclasses.fields(Execution):
-        how: dict[str, Any] = {"nargs": "?", "const": "true"} if str(each.type) == "bool" else {}
-        flag = f"--{each.name.replace('_', '-')}"
-        text = OTHERWISE.get(each.name) or says(each)
-        group.add_argument(flag, dest=each.name, metavar=metavar(each), help=text, **how)
+    for each in EXECUTION_OPTIONS.values():
+        add_option(group, each, OTHERWISE.get(each.name))
     parser.set_defaults(run=run)
 
 
@@ -121,20 +118,20 @@ def open_store(runs: Sequence[Run], given: Any, execution: Execution) -> RunStor
 
 def planned(given: Any) -> tuple[list[Run], Execution]:
     """The runs, and how they are run."""
-    written = {name: sweep.valued(name, value, _flag(name)) for name in KEYS
+    written = {name: parse_sweep_value(name, value, _flag(name)) for name in KEYS
                if name not in ("settings", "execution") and (value := getattr(given, name)) is not None}  # fmt: skip
-    further = dict(reading.assignment(text) for text in given.set)
-    further |= {name: reading.valued(name, value, _flag(name)) for name in HOW
+    further = dict(parse_assignment(text) for text in given.set)
+    further |= {name: parse_option(name, value, _flag(name)) for name in EXECUTION_OPTIONS
                 if (value := getattr(given, name)) is not None}  # fmt: skip
-    how = {name: value for name, value in further.items() if name in HOW}
-    settings = {name: value for name, value in further.items() if name not in HOW}
+    how = {name: value for name, value in further.items() if name in EXECUTION_OPTIONS}
+    settings = {name: value for name, value in further.items() if name not in EXECUTION_OPTIONS}
     file = given.file
     if file and Path(file).suffix not in (".yaml", ".yml"):
         if written or settings:
             name = next(iter([*written, *settings]))
             raise ConfigError(f"a recipe says itself what is trained; leave out {name}, or write a sweep in YAML")
-        return sweep.recipe(file), Execution(**how)
-    values = sweep.read(file) if file else {}
+        return load_recipe(file), Execution(**how)
+    values = read_sweep(file) if file else {}
     values = {**values, **written}
     values["settings"] = {**values.get("settings", {}), **settings}
     values["execution"] = {**values.get("execution", {}), **how}
@@ -215,9 +212,10 @@ def ignore_broken_pipe(say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def whole(flag: str, given: str, least: int) -> int:
-    if not given.isdecimal() or int(given) < least:
-        raise ConfigError(f"{flag} {given}; wanted a whole number at least {least}")
-    return int(given)
+    try:
+        return parse_integer(given, least)
+    except ConfigError:
+        raise ConfigError(f"{flag} {given}; wanted a whole number at least {least}") from None
 
 
 def outcome(state: RunState) -> str:

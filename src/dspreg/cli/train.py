@@ -10,13 +10,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dspreg.cli.options import add_option
 from dspreg.cli.parser import Commands, described
+from dspreg.config.parse import format_config, parse_assignment, parse_option, parse_targets, read_options, split_config
+from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS, TRAIN_OPTIONS, Execution, TrainConfig, resolve_config
 from dspreg.errors import ConfigError, Notice, Preempted
-from dspreg.protocol.reading import assignment, made, read, targets, valued, written
-from dspreg.protocol.settings import PROTOCOLS, Execution, Settings, defaults, resolved
+
+if TYPE_CHECKING:
+    from dspreg.data import DomainDataset
 
 EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print
@@ -36,66 +39,29 @@ def add(commands: Commands) -> None:
     parser.add_argument("--config", metavar="FILE", help="options from a YAML file")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="one option, by its name below")
     parser.add_argument("--print-config", action="store_true", help="print all options as YAML, defaults included")
-    for title, kind in (("what is trained", Settings), ("how it is run", Execution)):
+    for title, options in (("what is trained", TRAIN_OPTIONS), ("how it is run", EXECUTION_OPTIONS)):
         group = parser.add_argument_group(title)
-        for each in dataclasses.fields(kind):
-            flag = "--target" if each.name == "targets" else f"--{each.name.replace('_', '-')}"
-            how: dict[str, Any] = {"nargs": "+"} if each.name == "targets" else {}
-            if str(each.type) == "bool":
-                how = {"nargs": "?", "const": "true"}
-            group.add_argument(flag, dest=each.name, metavar=metavar(each), help=says(each), **how)
+        for each in options.values():
+            add_option(group, each)
     parser.set_defaults(run=run)
-
-
-def metavar(each: dataclasses.Field[Any]) -> str:
-    if "choices" in each.metadata:
-        return "|".join(each.metadata["choices"])
-    kind = str(each.type).removesuffix(" | None")
-    known = {"root": "DIR", "weights": "FILE", "algorithm": "SPEC", "dataset": "NAME"}
-    return known.get(each.name, {"int": "N", "float": "X", "bool": "yes|no", "str": "NAME"}.get(kind, "DOMAIN"))
-
-
-def says(each: dataclasses.Field[Any]) -> str:
-    text = str(each.metadata["help"]).replace("%", "%%")
-    if each.name == "protocol":
-        text = "; ".join(f"{name}: {what}" for name, what in PROTOCOLS.items()).replace("%", "%%")
-    if each.name == "targets":
-        text += "; none: train on all of them"
-    if each.default is dataclasses.MISSING:
-        return text if each.name == "dataset" else f"{text} (default: {usual(each.name)})"
-    shown = isinstance(each.default, str | int) and not isinstance(each.default, bool)
-    return f"{text} (default: {each.default})" if shown else text
-
-
-def usual(name: str) -> str:
-    """The default that all trainings share, or what it depends on."""
-    data = (
-        SimpleNamespace(name="", steps=2, evaluate_every=2, image_size=2, small=False),
-        SimpleNamespace(name="", steps=1, evaluate_every=1, image_size=1, small=True),
-    )
-    if len({defaults("domainbed", each)[name] for each in data}) > 1:
-        return "by data set"
-    found = {defaults(protocol, data[0])[name] for protocol in PROTOCOLS}
-    if len(found) > 1:
-        return "by protocol"
-    value = found.pop()
-    return ("yes" if value else "no") if isinstance(value, bool) else f"{value:g}" if value != str(value) else value
 
 
 def run(given: Any) -> int:
     with stopping() as pause:  # first of all: loading torch takes seconds in which a signal may come
-        return trained(given, pause)
+        return train_one(given, pause)
 
 
-def trained(given: Any, pause: Any) -> int:
-    settings, execution = made(stated(given))
-    filled = looked_at(settings, execution)
+def train_one(given: Any, pause: Any) -> int:
+    values = collect_options(given)
+    config, execution = split_config(values)
+    data = open_data(config, execution, quiet=given.print_config)
+    config = resolve_config(config, data)
     if given.print_config:
-        print(written(with_method_options(filled), execution), end="")
+        print(format_config(with_method_options(config), execution), end="")
         return 0
     if not given.out:
         raise ConfigError("where should the run go? Add --out DIR")
-    if "targets" not in settings:
+    if "targets" not in values:
         raise ConfigError("which domain is held out? Add --target DOMAIN, or --target none to train on all of them")
     from rich.console import Console
 
@@ -105,44 +71,42 @@ def trained(given: Any, pause: Any) -> int:
     console = Console(stderr=True)
     callbacks = [ProgressBar(console)] if console.is_terminal else []
     finished_before = (Path(given.out) / "result.json").exists()
-    result = train(settings, execution, given.out, callbacks=callbacks, pause=pause)
+    result = train(config, execution, given.out, callbacks=callbacks, pause=pause, data=data)
     print(summary(result, Path(given.out), finished_before))
     return 0
 
 
-def looked_at(settings: dict[str, Any], execution: Execution) -> Settings:
-    """All options, once the data set and its domains are known to be there: seconds before torch is."""
-    from dspreg.data.named import dataset_named
+def open_data(config: TrainConfig, execution: Execution, *, quiet: bool) -> DomainDataset:
+    """The data set, with the targets among its domains: a mistake is said seconds before torch is loaded."""
+    from dspreg.data.registry import open_dataset
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # training says them
-        data = dataset_named(settings["dataset"], execution.root, execution.name)
-    for name in settings.get("targets", ()):
+        if quiet:
+            warnings.simplefilter("ignore", Notice)
+        data = open_dataset(config.dataset, execution.root, execution.name)
+    for name in config.targets:
         data.check_domain(name)
-    return resolved(settings, data)
+    return data
 
 
-def with_method_options(settings: Settings) -> Settings:
+def with_method_options(config: TrainConfig) -> TrainConfig:
     """The method's own options, too, where they are drawn at random or scaled to a short run."""
-    from dspreg.training.experiment import filled_in
+    from dspreg.algorithms.registry import StackSpec
+    from dspreg.training.experiment import resolve_stack
 
-    return dataclasses.replace(settings, algorithm=filled_in(settings)[0])
+    return dataclasses.replace(config, algorithm=str(resolve_stack(StackSpec.parse(config.algorithm), config)[0]))
 
 
-def stated(given: Any) -> dict[str, Any]:
+def collect_options(given: Any) -> dict[str, Any]:
     """What the configuration file, `--set` and the flags say, later ones winning."""
-    values = read(given.config) if given.config else {}
-    values |= dict(assignment(text) for text in given.set)
-    for kind in (Settings, Execution):
-        for each in dataclasses.fields(kind):
-            value = getattr(given, each.name)
-            if value is not None:
-                flag = f"--{each.name.replace('_', '-')}"
-                values[each.name] = (
-                    targets(part for text in value for part in text.split(","))
-                    if each.name == "targets"
-                    else valued(each.name, value, flag)
-                )
+    values = read_options(given.config) if given.config else {}
+    values |= dict(parse_assignment(text) for text in given.set)
+    for name in OPTIONS:
+        value = getattr(given, name)
+        if name == "targets" and value is not None:
+            values[name] = parse_targets(part for text in value for part in text.split(","))
+        elif value is not None:
+            values[name] = parse_option(name, value, f"--{name.replace('_', '-')}")
     return values
 
 

@@ -2,27 +2,23 @@
 
 - Known: `Digits`, and the benchmarks `PACS`, `VLCS`, `OfficeHome`, `TerraIncognita`, `DomainNet`.
 - Your own: `Folder` (domain/class/image), `Index` (a CSV), or a subclass of `DomainDataset`.
-- By name: `dataset_named`, `listing`. Before training: `verify`, `fingerprint`, `open_cache`.
+- By name: `open_dataset`, `dataset_names`, `dataset_table`. Before training: `verify`, `fingerprint`, `open_cache`.
 """
 
 from dspreg.data.base import DomainDataset, labels_of
+from dspreg.data.benchmarks import BENCHMARKS, PACS, VLCS, DomainNet, OfficeHome, TerraIncognita
 from dspreg.data.cache import Cache, open_cache
-from dspreg.data.decoding import BadImage, decoded
+from dspreg.data.csv_index import Index
+from dspreg.data.decode import BadImage, decode_image
 from dspreg.data.digits import Digits
-from dspreg.data.domain_net import DomainNet
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.folders import Folder, ImageFolders
 from dspreg.data.images import Images
-from dspreg.data.index import Index
-from dspreg.data.named import dataset_named, listing
-from dspreg.data.office_home import OfficeHome
-from dspreg.data.pacs import PACS
-from dspreg.data.report import Report
-from dspreg.data.terra_incognita import TerraIncognita
-from dspreg.data.verify import verify
-from dspreg.data.vlcs import VLCS
+from dspreg.data.registry import dataset_names, dataset_table, open_dataset
+from dspreg.data.verify import Verification, verify
 
 __all__ = [
+    "BENCHMARKS",
     "PACS",
     "VLCS",
     "BadImage",
@@ -35,13 +31,14 @@ __all__ = [
     "Images",
     "Index",
     "OfficeHome",
-    "Report",
     "TerraIncognita",
-    "dataset_named",
-    "decoded",
+    "Verification",
+    "dataset_names",
+    "dataset_table",
+    "decode_image",
     "fingerprint",
     "labels_of",
-    "listing",
     "open_cache",
+    "open_dataset",
     "verify",
 ]

@@ -72,18 +72,18 @@ class Digits(DomainDataset):
     def arrays(self, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Images (N, 28, 28, 3) and labels (N,) of one domain."""
         self.check_domain(name)
-        images, labels = made(name)
+        images, labels = render_domain(name)
         return images.copy(), labels.copy()  # what the caller does to them is not seen by the next one
 
 
 @cache  # drawing takes a second, and a sweep in one process asks for the same domains again and again
-def made(name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def render_domain(name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Images and labels of one domain, drawn once per process."""
     from dspreg.randomness import seed_for  # here, because it brings torch along
 
     if name == "handwritten":
         return handwritten()
-    draw = {"outline": outline, "print": printed, "sign": sign}[name]
+    draw = {"outline": draw_outline, "print": draw_print, "sign": draw_sign}[name]
     labels = np.arange(10 * PER_CLASS, dtype=np.int64) % 10
     images = [draw(int(y), np.random.default_rng(seed_for(Digits.name, name, i))) for i, y in enumerate(labels)]
     return (255 * np.clip(images, 0, 1)).round().astype(np.uint8), labels
@@ -103,33 +103,33 @@ def handwritten() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return images, digits.target.astype(np.int64)
 
 
-def outline(digit: int, rng: np.random.Generator) -> Pixels:
+def draw_outline(digit: int, rng: np.random.Generator) -> Pixels:
     """Only the contour, on a ground with grain and slow changes of colour."""
     from PIL import Image
 
     ink = _ink(_contour(digit, str(rng.choice(OUTLINE_FONTS))), rng, height=(18, 22), angle=8, shift=1.5)
     clouds = Image.fromarray(rng.integers(0, 256, (5, 5, 3), np.uint8)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
     ground = 0.5 + 0.4 * (np.asarray(clouds) / 255 - 0.5) + rng.normal(0, 0.06, (SIDE, SIDE, 1))
-    return _painted(ink, np.full(3, rng.choice((0.0, 1.0))), ground)
+    return _paint(ink, np.full(3, rng.choice((0.0, 1.0))), ground)
 
 
-def printed(digit: int, rng: np.random.Generator) -> Pixels:
+def draw_print(digit: int, rng: np.random.Generator) -> Pixels:
     """Dark ink on light paper, a little askew and out of focus."""
     ink = _ink(_glyph(digit, str(rng.choice(PRINT_FONTS))), rng, height=(14, 22), angle=8, shift=2, blur=(1, 5))
     paper = rng.uniform(0.85, 1) - rng.uniform(0, 0.1, 3) + rng.normal(0, 0.02, (SIDE, SIDE, 1))
-    return _painted(ink, rng.uniform(0, 0.25, 3), paper)
+    return _paint(ink, rng.uniform(0, 0.25, 3), paper)
 
 
-def sign(digit: int, rng: np.random.Generator) -> Pixels:
+def draw_sign(digit: int, rng: np.random.Generator) -> Pixels:
     """One strong colour on another, the dark one or the light one in front."""
     ink = _ink(_glyph(digit, str(rng.choice(SIGN_FONTS))), rng, height=(14, 24), angle=20, shift=2)
     front, back = _colour(rng), _colour(rng)
     while abs((front - back) @ LUMINANCE) < 0.4:  # red on green of equal brightness can hardly be read
         front, back = _colour(rng), _colour(rng)
-    return _painted(ink, front, back)
+    return _paint(ink, front, back)
 
 
-def _painted(ink: Pixels, front: Pixels, back: Pixels) -> Pixels:
+def _paint(ink: Pixels, front: Pixels, back: Pixels) -> Pixels:
     return ink[..., None] * front + (1 - ink[..., None]) * back
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from dspreg.data.decoding import contents, decoded_bytes
+from dspreg.data.decode import contents, decode_bytes
 from dspreg.errors import DataError
 
 if TYPE_CHECKING:
@@ -59,22 +59,22 @@ class Images(Sequence[tuple["Image", int]]):
 
     def __getitem__(self, i: int | slice) -> tuple[Image, int] | Images:
         if isinstance(i, slice):
-            return self.chosen(range(len(self))[i])
+            return self.select(range(len(self))[i])
         return self.image(i), self.labels[i]
 
     def image(self, i: int) -> Image:
         """The i-th image, from the cache if it is there."""
         if self.cache is None:
-            return decoded_bytes(contents(self.files[i]), self.files[i])
+            return decode_bytes(contents(self.files[i]), self.files[i])
         found = self.cache.read(self.hash(i))
         if found is None:
             content = contents(self.files[i])
-            found = decoded_bytes(content, self.files[i])
+            found = decode_bytes(content, self.files[i])
             # Under the hash of these very bytes: the file may have changed since its hash was taken.
             self.cache.write(hashlib.sha256(content).hexdigest(), found)
         return found
 
-    def chosen(self, positions: Iterable[int]) -> Images:
+    def select(self, positions: Iterable[int]) -> Images:
         """Some of the images, in the order given."""
         at = list(positions)
         part = Images(

@@ -6,24 +6,24 @@ import torch
 
 from dspreg.randomness import Key, generator
 
-MEASURED = 32  # images in a batch to measure on, whatever the training batch
+MEASURE_BATCH = 32  # images in a batch to measure on, whatever the training batch
 
 
-def trained(num_images: int, size: int, *key: Key) -> list[int]:
+def draw_training_batch(num_images: int, size: int, *key: Key) -> list[int]:
     """Positions of one training batch, drawn with replacement."""
     chosen = torch.randint(num_images, (size,), generator=generator(*key, "train"), device="cpu")
     return [int(i) for i in chosen.tolist()]
 
 
-def measured(num_images: int, batches: int, *key: Key) -> list[list[int]]:
+def draw_measure_batches(num_images: int, batches: int, *key: Key) -> list[list[int]]:
     """Positions of batches of 32 to measure on, without replacement, at most all images.
 
     Keyed apart from training, so that measuring moves no training batch.
     """
-    return some(num_images, batches * MEASURED, MEASURED, *key)
+    return draw_batches(num_images, batches * MEASURE_BATCH, MEASURE_BATCH, *key)
 
 
-def some(num_images: int, wanted: int, size: int, *key: Key) -> list[list[int]]:
-    """As `measured`: positions of at most `wanted` images, in batches of `size`."""
+def draw_batches(num_images: int, wanted: int, size: int, *key: Key) -> list[list[int]]:
+    """As `draw_measure_batches`: positions of at most `wanted` images, in batches of `size`."""
     order = torch.randperm(num_images, generator=generator(*key, "measure"), device="cpu")
     return [part.tolist() for part in torch.split(order[:wanted], size)]

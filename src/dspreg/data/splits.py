@@ -34,7 +34,9 @@ def split(num_images: int, trial: int, position: int, holdout: float = 0.2) -> t
     return keys[num_out:], keys[:num_out]
 
 
-def stratified(labels: Sequence[int], trial: int, position: int, holdout: float = 0.2) -> tuple[list[int], list[int]]:
+def split_stratified(
+    labels: Sequence[int], trial: int, position: int, holdout: float = 0.2
+) -> tuple[list[int], list[int]]:
     """The same, with every class split by itself: ⌊holdout · N_class⌋ of each are held out.
 
     One shuffle, DomainBed's, decides; a class too small for one held-out image is trained on whole.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from dspreg.batches import Batch
-from dspreg.data.sampling import measured, trained
+from dspreg.data.sampling import draw_measure_batches, draw_training_batch
 from dspreg.errors import DataError
 from dspreg.randomness import Key
 
@@ -36,7 +36,7 @@ class TensorDomains:
         """One training batch per domain for step t, drawn with replacement."""
         result = []
         for d, (name, (x, y)) in enumerate(self.domains.items()):
-            chosen = trained(len(y), size, *self.key, t, name)
+            chosen = draw_training_batch(len(y), size, *self.key, t, name)
             result.append(Batch(x[chosen], y[chosen], d))
         return result
 
@@ -44,6 +44,6 @@ class TensorDomains:
         """Batches of 32 per domain to measure on at step t."""
         result = {}
         for d, (name, (x, y)) in enumerate(self.domains.items()):
-            chosen = measured(len(y), batches, *self.key, t, name)
+            chosen = draw_measure_batches(len(y), batches, *self.key, t, name)
             result[name] = [Batch(x[part], y[part], d) for part in chosen]
         return result

@@ -38,7 +38,7 @@ class Transform:
         object.__setattr__(self, "_drawn", v2.Compose([crop, flip, colour, grey]))
 
     def __call__(self, image: Image) -> Tensor:
-        return self.normalised(self.pixels(image))
+        return self.normalise(self.pixels(image))
 
     def pixels(self, image: Image) -> Tensor:
         """(3, size, size), uint8."""
@@ -48,7 +48,7 @@ class Transform:
         shown = self._drawn(image) if self.augment else functional.resize(image, [self.size, self.size])
         return cast(Tensor, functional.pil_to_tensor(shown))
 
-    def normalised(self, pixels: Tensor) -> Tensor:
+    def normalise(self, pixels: Tensor) -> Tensor:
         """(…, 3, size, size), float32."""
         x = functional.to_dtype(pixels, torch.float32, scale=True)
         shown = cast(Tensor, functional.normalize(x, list(self.mean), list(self.std)))

@@ -6,9 +6,8 @@ import warnings
 from pathlib import Path
 
 from dspreg.data.base import DomainDataset
-from dspreg.data.folders import check_name
+from dspreg.data.folders import check_name, folders_in, images_below, images_in
 from dspreg.data.images import Images
-from dspreg.data.tree import folders_in, images_below, images_in
 from dspreg.errors import DataError, Notice
 from dspreg.io.text import plural
 

@@ -1,25 +1,131 @@
-"""Look at every image of a data set before hours are spent on it."""
+"""Look at every image of a data set before hours are spent on it: on demand (`verify`), and once before training."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from dspreg.data.base import DomainDataset
-from dspreg.data.decoding import BadImage, contents, decoded_bytes
+from dspreg.data.decode import BadImage, contents, decode_bytes
 from dspreg.data.folders import ImageFolders
 from dspreg.data.images import THREADS, Images
-from dspreg.data.report import Bad, Cell, Report
+from dspreg.errors import DataError
+from dspreg.io.text import join_few, plural
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Domain = Sequence[tuple["Image", int]]
 TOGETHER = 256  # images handed to the threads at a time, so that a large data set makes no long queue
+WIDE = 12  # classes that still fit side by side
+SHOWN = 20  # groups of equal images in the text; all of them are in `Verification`
+NAMED = 5  # bad images that an error names
+
+
+class Bad(NamedTuple):
+    domain: str
+    image: str  # its name, relative to the data set
+    reason: str
+
+
+class Cell(NamedTuple):
+    domain: str
+    class_name: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found.
+
+    Attributes:
+        dataset: Its name.
+        classes: Names of the labels.
+        counts: Images of each class, by domain.
+        bad: Images that can't be used, and why.
+        mismatches: How the numbers of images differ from the published ones.
+        variant: Which of several versions in circulation it is, if there are several.
+        missing: Classes without an image in a domain.
+        single: Classes with one image in a domain: it is either trained on or held out.
+        across: Groups of images with equal bytes in several domains: what is learnt in one is known in the other.
+        within: The same within one domain: an image may be both trained on and held out.
+        notices: What was odd when the files were listed.
+        seconds: It took.
+    """
+
+    dataset: str
+    classes: tuple[str, ...]
+    counts: Mapping[str, tuple[int, ...]]
+    bad: tuple[Bad, ...]
+    mismatches: tuple[str, ...]
+    variant: str
+    missing: tuple[Cell, ...]
+    single: tuple[Cell, ...]
+    across: tuple[tuple[str, ...], ...]
+    within: tuple[tuple[str, ...], ...]
+    notices: tuple[str, ...]
+    seconds: float
+
+    @property
+    def images(self) -> int:
+        return sum(map(sum, self.counts.values()))
+
+    @property
+    def ok(self) -> bool:
+        """No bad image, no number that differs and no missing class. Equal images are in published sets too."""
+        return not (self.bad or self.mismatches or self.missing)
+
+    def text(self) -> str:
+        """Counts as a table, then the findings, one per line."""
+        size = f"{plural(self.images, 'image')}, {plural(len(self.counts), 'domain')}, "
+        size += plural(len(self.classes), "class", "classes")
+        lines = [f"{self.dataset}: {size}", *([f"variant: {self.variant}"] if self.variant else []), ""]
+        lines += [*self._table(), "", *self._findings()]
+        lines.append(f"{'ok' if self.ok else 'NOT OK'}, {self.images:,} images looked at in {self.seconds:.1f} s")
+        return "\n".join(lines)
+
+    def _table(self) -> list[str]:
+        by_class = len(self.classes) <= WIDE
+        rows = [["domain", *(self.classes if by_class else ()), "all"]]
+        columns = list(self.counts.values())
+        rows += [
+            [domain, *(_numbers(counts) if by_class else ()), f"{sum(counts):,}"]
+            for domain, counts in self.counts.items()
+        ]
+        sums = [sum(column) for column in zip(*columns, strict=True)]
+        rows.append(["all", *(_numbers(sums) if by_class else ()), f"{sum(sums):,}"])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return [
+            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+            for row in rows
+        ]
+
+    def _findings(self) -> Iterator[str]:
+        yield from _section("bad image", "bad images", [f"{b.image}: {b.reason}" for b in self.bad])
+        yield from _section("number that differs", "numbers that differ", self.mismatches)
+        for cells, what in ((self.missing, "no images of"), (self.single, "a single image of")):
+            for domain in self.counts:
+                names = [cell.class_name for cell in cells if cell.domain == domain]
+                if names:
+                    yield f"{domain} has {what}: {join_few(names, 10)}"
+                    yield ""
+        for groups, one, many in (
+            (self.across, "image in several domains", "images in several domains"),
+            (self.within, "image several times in a domain", "images several times in a domain"),
+        ):
+            listed = [" = ".join(group) for group in groups[:SHOWN]]
+            if len(groups) > SHOWN:
+                listed.append(f"and {len(groups) - SHOWN:,} more")
+            yield from _section(one, many, listed, len(groups), "warning: ")
+        above = {*self.mismatches}
+        yield from _section("notice", "notices", [n for n in self.notices if n not in above])
 
 
 class Look(NamedTuple):
@@ -28,7 +134,7 @@ class Look(NamedTuple):
     fault: str | None
 
 
-def verify(dataset: DomainDataset, progress: Callable[[int, int], None] | None = None) -> Report:
+def verify(dataset: DomainDataset, progress: Callable[[int, int], None] | None = None) -> Verification:
     """Decode everything, count it, and compare it with what is published and with itself.
 
     A bad image is named and the next one looked at.
@@ -60,7 +166,7 @@ def verify(dataset: DomainDataset, progress: Callable[[int, int], None] | None =
     table = {name: tuple(counted[label] for label in range(len(dataset.classes))) for name, counted in counts.items()}
     groups = [group for group in equal.values() if len(group) > 1]
     known = dataset if isinstance(dataset, ImageFolders) else None
-    return Report(
+    return Verification(
         dataset=dataset.name,
         classes=tuple(dataset.classes),
         counts=table,
@@ -74,6 +180,44 @@ def verify(dataset: DomainDataset, progress: Callable[[int, int], None] | None =
         notices=dataset.notices,
         seconds=time.monotonic() - started,
     )
+
+
+def check_once(
+    dataset: DomainDataset,
+    fingerprints: Iterable[str],
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Decode all files of a data set before the first training on it, unless the same files were found sound before.
+
+    A bad image is found now, and does not end a run at night.
+
+    Args:
+        dataset: What is trained on.
+        fingerprints: Of its domains, in their order.
+        progress: Is called with the number of images done and of all.
+
+    Raises:
+        DataError: Some can't be decoded; names the first and how to see all.
+    """
+    stamp = stamps() / hashlib.sha256("".join(fingerprints).encode()).hexdigest()
+    if stamp.exists():
+        return
+    found = verify(dataset, progress)
+    if found.bad:
+        named = "\n".join(f"  {bad.image}: {bad.reason}" for bad in found.bad[:NAMED])
+        more = f"\n  and {len(found.bad) - NAMED} more" if len(found.bad) > NAMED else ""
+        raise DataError(
+            f"{plural(len(found.bad), 'image')} of {dataset.name} can't be used:\n{named}{more}\n"
+            f"Mend or remove them; `dspreg data verify` names all of them"
+        )
+    with suppress(OSError):  # a reminder, nothing more: without it the images are looked at again next time
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.touch()
+
+
+def stamps() -> Path:
+    """The folder that remembers which files were found sound, by their contents."""
+    return Path(os.environ.get("DSPREG_CACHE") or Path.home() / ".cache" / "dspreg") / "sound"
 
 
 def _looks(pool: ThreadPoolExecutor, domain: Domain) -> Iterator[tuple[int, Look]]:
@@ -91,7 +235,7 @@ def _look_at_file(images: Images, i: int) -> Look:
     try:
         content = contents(images.files[i])
         sha = hashlib.sha256(content).hexdigest()
-        decoded_bytes(content, images.files[i])
+        decode_bytes(content, images.files[i])
     except BadImage as error:
         return Look(images.labels[i], sha, error.reason)
     return Look(images.labels[i], sha, None)
@@ -116,3 +260,14 @@ def _wrong_label(look: Look, classes: int) -> str | None:
 def _cells(counts: dict[str, tuple[int, ...]], classes: Sequence[str], wanted: int) -> Iterator[Cell]:
     for domain, numbers in counts.items():
         yield from (Cell(domain, name) for name, n in zip(classes, numbers, strict=True) if n == wanted)
+
+
+def _section(one: str, many: str, lines: Sequence[str], count: int | None = None, start: str = "") -> Iterator[str]:
+    if lines:
+        yield f"{start}{plural(len(lines) if count is None else count, one, many)}"
+        yield from (f"  {line}" for line in lines)
+        yield ""
+
+
+def _numbers(values: Sequence[int]) -> list[str]:
+    return [f"{value:,}" for value in values]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dspreg.data.loading import XY, Part, loaded
+from dspreg.data.loader import XY, DomainSplit, iterate_batches
 from dspreg.errors import ConfigError, DataError
 from dspreg.randomness import generator
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
@@ -18,7 +18,7 @@ from dspreg.training.model import Model
 
 
 @contextmanager
-def adapted(model: Model, part: Part, *, size: int, device: str = "cpu", workers: int = 0) -> Iterator[None]:
+def adapted(model: Model, part: DomainSplit, *, size: int, device: str = "cpu", workers: int = 0) -> Iterator[None]:
     """Inside, every batch norm has the mean and variance of `part`; afterwards the model is as before, to the bit.
 
     One pass over the images, without their labels. Each batch is normalised by itself on the way, and the statistics
@@ -41,8 +41,8 @@ def adapted(model: Model, part: Part, *, size: int, device: str = "cpu", workers
                 norm.momentum = None  # the average of all batches
                 norm.training = True  # its own flag: `train()` of a featurizer with frozen batch norm would not set it
             with torch.no_grad():
-                for x, _ in loaded(batches, range(len(batches)), workers):
-                    model(part.transform.normalised(x.to(device)))
+                for x, _ in iterate_batches(batches, range(len(batches)), workers):
+                    model(part.transform.normalise(x.to(device)))
         except ValueError as error:  # torch's, of batch norm
             raise DataError(f"{len(part)} images are too few to adapt on ({error}); do without --adapt bn") from error
         finally:
@@ -67,7 +67,7 @@ class Shuffled:
     domain. Of equal size, because every batch counts as much: five images left over would weigh like sixty-four.
     """
 
-    part: Part
+    part: DomainSplit
     size: int
 
     def __len__(self) -> int:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +14,19 @@ import torch
 from dspreg.data import DomainDataset
 from dspreg.data.base import labels_of
 from dspreg.data.fingerprint import fingerprint
-from dspreg.data.loading import InOrder, Part, told
-from dspreg.data.named import dataset_named
+from dspreg.data.loader import DomainSplit, SequentialBatches, reader_errors, reader_processes
+from dspreg.data.registry import open_dataset
 from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError, DataError, DspregError, Notice
 from dspreg.inference.adapt_bn import adapted, batch_norms
 from dspreg.inference.load import load, step_of
 from dspreg.inference.metrics import Scores
 from dspreg.io.text import join_few
-from dspreg.protocol.settings import Settings
+from dspreg.protocol.description import RunDescription
 from dspreg.randomness import generator
 from dspreg.runs.folder import RunFolder
 from dspreg.training.evaluate import predictions
-from dspreg.training.experiment import cut
+from dspreg.training.experiment import split_domain
 
 UNSEEN, SOURCE, CHANGED = "unseen", "source", "changed source"
 
@@ -112,24 +111,23 @@ def evaluate_run(
     """
     folder = RunFolder(run)
     model, transform = load(run, which, device)
-    described, result = folder.description(), folder.result() or {}
+    trained, result = RunDescription.from_json(folder.description()), folder.result() or {}
     if adapt != "none":
         batch_norms(model)  # said before any image is read
-    data = data_of(described, dataset, root, name)
+    data = data_of(trained, dataset, root, name)
     for each in domains:
         data.check_domain(each)
     chosen = [each for each in data.domains if each in domains or not domains]
-    trained = Trained(described)
-    workers = workers if workers is not None else (0 if data.small else min(4, os.cpu_count() or 1))
-    size = batch or trained.settings.evaluation_batch
+    workers = reader_processes(workers, data.small)
+    size = batch or trained.config.evaluation_batch
     parts = [_part(data, each, trained, transform) for each in chosen]
     to_model = columns(data, [part for part, _, _, _ in parts], model.classes)
     judged, done, total = [], 0, sum(len(part) for part, _, _, _ in parts)
     for part, kind, role, prints in parts:
         scores = Scores.none(len(model.classes))
         own = adapted(model, part, size=size, device=device, workers=workers) if adapt == "bn" else nullcontext()
-        with told(), own:
-            order = InOrder([part], size)
+        with reader_errors(), own:
+            order = SequentialBatches([part], size)
             for _, logits, y in predictions(model.algorithm, order, device=device, workers=workers):
                 scores = scores.adding(logits, to_model[y.cpu()])
                 done += len(y)
@@ -138,46 +136,30 @@ def evaluate_run(
         judged.append(DomainScores(part.domain, kind, role, prints, scores))
     step = step_of(result, which)
     return RunEvaluation(
-        described["id"],
+        trained.id,
         which,
         step,
         data.name,
         model.classes,
         adapt,
-        trained.settings.augment_validation,
+        trained.config.augment_validation,
         tuple(judged),
     )
 
 
-class Trained:
-    """What a run was trained on, from its description."""
-
-    def __init__(self, described: Mapping[str, Any]):
-        settings = described["settings"]
-        self.settings = Settings(**settings | {"targets": tuple(settings["targets"])})
-        self.domains: list[str] = described["data"]["domains"]  # in the data set's own order: splits go by position
-        self.fingerprints: dict[str, str] = described["data"]["fingerprints"]
-        self.sources = [name for name in self.fingerprints if name not in self.settings.targets]
-
-    def source_like(self, prints: str) -> str | None:
-        """The source with the same images."""
-        return next((name for name in self.sources if self.fingerprints[name] == prints), None)
-
-    def split(self, images: Sequence[Any], source: str) -> tuple[list[int], list[int]]:
-        """Positions of the images of a source that training saw, and of those it did not see."""
-        return cut(images, self.settings, self.domains.index(source))
-
-    def held_out(self, images: Sequence[Any], source: str) -> list[int]:
-        """Positions of the images of a source that training did not see."""
-        return self.split(images, source)[1]
+def split_source(trained: RunDescription, images: Sequence[Any], source: str) -> tuple[list[int], list[int]]:
+    """Positions of the images of a source domain that training saw, and of those that were held out."""
+    return split_domain(images, trained.config, trained.domains.index(source))
 
 
-def _part(data: DomainDataset, name: str, trained: Trained, transform: Transform) -> tuple[Part, str, str, str]:
+def _part(
+    data: DomainDataset, name: str, trained: RunDescription, transform: Transform
+) -> tuple[DomainSplit, str, str, str]:
     images = data.domain(name)
     prints = fingerprint(images)
-    source = trained.source_like(prints)
+    source = trained.source_of(prints)
     if source is not None:
-        return Part(name, images, trained.held_out(images, source), transform), "out", SOURCE, prints
+        return DomainSplit(name, images, split_source(trained, images, source)[1], transform), "out", SOURCE, prints
     if not len(images):
         raise DataError(f"the domain {name!r} of {data.name} has no images; name others with --domain")
     changed = name in trained.sources
@@ -190,24 +172,24 @@ def _part(data: DomainDataset, name: str, trained: Trained, transform: Transform
         )
     # shuffled, for methods that adapt to a batch: images of a folder stand class by class
     order = torch.randperm(len(images), generator=generator(name, "evaluate")).tolist()
-    return Part(name, images, order, transform), "all", CHANGED if changed else UNSEEN, prints
+    return DomainSplit(name, images, order, transform), "all", CHANGED if changed else UNSEEN, prints
 
 
-def data_of(described: Mapping[str, Any], dataset: str | None, root: str | None, name: str | None) -> DomainDataset:
+def data_of(trained: RunDescription, dataset: str | None, root: str | None, name: str | None) -> DomainDataset:
     """The data set that was asked for, or the run's own."""
     if dataset is not None:
-        return dataset_named(dataset, root, name)
-    where = described["where"]
+        return open_dataset(dataset, root, name)
+    where = trained.where
     if name is not None:
         raise ConfigError(f"--name {name!r} goes with --dataset folder:PATH or index:FILE; the run's own has its name")
     try:
-        return dataset_named(where["dataset"], root or where["root"], where["name"])
+        return open_dataset(where["dataset"], root or where["root"], where["name"])
     except DspregError as error:
         raise DataError(f"{error}\nThat is the run's own data set. If it moved, say --dataset and --root") from error
 
 
-def columns(data: DomainDataset, parts: Sequence[Part], classes: Sequence[str]) -> torch.Tensor:
-    """Label of the data set → column of the model, by the name of the class."""
+def columns(data: DomainDataset, parts: Sequence[DomainSplit], classes: Sequence[str]) -> torch.Tensor:
+    """Label of the data set → column of the model's outputs, by the name of the class."""
     occur = {label for part in parts for label in labels_of(part.images)}
     strangers = [data.classes[label] for label in sorted(occur) if data.classes[label] not in classes]
     if strangers:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from dspreg.data.decoding import BadImage, decoded
+from dspreg.data.decode import BadImage, decode_image
+from dspreg.data.folders import READ, images_below
 from dspreg.data.transforms import Transform
-from dspreg.data.tree import READ, images_below
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.io.text import join_few, plural
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
@@ -113,12 +113,12 @@ def _batch(model: Model, transform: Transform, files: Sequence[Path], device: st
     pixels, faults = {}, {}
     for path in files:
         try:
-            pixels[path] = transform.pixels(decoded(path))
+            pixels[path] = transform.pixels(decode_image(path))
         except BadImage as bad:
             faults[path] = bad.reason
     probabilities: dict[Path, tuple[float, ...]] = {}
     if pixels:
-        x = transform.normalised(torch.stack(list(pixels.values()))).to(device)
+        x = transform.normalise(torch.stack(list(pixels.values()))).to(device)
         rows = model(x).cpu().double().softmax(1)
         for path, row in zip(pixels, rows, strict=True):
             if row.isfinite().all():

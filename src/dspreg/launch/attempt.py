@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
+from dspreg.config.train_config import Execution
 from dspreg.errors import CantWrite, Diverged, InUse, Preempted
 from dspreg.io.atomic_files import Fence
 from dspreg.launch.heartbeat import Heartbeat
 from dspreg.launch.messages import Outcome
 from dspreg.launch.queue import LeasedRun
-from dspreg.protocol.settings import Execution
 from dspreg.runs.leases import LeaseLost, Leases
 from dspreg.runs.run import Run
 from dspreg.runs.status import RunState, RunStatus

@@ -8,14 +8,15 @@ from contextlib import closing
 from pathlib import Path
 from typing import Protocol, cast
 
+from dspreg.config.dataset_ref import DatasetRef
+from dspreg.config.train_config import Execution
 from dspreg.errors import ConfigError, Notice
 from dspreg.io.importing import import_object
 from dspreg.io.text import did_you_mean
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import ATTEMPTS, OnRun, RunQueue
-from dspreg.protocol.enumerate import distinct
-from dspreg.protocol.settings import Execution
-from dspreg.protocol.sweep import Sweep
+from dspreg.protocol.leave_one_out import distinct
+from dspreg.protocol.sweep_file import Sweep
 from dspreg.runs.run import Run
 from dspreg.runs.status import RunState
 from dspreg.runs.store import RunStore
@@ -127,20 +128,20 @@ def list_runs(plan: Sweep, execution: Execution) -> list[Run]:
 
 def domains_of(data: str, execution: Execution) -> Sequence[str]:
     """Those of a benchmark are known; others are read."""
-    from dspreg.data.named import dataset_named, known_class
+    from dspreg.data.registry import dataset_class, open_dataset
 
-    known = known_class(data)
+    known = dataset_class(data)
     if known is not None:
         return known.domains
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # training says them
-        placed = data.startswith(("folder:", "index:"))
-        return dataset_named(data, execution.root, execution.name if placed else None).domains
+        warnings.simplefilter("ignore", Notice)  # training issues them
+        name = execution.name if DatasetRef.parse(data).is_path else None
+        return open_dataset(data, execution.root, name).domains
 
 
 def check_specs(runs: Sequence[Run]) -> None:
     """Whether the algorithms exist and have these options: before the first run, not in the middle of the night."""
-    from dspreg.algorithms.spec import parse
+    from dspreg.algorithms.registry import parse
 
     for spec in dict.fromkeys(run.algorithm for run in runs):
         parse(spec)

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
+from dspreg.config.train_config import Execution
 from dspreg.errors import ConfigError
 from dspreg.launch.dispatcher import Dispatcher
 from dspreg.launch.messages import Event, Outcome, Stopped, WorkerDied
@@ -19,7 +20,6 @@ from dspreg.launch.pool_worker import main
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import LeasedRun, RunQueue
 from dspreg.launch.resources import Slot, assign_slots, default_jobs, fill_execution
-from dspreg.protocol.settings import Execution
 from dspreg.training.experiment import check_device
 
 PRELOAD = ["timm", "torchvision", "dspreg.launch.pool_worker"]  # what every process needs, loaded once

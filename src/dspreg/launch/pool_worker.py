@@ -16,12 +16,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from dspreg.config.train_config import Execution
 from dspreg.errors import Notice, Preempted, ResourceError
 from dspreg.launch.attempt import attempt
 from dspreg.launch.messages import NoticeIssued, Progress, Refused, Stopped
 from dspreg.launch.reporter import ProgressReporter
 from dspreg.launch.resources import Slot
-from dspreg.protocol.settings import Execution
 from dspreg.runs.store import RunStore
 
 REPORT_EVERY = 0.2  # seconds

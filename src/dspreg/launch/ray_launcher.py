@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dspreg.data.named import ROOT
+from dspreg.config.train_config import Execution
+from dspreg.data.registry import ROOT
 from dspreg.errors import ConfigError, InUse
 from dspreg.launch.attempt import final_state
 from dspreg.launch.dispatcher import TICK, Dispatcher
@@ -26,10 +27,9 @@ from dspreg.launch.ray_cluster import connected
 from dspreg.launch.ray_task import Assignment, attempt_run
 from dspreg.launch.resources import fill_execution
 from dspreg.launch.transfer import pack, unpack
-from dspreg.protocol.settings import Execution
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.leases import LeaseLost
-from dspreg.runs.run import PLACED, Run
+from dspreg.runs.run import Run
 from dspreg.runs.status import RunState, RunStatus
 
 UNREAD = 8  # messages of a task that were not fetched yet, after which it waits
@@ -220,13 +220,12 @@ class RayTransport:
 def use_absolute_paths(run: Run, execution: Execution) -> tuple[dict[str, Any], Execution]:
     """Settings and execution with the paths that they have on this machine; others must have the same."""
     settings = run.settings()
-    kind, colon, path = run.dataset.partition(":")
-    given = bool(colon) and kind in PLACED
-    if given:
-        settings["dataset"] = f"{kind}:{os.path.abspath(path)}"
+    ref = run.dataset_ref
+    if ref.is_path:
+        settings["dataset"] = str(replace(ref, target=os.path.abspath(ref.target)))
     if settings.get("weights", "none") not in ("default", "none"):
         settings["weights"] = os.path.abspath(settings["weights"])
-    root = execution.root if execution.root is not None or given else ROOT
+    root = execution.root if execution.root is not None or ref.is_path else ROOT
     return settings, replace(run.execution(execution), root=None if root is None else os.path.abspath(root))
 
 

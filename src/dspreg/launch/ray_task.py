@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dspreg.config.train_config import Execution
 from dspreg.errors import Diverged, DspregError, Notice, Preempted
 from dspreg.launch.messages import Failed, Files, NoticeIssued, Succeeded, TaskMessage
 from dspreg.launch.reporter import ProgressReporter
 from dspreg.launch.transfer import FolderWatch, unpack
-from dspreg.protocol.settings import Execution
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.process_id import is_gone, this_process
 from dspreg.training.loop import train

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from dspreg.protocol.settings import Execution
+from dspreg.config.train_config import Execution
 
 
 @dataclass(frozen=True)

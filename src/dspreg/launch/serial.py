@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from dspreg.config.train_config import Execution
 from dspreg.errors import ConfigError
 from dspreg.launch.attempt import attempt
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import POLL, RunQueue
 from dspreg.launch.reporter import ProgressReporter
 from dspreg.launch.resources import fill_execution
-from dspreg.protocol.settings import Execution
 from dspreg.training.experiment import check_device
 
 REPORT_EVERY = 0.2  # seconds

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dspreg.paper.scales import ENGINE, PAPER, Scale
-from dspreg.protocol.enumerate import distinct, leave_one_out
+from dspreg.protocol.leave_one_out import distinct, leave_one_out
 from dspreg.report.published import published_cells
 from dspreg.report.table import Cell
-from dspreg.runs.run import Run, shortest
+from dspreg.runs.run import Run
+from dspreg.specs import shortest_spec
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Variant:
     @property
     def algorithm(self) -> str:
         """As runs spell it."""
-        return shortest(self.spec)
+        return shortest_spec(self.spec)
 
     def published(self, dataset: str, targets: Sequence[str]) -> list[Cell]:
         """What the paper prints; a mean that its table of domains lacks is that of its main table."""
@@ -126,10 +127,10 @@ class Item:
 
     def domains(self) -> dict[str, Sequence[str]]:
         """Of every data set that is trained on."""
-        from dspreg.data.named import known_class
+        from dspreg.data.registry import dataset_class
 
         names = self.datasets if self.scale.data is None else (self.scale.data,)
-        found = {name: known_class(name) for name in names}
+        found = {name: dataset_class(name) for name in names}
         return {name: each.domains for name, each in found.items() if each is not None}
 
     def held_out(self, dataset: str) -> list[str]:

@@ -20,14 +20,14 @@ import torch
 
 from dspreg.algorithms import DSPReg
 from dspreg.batches import Batch
+from dspreg.config.train_config import Execution
 from dspreg.errors import Notice, ResourceError
 from dspreg.launch.pool import PRELOAD
 from dspreg.paper.item import Item
 from dspreg.paper.render import scale_table
 from dspreg.paper.scales import Scale
-from dspreg.protocol.settings import Execution
 from dspreg.report.table import Cell, Row, Table
-from dspreg.training.experiment import Experiment, prepared, threads
+from dspreg.training.experiment import Experiment, prepare_experiment, threads
 from dspreg.training.step import train_step
 
 BLOCKS = 3  # timed
@@ -46,9 +46,9 @@ class TimedVariant:
     """One variant: its stack, and where it is."""
 
     def __init__(self, experiment: Experiment, spec: str):
-        self.algorithm = replace(experiment, settings=replace(experiment.settings, algorithm=spec)).algorithm()
+        self.algorithm = experiment.with_algorithm(spec).algorithm()
         self.steps = experiment.steps()
-        self.normalise = experiment.shown(experiment.settings.augment).normalised
+        self.normalise = experiment.transform(experiment.settings.augment).normalise
         self.device = torch.device(experiment.execution.device)
         self.refreshes: set[int] = set()
 
@@ -113,7 +113,7 @@ def measure_costs(
     torch.set_num_threads(threads(replace(execution, threads=execution.threads or 1)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)
-        experiment = prepared(settings, execution)
+        experiment = prepare_experiment(settings, execution)
         variants = {variant.label: TimedVariant(experiment, variant.spec) for variant in item.variants}
         costs = {label: Cost() for label in variants}
         length = block_of(item.scale, experiment.epoch)
@@ -174,7 +174,8 @@ def peak_of(settings: Mapping[str, Any], execution: Execution) -> float:
 def _two_steps(pipe: Connection, settings: dict[str, Any], execution: Execution) -> None:
     torch.set_num_threads(execution.threads or 1)
     warnings.simplefilter("ignore")
-    variant = TimedVariant(prepared(settings, replace(execution, check_images="never")), settings["algorithm"])
+    experiment = prepare_experiment(settings, replace(execution, check_images="never"))
+    variant = TimedVariant(experiment, settings["algorithm"])
     variant.block(2)
     if variant.device.type == "cuda":
         pipe.send(torch.cuda.max_memory_allocated(variant.device) / GB)

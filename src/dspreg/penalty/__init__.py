@@ -1,5 +1,6 @@
 """The penalty λ Σ c_k g_k²: engines that compute its gradient, and `Penalty`, which adds it to any training loop."""
 
+from dspreg.penalty.engine_spec import parse_engine
 from dspreg.penalty.engines import (
     Engine,
     Figures,
@@ -16,7 +17,6 @@ from dspreg.penalty.engines import (
     momentum,
     penalty_value,
 )
-from dspreg.penalty.naming import parse_engine
 from dspreg.penalty.penalty import Penalty
 
 __all__ = [

@@ -15,8 +15,8 @@ from dspreg.errors import ConfigError
 from dspreg.io.text import join_few
 from dspreg.penalty.closures import Closure, Passes
 from dspreg.penalty.coefficients import Coefficients
+from dspreg.penalty.engine_spec import parse_engine
 from dspreg.penalty.engines import Figures, Memory, Step, exact, figures, inner_of, kind_of
-from dspreg.penalty.naming import parse_engine
 from dspreg.penalty.wrappers import DdpProcesses, is_compiled, refuse_shards, unwrap
 from dspreg.sensitivity import Profile, measure
 from dspreg.vectors import ParamVector, Patterns, trainable

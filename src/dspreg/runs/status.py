@@ -14,10 +14,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dspreg.config.dataset_ref import DatasetRef
 from dspreg.errors import DspregError, IntegrityError, ResourceError
 from dspreg.io.atomic_files import read_json
 from dspreg.runs.leases import LeaseInfo, list_leases
-from dspreg.runs.run import Run, data_name
+from dspreg.runs.run import Run
 
 if TYPE_CHECKING:
     from dspreg.runs.store import RunStore
@@ -238,7 +239,7 @@ def scan_store(store: RunStore, attempts: int) -> StoreStatus:
 
 def group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
     """Data set and algorithm of a run, as `Run.from_json` takes it."""
-    return data_name(entry["dataset"], entry.get("name")), entry["algorithm"]
+    return DatasetRef.parse(entry["dataset"]).data_name(entry.get("name")), entry["algorithm"]
 
 
 def _list_names(folder: Path) -> set[str]:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from dspreg.choices import ESTIMATORS, OF
+from dspreg.config.measure_config import ESTIMATORS, OF
 from dspreg.errors import ConfigError, DataError
 from dspreg.randomness import Key, generator
 from dspreg.sensitivity import estimators

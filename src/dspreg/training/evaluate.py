@@ -10,14 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
-from dspreg.data.loading import InOrder, Part, loaded
+from dspreg.data.loader import DomainSplit, SequentialBatches, iterate_batches
 from dspreg.randomness import Key
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts, not fractions: whole numbers add up the same in any order."""
+    """Counts, not fractions: whole numbers add up the same in any order.
+
+    What training selects by. `scores.Scores`, of `dspreg evaluate`, counts classes and confidences too, and refuses
+    outputs that are not finite; here they are wrong answers, for a target that diverges must not end a training.
+    """
 
     correct: int = 0
     total: int = 0
@@ -43,7 +47,7 @@ class Tally:
 
 def tallies(
     algorithm: Algorithm,
-    parts: Sequence[Part],
+    parts: Sequence[DomainSplit],
     *,
     size: int,
     key: tuple[Key, ...] = (),
@@ -65,18 +69,18 @@ def tallies(
         pause: Called between batches; may raise to end it early.
     """
     result = [Tally() for _ in parts]
-    for p, logits, y in predictions(algorithm, InOrder(parts, size, key), device=device, workers=workers):
+    for p, logits, y in predictions(algorithm, SequentialBatches(parts, size, key), device=device, workers=workers):
         result[p] = result[p].counting(logits, y, losses=losses)
         pause()
     return result
 
 
 def predictions(
-    algorithm: Algorithm, batches: InOrder, *, device: str = "cpu", workers: int = 0
+    algorithm: Algorithm, batches: SequentialBatches, *, device: str = "cpu", workers: int = 0
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Part, logits (B, C) and labels (B,) of every batch, on the device."""
     order = batches.order()
     with evaluation_mode(algorithm), torch.no_grad():
-        for (p, _), (x, y) in zip(order, loaded(batches, order, workers), strict=True):
-            shown = batches.parts[p].transform.normalised(x.to(device))
+        for (p, _), (x, y) in zip(order, iterate_batches(batches, order, workers), strict=True):
+            shown = batches.parts[p].transform.normalise(x.to(device))
             yield p, algorithm.predict(shown), y.to(device)

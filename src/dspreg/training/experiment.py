@@ -16,21 +16,23 @@ import torch
 from torch import nn
 
 from dspreg import __version__
-from dspreg.algorithms import Algorithm, Task, parse
-from dspreg.algorithms.spec import PUBLISHED, filled
+from dspreg.algorithms import Algorithm, Task
+from dspreg.algorithms.registry import PUBLISHED, StackSpec
+from dspreg.config.defaults import search_seed
+from dspreg.config.train_config import CHANNELS_LAST, Execution, TrainConfig, resolve_config
 from dspreg.data import DomainDataset
 from dspreg.data.base import labels_of
 from dspreg.data.cache import Kind, open_cache
-from dspreg.data.checked import check_once
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.images import Images
-from dspreg.data.loading import Measured, Part, TrainingSteps
-from dspreg.data.named import dataset_named
-from dspreg.data.splits import split, steps_per_epoch, stratified
+from dspreg.data.loader import DomainSplit, MeasureSampler, TrainingSteps, reader_processes
+from dspreg.data.registry import open_dataset
+from dspreg.data.splits import split, split_stratified, steps_per_epoch
 from dspreg.data.transforms import Transform
+from dspreg.data.verify import check_once
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.networks.pretrained import Backbone, make_backbone
-from dspreg.protocol.settings import CHANNELS_LAST, Execution, Settings, resolved, search_seed
+from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
 
 Progress = Callable[[int, int], None]
@@ -39,10 +41,12 @@ PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # another versio
 
 @dataclass(frozen=True)
 class Experiment:
-    """One training, ready to start. Made by `prepared`."""
+    """One training, ready to start. Made by `prepare_experiment`."""
 
-    settings: Settings  # every option filled in
+    settings: TrainConfig  # every option filled in
     execution: Execution
+    asked: StackSpec  # the method as the user wrote it
+    stack: StackSpec  # with what a random draw or a short run fills in: `settings.algorithm`
     data: DomainDataset
     images: Mapping[str, Sequence[Any]]  # domain → (image, label) pairs
     splits: Mapping[str, tuple[list[int], list[int]]]  # domain → positions of "in" and "out"
@@ -54,48 +58,56 @@ class Experiment:
 
     @property
     def key(self) -> tuple[Key, ...]:
-        """Of all randomness: never the algorithm, a path or a fingerprint, so that all arms of a trial see the same."""
-        s = self.settings
-        return (self.data.name, s.targets, s.trial, s.draw)
+        """Of all randomness; see `randomness_key`."""
+        return randomness_key(self.data.name, self.settings)
 
     @property
     def workers(self) -> int:
-        asked = self.execution.workers
-        return asked if asked is not None else (0 if self.data.small else min(4, os.cpu_count() or 1))
+        return reader_processes(self.execution.workers, self.data.small)
+
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """Of every domain's images; taken once, for it reads all files."""
+        return {name: fingerprint(images) for name, images in self.images.items()}
 
     @cached_property
     def epoch(self) -> int:
         sizes = [len(self.splits[name][0]) for name in self.sources]
         return steps_per_epoch(sizes, self.settings.batch_size * len(sizes))
 
-    def part(self, domain: str, which: str, transform: Transform) -> Part:
-        return Part(domain, self.images[domain], self.splits[domain][("in", "out").index(which)], transform)
+    def part(self, domain: str, which: str, transform: Transform) -> DomainSplit:
+        return DomainSplit(domain, self.images[domain], self.splits[domain][("in", "out").index(which)], transform)
 
-    def shown(self, augment: bool) -> Transform:
+    def transform(self, augment: bool) -> Transform:
         last = self.execution.layout == CHANNELS_LAST
         return Transform(self.settings.image_size, self.backbone.mean, self.backbone.std, augment, last)
 
     def algorithm(self, on_progress: Callable[[], None] = lambda: None) -> Algorithm:
         """The stack with its network and optimiser, at step 0; `on_progress` is called at every pass of a step."""
-        parts = [self.part(name, "in", self.shown(False)) for name in self.sources]
-        samples = Measured(parts, self.key, self.execution.device, self.workers)
+        parts = [self.part(name, "in", self.transform(False)) for name in self.sources]
+        samples = MeasureSampler(parts, self.key, self.execution.device, self.workers)
         task = Task(self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress)
         s = self.settings
 
         def adam(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             return torch.optim.Adam(params, lr=s.lr, weight_decay=s.weight_decay)
 
-        return parse(s.algorithm).setup(task, adam, self.execution.device)
+        return self.stack.build().setup(task, adam, self.execution.device)
+
+    def with_algorithm(self, spec: str) -> Experiment:
+        """The same training with another method."""
+        stack = StackSpec.parse(spec)
+        return replace(self, settings=replace(self.settings, algorithm=spec), asked=stack, stack=stack)
 
     def _network(self) -> Any:
         return self.backbone.make()
 
     def steps(self) -> TrainingSteps:
-        shown = self.shown(self.settings.augment)
+        shown = self.transform(self.settings.augment)
         parts = [self.part(name, "in", shown) for name in self.sources]
         return TrainingSteps(parts, self.settings.batch_size, self.key)
 
-    def evaluated(self, last: bool) -> list[tuple[str, str, Part]]:
+    def evaluation_parts(self, last: bool) -> list[tuple[str, str, DomainSplit]]:
         """Domain, split and part of all that is evaluated at one step.
 
         Source validation selects, the target's "in" split is what is reported for it, and its "out" split is what the
@@ -107,7 +119,7 @@ class Experiment:
             target = name in s.targets
             for which in ("in", "out"):
                 if s.evaluate == "all" or which == ("in" if target else "out") or (target and last):
-                    shown = self.shown(s.augment_validation and not target)
+                    shown = self.transform(s.augment_validation and not target)
                     chosen.append((name, which, self.part(name, which, shown)))
         return chosen
 
@@ -122,92 +134,122 @@ class Experiment:
         found = asdict(self.backbone.weights)
         return found | {"tag": "file"} if found["source"] == "file" else found
 
-    def description(self) -> dict[str, Any]:
-        """All that decides the result, as JSON; paths are left out, for moving a folder changes nothing."""
-        settings = asdict(self.settings) | {"dataset": self.data.name, "targets": list(self.settings.targets)}
-        settings["weights"] = self.weights["tag"]
-        sizes = {name: {"in": len(inside), "out": len(out)} for name, (inside, out) in self.splits.items()}
-        prints = {name: fingerprint(images) for name, images in self.images.items()}
-        names = {"domains": list(self.data.domains), "classes": list(self.data.classes)}
-        return {
-            "settings": settings,
-            "data": names | {"sizes": sizes, "fingerprints": prints},
-            "weights": self.weights,
-            "environment": environment(self.execution),
-        }
+    def description(self, plan: Mapping[str, Any] | None = None) -> RunDescription:
+        """All that decides the result, without paths; and apart from it where files lie and how it is run.
+
+        Args:
+            plan: The run of a sweep that this is, as JSON.
+        """
+        s, data = self.settings, self.data
+        where = {"dataset": s.dataset, "weights": s.weights, **asdict(self.execution)}
+        where |= {"plan": dict(plan)} if plan else {}
+        where["algorithm"] = str(self.asked.shorten())  # tables put all draws of a method into one row
+        return RunDescription(
+            settings=asdict(s) | {"dataset": data.name, "targets": list(s.targets), "weights": self.weights["tag"]},
+            domains=tuple(data.domains),
+            classes=tuple(data.classes),
+            sizes={name: {"in": len(inside), "out": len(out)} for name, (inside, out) in self.splits.items()},
+            fingerprints=self.fingerprints,
+            weights=self.weights,
+            environment=environment(self.execution),
+            where=where,
+        )
 
 
-def prepared(
-    given: Mapping[str, Any], execution: Execution, progress: Callable[[int, int], None] | None = None
+def prepare_experiment(
+    settings: Mapping[str, Any] | TrainConfig,
+    execution: Execution,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    data: DomainDataset | None = None,
 ) -> Experiment:
     """Read the folders, split the domains, find the weights; whatever is wrong is said here, before any training.
 
     Args:
-        given: What is trained; options left open are filled in.
+        settings: What is trained; options left open are filled in.
         execution: How.
-        progress: Of looking at every image, with the number done and of all.
+        progress: Called while every image is decoded once, with the number done and of all.
+        data: The data set that `settings` names, if it is open already.
     """
+    config = TrainConfig.of(settings)
     if execution.domainbed_records:
-        given = {**given, "evaluate": "all"}  # its readers want every split
-    data = dataset_named(given["dataset"], execution.root, execution.name)
-    settings = resolved(given, data)
-    for name in settings.targets:
+        config = replace(config, evaluate="all")  # its readers want every split
+    if data is None:
+        data = open_dataset(config.dataset, execution.root, execution.name)
+    config = resolve_config(config, data)
+    for name in config.targets:
         data.check_domain(name)
-    spec, scaled = filled_in(settings)
+    asked = StackSpec.parse(config.algorithm)
+    stack, scaled = resolve_stack(asked, config)
     for change in scaled:
-        text = f"{change}, for {settings.steps:,} of {PUBLISHED:,} steps; set it in the spec to have it as you like"
+        text = f"{change}, for {config.steps:,} of {PUBLISHED:,} steps; set it in the spec to have it as you like"
         warnings.warn(text, Notice, stacklevel=2)
-    targets = tuple(name for name in data.domains if name in settings.targets)  # in the data set's own order
-    settings = replace(settings, algorithm=spec, targets=targets)
+    targets = tuple(name for name in data.domains if name in config.targets)  # in the data set's own order
+    config = replace(config, algorithm=str(stack), targets=targets)
     if len(targets) == len(data.domains):
         raise ConfigError(f"every domain of {data.name} is a target ({', '.join(targets)}); leave some to train on")
     check_device(execution.device)
     cache = open_cache(cast(Kind, execution.cache))
     images = {name: data.domain(name) for name in data.domains}
-    if execution.check_images == "once":
-        check_once(data, images, progress)
-    for each in images.values():
-        if isinstance(each, Images):
-            each.cache = cache
-    splits = {}
-    for position, (name, each) in enumerate(images.items()):
-        splits[name] = cut(each, settings, position)
-        sizes = [len(part) for part in splits[name]]
-        if not all(sizes):
-            raise DataError(
-                f"the domain {name!r} of {data.name} has {len(each)} images; holding out {settings.holdout} of them "
-                f"leaves {sizes[0]} to train on and {sizes[1]} to validate with. Add images, or change holdout"
-            )
-        if name not in targets and sizes[0] < settings.batch_size:
-            warnings.warn(
-                f"the domain {name!r} has {sizes[0]} images to train on, fewer than the batch of "
-                f"{settings.batch_size}: images repeat within a batch",
-                Notice,
-                stacklevel=2,
-            )
+    splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
+    check_splits(data, splits, config)
     backbone = make_backbone(
-        settings.model,
-        weights=settings.weights,
-        image_size=settings.image_size,
-        dropout=settings.dropout,
-        frozen_bn=settings.frozen_bn,
+        config.model,
+        weights=config.weights,
+        image_size=config.image_size,
+        dropout=config.dropout,
+        frozen_bn=config.frozen_bn,
     )
-    return Experiment(settings, execution, data, images, splits, backbone)
+    experiment = Experiment(config, execution, asked, stack, data, images, splits, backbone)
+    files = [each for each in images.values() if isinstance(each, Images)]
+    if execution.check_images == "once" and len(files) == len(images):  # others are in memory, or the user's own
+        check_once(data, experiment.fingerprints.values(), progress)
+    for each in files:
+        each.cache = cache
+    return experiment
 
 
-def filled_in(settings: Settings) -> tuple[str, list[str]]:
-    """The algorithm's spec with its own options drawn and scaled as the run wants it, and what was scaled."""
-    s = settings
-    seed = search_seed(s.draw, s.trial, s.same_draws) if s.draw else None
-    return filled(settings.algorithm, seed=seed, steps=settings.steps)
+def resolve_stack(asked: StackSpec, config: TrainConfig) -> tuple[StackSpec, list[str]]:
+    """The method with its own options drawn and scaled as the run wants it, and in words what was scaled."""
+    seed = search_seed(config.draw, config.trial, config.same_draws) if config.draw else None
+    return asked.resolve(seed=seed, steps=config.steps)
 
 
-def cut(images: Sequence[Any], settings: Settings, position: int) -> tuple[list[int], list[int]]:
-    """ "in" and "out" of one domain."""
-    holdout = settings.holdout
-    if settings.split == "stratified":
-        return stratified(labels_of(images), settings.trial, position, holdout)
-    return split(len(images), settings.trial, position, holdout)
+def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list[int]]], config: TrainConfig) -> None:
+    """Refuse a domain without training or validation images, and notice a source smaller than a batch."""
+    for name, (inside, out) in splits.items():
+        if not inside or not out:
+            raise DataError(
+                f"the domain {name!r} of {data.name} has {len(inside) + len(out)} images; holding out {config.holdout} "
+                f"of them leaves {len(inside)} to train on and {len(out)} to validate with. Add images, or change "
+                "holdout"
+            )
+        if name not in config.targets and len(inside) < config.batch_size:
+            warnings.warn(
+                f"the domain {name!r} has {len(inside)} images to train on, fewer than the batch of "
+                f"{config.batch_size}: images repeat within a batch",
+                Notice,
+                stacklevel=3,
+            )
+
+
+def randomness_key(data: str, config: TrainConfig) -> tuple[Key, ...]:
+    """What all randomness of a training is keyed by.
+
+    Never the algorithm, a path or a fingerprint, so that all methods of one trial see the same batches.
+
+    Args:
+        data: Name of the data set.
+        config: Targets in the data set's order.
+    """
+    return (data, config.targets, config.trial, config.draw)
+
+
+def split_domain(images: Sequence[Any], config: TrainConfig, position: int) -> tuple[list[int], list[int]]:
+    """Positions of the "in" and the "out" images of one domain, which is the `position`-th of its data set."""
+    if config.split == "stratified":
+        return split_stratified(labels_of(images), config.trial, position, config.holdout)
+    return split(len(images), config.trial, position, config.holdout)
 
 
 def check_device(device: str) -> None:

@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,19 @@ import torch
 
 from dspreg.algorithms.compatibility import overrides
 from dspreg.algorithms.measure import profile_stack
-from dspreg.algorithms.spec import filled
 from dspreg.algorithms.task import SourceValidation
 from dspreg.batches import Batch
+from dspreg.config.train_config import Execution, TrainConfig
 from dspreg.data import DomainDataset
-from dspreg.data.loading import XY, loaded, told
+from dspreg.data.loader import XY, iterate_batches, reader_errors
+from dspreg.data.registry import open_dataset
 from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted
-from dspreg.protocol.settings import FIELDS, Execution
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.status import FAILURE, read_failure
 from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.evaluate import tallies
-from dspreg.training.experiment import Experiment, prepared, threads
+from dspreg.training.experiment import Experiment, prepare_experiment, threads
 from dspreg.training.finalize import finish_run, model_path_at, save_model
 from dspreg.training.model import saved_attributes_of, tensors_of
 from dspreg.training.records import TensorBoard, make_record, require_tensorboard
@@ -37,30 +36,35 @@ SECONDS = 120.0  # between checkpoints, unless steps are given
 
 
 def train(
-    settings: Mapping[str, Any],
+    settings: Mapping[str, Any] | TrainConfig,
     execution: Execution,
     out: str | Path | RunFolder,
     *,
     callbacks: Iterable[TrainingCallback] = (),
     pause: Callable[[], None] = lambda: None,
     plan: Mapping[str, Any] | None = None,
+    data: DomainDataset | None = None,
     display: Any = None,
 ) -> dict[str, Any]:
     """Train one model, or go on where an earlier call was interrupted; returns the contents of result.json.
 
     Args:
-        settings: What is trained: `{"dataset": "digits", "targets": ("print",), …}`, by the names of
-            `dspreg.protocol.settings.Settings`. What is left open has the default of data set and protocol.
+        settings: What is trained: a `TrainConfig`, or its options by name, `{"dataset": "digits", "targets":
+            ("print",), …}`. What is left open has the default of data set and protocol.
         execution: How.
         out: The run's folder. New, or of the same training: then it is resumed, or verified if it was finished. Where
             it is a `RunFolder` with a fence, every change of a file goes through that fence, which may raise.
         callbacks: Called with the progress; such as `dspreg.training.callbacks.ProgressBar`.
         pause: Called where training can stop without loss; raises `Preempted` to stop it.
         plan: The run of a sweep that this is, as JSON; kept in run.json, and no part of the result's id.
+        data: The data set that `settings` names, if it is open already; its files are then not listed again.
         display: The old name of `callbacks`, for one of them.
     """
-    folder = out if isinstance(out, RunFolder) else RunFolder(out)
-    with notified(with_display(callbacks, display)) as on, folder.locked(), reproducible(execution), told():
+    folder, config = out if isinstance(out, RunFolder) else RunFolder(out), TrainConfig.of(settings)
+    if data is None:
+        data = open_dataset(config.dataset, execution.root, execution.name)
+    refuse_inside(folder.path, data)  # before it is made
+    with notified(with_display(callbacks, display)) as on, folder.locked(), reproducible(execution), reader_errors():
         if execution.tensorboard:
             require_tensorboard()
 
@@ -69,14 +73,10 @@ def train(
             pause()
             on.on_progress()
 
-        experiment = prepared(settings, execution, on_image)
-        refuse_inside(folder.path, experiment.data)
+        experiment = prepare_experiment(config, execution, on_image, data=data)
         algorithm = experiment.algorithm(on.on_progress)  # whatever it refuses, it refuses before there is a run
         saved_attributes_of(algorithm)  # so does a layer whose prediction could not be saved
-        where = {"dataset": settings["dataset"], "weights": experiment.settings.weights, **asdict(execution)}
-        where |= {"plan": dict(plan)} if plan else {}
-        where["algorithm"] = requested_spec(settings)  # tables put all draws of a method into one row
-        described = experiment.description() | {"where": where}
+        described = experiment.description(plan).to_json()
         was_finished = (folder / "result.json").exists()  # then no bit can change any more
         run = folder.agree(described, changed_environment=was_finished or execution.allow_changed_environment)
         checkpoints = Checkpoints(folder / "checkpoints", run, fence=folder.fence)
@@ -94,7 +94,7 @@ def train(
             folder.write("profiles/start.safetensors", profile_stack(state.algorithm).to_bytes())
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
         steps = experiment.settings.steps
-        batches = loaded(experiment.steps(), range(state.t, steps), experiment.workers)
+        batches = iterate_batches(experiment.steps(), range(state.t, steps), experiment.workers)
         saved = time.monotonic()
         try:
             while True:
@@ -137,16 +137,11 @@ def with_display(callbacks: Iterable[TrainingCallback], display: Any) -> list[Tr
     return [*callbacks, display if isinstance(display, TrainingCallback) else OldDisplay(display)]
 
 
-def requested_spec(settings: Mapping[str, Any]) -> str:
-    """The algorithm's spec without what a draw or a short run fills in."""
-    return filled(settings.get("algorithm", FIELDS["algorithm"].default))[0]
-
-
 def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: TrainingCallback) -> None:
     """One training step, its log and its events. Its time is that of waiting for images, too."""
     started, algorithm = time.perf_counter(), state.algorithm
     device = experiment.execution.device
-    shown = experiment.shown(experiment.settings.augment).normalised
+    shown = experiment.transform(experiment.settings.augment).normalise
     batches = [Batch(shown(x.to(device)), y.to(device), d) for d, (x, y) in enumerate(next(made))]
     t = state.t
     with experiment.autocast():
@@ -168,7 +163,7 @@ def evaluate(experiment: Experiment, state: State, on: TrainingCallback, pause: 
         on.on_progress()
 
     started, s, t = time.perf_counter(), experiment.settings, state.t - 1
-    chosen = experiment.evaluated(last=state.t == s.steps)
+    chosen = experiment.evaluation_parts(last=state.t == s.steps)
     counted = tallies(
         state.algorithm,
         [part for _, _, part in chosen],

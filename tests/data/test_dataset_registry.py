@@ -7,28 +7,28 @@ import pytest
 from helpers.images import put, small_tree
 
 from dspreg import ConfigError, DataError, Notice
-from dspreg.data import Digits, DomainNet, Folder, Index, dataset_named, labels_of, listing
+from dspreg.data import Digits, DomainNet, Folder, Index, dataset_table, labels_of, open_dataset
 
 
 def test_digits_and_folders_and_tables(tmp_path):
-    assert isinstance(dataset_named("digits"), Digits)
+    assert isinstance(open_dataset("digits"), Digits)
     small_tree(tmp_path / "mine")
-    folder = dataset_named(f"folder:{tmp_path}/mine", name="other")
+    folder = open_dataset(f"folder:{tmp_path}/mine", name="other")
     assert isinstance(folder, Folder)
     assert folder.name == "other"
     put(tmp_path / "1.jpg")
     put(tmp_path / "2.jpg")
     (tmp_path / "list.csv").write_text("path,label,domain\n1.jpg,cat,a\n2.jpg,cat,a\n")
-    assert isinstance(dataset_named(f"index:{tmp_path}/list.csv"), Index)
-    assert dataset_named(f"index:{tmp_path}/list.csv", root=tmp_path, name="n").name == "n"
+    assert isinstance(open_dataset(f"index:{tmp_path}/list.csv"), Index)
+    assert open_dataset(f"index:{tmp_path}/list.csv", root=tmp_path, name="n").name == "n"
 
 
 def test_benchmarks_are_looked_for_below_the_root(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=f"there is no folder {tmp_path}/office_home"):
-        dataset_named("OfficeHome", tmp_path)
+        open_dataset("OfficeHome", tmp_path)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="there is no folder data/PACS"):
-        dataset_named("PACS")
+        open_dataset("PACS")
 
 
 @pytest.mark.parametrize(
@@ -49,19 +49,19 @@ def test_benchmarks_are_looked_for_below_the_root(tmp_path, monkeypatch):
 )
 def test_what_is_not_known(text, said):
     with pytest.raises(ConfigError, match=said):
-        dataset_named(text)
+        open_dataset(text)
 
 
 def test_a_folder_without_its_prefix(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="Did you mean 'folder:mine'"):
-        dataset_named("mine")
+        open_dataset("mine")
 
 
 def test_only_your_own_take_a_name():
     with pytest.raises(ConfigError, match="'digits' has its own"):
-        dataset_named("digits", name="mine")
+        open_dataset("digits", name="mine")
 
 
 def test_your_own_class_is_imported(tmp_path, monkeypatch):
@@ -72,13 +72,13 @@ def test_your_own_class_is_imported(tmp_path, monkeypatch):
         "    def domain(self, name): return []\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    dataset = dataset_named("my_data_for_a_test.Mine", root=tmp_path)
+    dataset = open_dataset("my_data_for_a_test.Mine", root=tmp_path)
     assert (dataset.name, dataset.root) == ("mine", tmp_path)
     del sys.modules["my_data_for_a_test"]
 
 
 def test_the_list_has_every_data_set():
-    lines = listing().splitlines()
+    lines = dataset_table().splitlines()
     assert lines[0].split() == ["name", "domains", "classes", "images", "--dataset"]
     assert lines[1].split()[:4] == ["digits", "4", "10", "4,797"]
     assert lines[6].split()[:4] == ["DomainNet", "6", str(len(DomainNet.classes)), "586,575"]

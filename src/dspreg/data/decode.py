@@ -49,9 +49,9 @@ class BadImage(DataError):
         return error
 
 
-def decoded(path: Path | str) -> Image:
+def decode_image(path: Path | str) -> Image:
     """All pixels of an image file, as RGB."""
-    return decoded_bytes(contents(path), path)
+    return decode_bytes(contents(path), path)
 
 
 def contents(path: Path | str) -> bytes:
@@ -69,13 +69,13 @@ def contents(path: Path | str) -> bytes:
         raise BadImage.of(path, _why_unreadable(path, error)) from None
 
 
-def decoded_bytes(content: bytes, path: Path | str) -> Image:
+def decode_bytes(content: bytes, path: Path | str) -> Image:
     """All pixels of an image in memory, as RGB. `path` is for the message."""
     from PIL import Image, ImageFile
 
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # some libraries switch it on, for the whole process
     try:
-        image = _opened(content)
+        image = _open(content)
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise BadImage.of(path, f"{width:,} × {height:,} pixels are more than {MAX_PIXELS:,}")
@@ -92,7 +92,7 @@ def decoded_bytes(content: bytes, path: Path | str) -> Image:
         raise BadImage.of(path, _why_undecodable(content, error)) from None
 
 
-def _opened(content: bytes) -> Image:
+def _open(content: bytes) -> Image:
     from PIL import Image
 
     with _opening, warnings.catch_warnings():

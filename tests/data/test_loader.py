@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dspreg.data import loading
-from dspreg.data.loading import InOrder, Measured, Part, TrainingSteps, loaded
-from dspreg.data.sampling import measured, trained
+from dspreg.data import loader
+from dspreg.data.loader import DomainSplit, MeasureSampler, SequentialBatches, TrainingSteps, iterate_batches
+from dspreg.data.sampling import draw_measure_batches, draw_training_batch
 from dspreg.data.transforms import Transform
 from dspreg.errors import ResourceError
 from dspreg.randomness import seed_for
@@ -35,7 +35,10 @@ ART, PHOTO = images(40, 1), images(70, 2)
 
 def parts(augment=False):
     transform = Transform(8, MEAN, STD, augment)
-    return [Part("art", ART, list(range(39, 4, -1)), transform), Part("photo", PHOTO, range(3, 70), transform)]
+    return [
+        DomainSplit("art", ART, list(range(39, 4, -1)), transform),
+        DomainSplit("photo", PHOTO, range(3, 70), transform),
+    ]
 
 
 def flat(value):
@@ -64,9 +67,11 @@ def measured_batches(made):
 
 
 SOURCES = {
-    "training": lambda augment, workers: loaded(TrainingSteps(parts(augment), 5, KEY), range(3, 9), workers),
-    "in order": lambda augment, workers: loaded(o := InOrder(parts(augment), 16, KEY), o.order(), workers),
-    "measured": lambda augment, workers: measured_batches(Measured(parts(), KEY, workers=workers)(4, 2)),
+    "training": lambda augment, workers: iterate_batches(TrainingSteps(parts(augment), 5, KEY), range(3, 9), workers),
+    "in order": lambda augment, workers: iterate_batches(
+        o := SequentialBatches(parts(augment), 16, KEY), o.order(), workers
+    ),
+    "measured": lambda augment, workers: measured_batches(MeasureSampler(parts(), KEY, workers=workers)(4, 2)),
 }
 
 
@@ -77,11 +82,11 @@ def test_a_training_batch_is_drawn_by_position_from_each_part():
     made = TrainingSteps(parts(), 6, KEY)[11]
     assert len(made) == 2
     for part, (x, y) in zip(parts(), made, strict=True):
-        places = trained(len(part), 6, *KEY, 11, part.domain)
+        places = draw_training_batch(len(part), 6, *KEY, 11, part.domain)
         assert y.tolist() == [part.positions[i] for i in places]
         assert y.dtype == torch.int64
         for shown, position in zip(x, y.tolist(), strict=True):
-            assert torch.equal(part.transform.normalised(shown), part.transform(part.images[position][0]))
+            assert torch.equal(part.transform.normalise(shown), part.transform(part.images[position][0]))
 
 
 def test_an_augmented_image_has_random_numbers_of_its_own():
@@ -90,22 +95,22 @@ def test_an_augmented_image_has_random_numbers_of_its_own():
     assert y.tolist() == [39, 39, 32]
     for place, position in enumerate(y.tolist()):
         torch.manual_seed(seed_for(*KEY, 5, "art", place, "augment"))
-        assert torch.equal(part.transform.normalised(x[place]), part.transform(ART[position][0]))
+        assert torch.equal(part.transform.normalise(x[place]), part.transform(ART[position][0]))
     assert not torch.equal(x[0], x[1])  # the same image twice in a batch is augmented twice
 
 
 def test_steps_and_domains_are_augmented_differently():
     transform = Transform(8, MEAN, STD, True)
-    seen = [Part(d, ART, [0], transform).batch([0], *KEY, t)[0] for d in ("art", "photo") for t in range(3)]
+    seen = [DomainSplit(d, ART, [0], transform).batch([0], *KEY, t)[0] for d in ("art", "photo") for t in range(3)]
     assert len({tuple(x.flatten().tolist()) for x in seen}) == 6
 
 
 @pytest.mark.parametrize("size", [1, 7, 16, 35, 36, 1000])
 def test_in_order_shows_every_image_once_and_in_order(size):
-    batches = InOrder(parts(), size)
+    batches = SequentialBatches(parts(), size)
     seen = [[], []]
     sizes = [[], []]
-    for (p, _), (x, y) in zip(batches.order(), loaded(batches, batches.order(), 0), strict=True):
+    for (p, _), (x, y) in zip(batches.order(), iterate_batches(batches, batches.order(), 0), strict=True):
         assert len(x) == len(y)
         seen[p] += y.tolist()
         sizes[p].append(len(y))
@@ -115,14 +120,14 @@ def test_in_order_shows_every_image_once_and_in_order(size):
 
 
 def test_an_empty_part_has_no_batches():
-    assert InOrder([Part("none", ART, [], Transform(8, MEAN, STD))], 4).order() == []
+    assert SequentialBatches([DomainSplit("none", ART, [], Transform(8, MEAN, STD))], 4).order() == []
 
 
 def test_measured_batches_are_plain_disjoint_and_of_their_domain():
-    found = Measured(parts(), KEY)(9, 2)
+    found = MeasureSampler(parts(), KEY)(9, 2)
     assert list(found) == ["art", "photo"]
     for d, (part, batches) in enumerate(zip(parts(), found.values(), strict=True)):
-        places = measured(len(part), 2, *KEY, 9, part.domain)
+        places = draw_measure_batches(len(part), 2, *KEY, 9, part.domain)
         assert [b.y.tolist() for b in batches] == [[part.positions[i] for i in which] for which in places]
         assert {b.domain for b in batches} == {d}
         labels = [y for b in batches for y in b.y.tolist()]
@@ -159,27 +164,29 @@ def test_any_number_of_workers_gives_the_same_bits(which, augment):
 
 def test_a_step_does_not_depend_on_the_steps_before():
     steps = TrainingSteps(parts(True), 5, KEY)
-    assert same(steps[7], list(loaded(steps, range(3, 9), 0))[4])
+    assert same(steps[7], list(iterate_batches(steps, range(3, 9), 0))[4])
     assert not same(steps[7], steps[8])
 
 
-@pytest.mark.parametrize("source", [TrainingSteps(parts(True), 5, KEY), InOrder(parts(), 5), Measured(parts(), KEY)])
+@pytest.mark.parametrize(
+    "source", [TrainingSteps(parts(True), 5, KEY), SequentialBatches(parts(), 5), MeasureSampler(parts(), KEY)]
+)
 def test_what_makes_batches_can_be_sent_to_a_process_that_was_not_forked(source):
     pickler = multiprocessing.reduction.ForkingPickler
     again = pickler.loads(pickler.dumps(source))
-    item = {TrainingSteps: 3, InOrder: (1, 2), Measured: (0, (1, 2))}[type(source)]
+    item = {TrainingSteps: 3, SequentialBatches: (1, 2), MeasureSampler: (0, (1, 2))}[type(source)]
     assert same(again[item], source[item])
 
 
 LEFT = """
 import os, signal
-from dspreg.data.loading import loaded
+from dspreg.data.loader import iterate_batches
 
 class Slow:
     def __getitem__(self, i):
         return os.getpid(), i
 
-left = loaded(Slow(), range(1000), 1)
+left = iterate_batches(Slow(), range(1000), 1)
 worker, _ = next(left)
 os.kill(worker, signal.SIGTERM), os.kill(worker, signal.SIGINT)
 assert [i for _, (_, i) in zip(range(50), left)] == list(range(1, 51))
@@ -201,10 +208,10 @@ def test_a_ctrl_c_while_workers_are_ended_leaves_none_of_them(monkeypatch):
         killed.append(name)
 
     workers = [SimpleNamespace(is_alive=lambda: True, kill=partial(kill, name)) for name in "ab"]
-    monkeypatch.setattr(loading, "WORKERS", workers)
+    monkeypatch.setattr(loader, "WORKERS", workers)
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGCHLD)]
     try:
-        loading._end_workers()
+        loader._end_workers()
     except KeyboardInterrupt:
         pytest.fail("interrupted")
     finally:
@@ -215,10 +222,10 @@ def test_a_ctrl_c_while_workers_are_ended_leaves_none_of_them(monkeypatch):
 
 @pytest.mark.parametrize("error", [ConnectionResetError(104, "reset by peer"), EOFError()])
 def test_a_pipe_that_breaks_before_torch_has_word_of_it(monkeypatch, error):
-    monkeypatch.setattr(loading.time, "sleep", lambda _: None)
+    monkeypatch.setattr(loader.time, "sleep", lambda _: None)
     for alive, expected in ((False, ResourceError), (True, type(error))):
-        monkeypatch.setattr(loading, "WORKERS", [SimpleNamespace(is_alive=lambda alive=alive: alive)])
-        with pytest.raises(expected), loading.told():
+        monkeypatch.setattr(loader, "WORKERS", [SimpleNamespace(is_alive=lambda alive=alive: alive)])
+        with pytest.raises(expected), loader.reader_errors():
             raise error
 
 
@@ -226,6 +233,6 @@ def test_torchs_word_may_come_while_we_look(monkeypatch):
     def interrupted(_):
         raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
 
-    monkeypatch.setattr(loading.time, "sleep", interrupted)
-    with pytest.raises(ResourceError, match="reads images died"), loading.told():
+    monkeypatch.setattr(loader.time, "sleep", interrupted)
+    with pytest.raises(ResourceError, match="reads images died"), loader.reader_errors():
         raise ConnectionResetError

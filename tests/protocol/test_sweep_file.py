@@ -5,7 +5,7 @@ import string
 import pytest
 
 from dspreg.errors import ConfigError
-from dspreg.protocol.sweep import KEYS, Sweep, read, recipe
+from dspreg.protocol.sweep_file import KEYS, Sweep, load_recipe, read_sweep
 from dspreg.runs.run import Run
 
 DOMAINS = {"PACS": ("a", "c", "p", "s"), "folder:x/photos": ("north", "south", "west")}
@@ -33,7 +33,7 @@ execution:
 def written(tmp_path):
     def write(text):
         (tmp_path / "sweep.yaml").write_text(text)
-        return read(tmp_path / "sweep.yaml")
+        return read_sweep(tmp_path / "sweep.yaml")
 
     return write
 
@@ -120,7 +120,7 @@ def test_what_does_not_go_together(changes, message):
 
 
 RECIPE = """
-from dspreg.protocol.enumerate import leave_one_out
+from dspreg.protocol.leave_one_out import leave_one_out
 
 def runs():
     return leave_one_out({"PACS": ("a", "b", "c")}, ["ERM"], trials=1, draws=1)
@@ -148,7 +148,7 @@ def test_recipes(tmp_path, monkeypatch):
     path = tmp_path / "my_recipe.py"
     expected = [("a",), ("a", "b"), ("a", "c"), ("b",), ("b", "c"), ("c",)]
     for text in (f"{path}", f"{path}:runs", f"{path}:twice", "my_recipe:runs", "my_recipe.twice"):
-        assert [run.targets for run in recipe(text)] == expected
+        assert [run.targets for run in load_recipe(text)] == expected
     for text, message in [
         (f"{path}:strings", "returned 'ERM'; wanted runs"),
         (f"{path}:nothing", "returned no runs"),
@@ -160,7 +160,7 @@ def test_recipes(tmp_path, monkeypatch):
         ("gone.recipe", "no module 'gone'"),
     ]:
         with pytest.raises(ConfigError, match=message):
-            recipe(text)
+            load_recipe(text)
     (tmp_path / "broken.py").write_text("import")
     with pytest.raises(ConfigError, match="failed: SyntaxError"):
-        recipe(str(tmp_path / "broken.py"))
+        load_recipe(str(tmp_path / "broken.py"))

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dspreg.config.dataset_ref import DatasetRef
+from dspreg.config.parse import compose_yaml, iterate_entries, parse_integer, parse_mapping, parse_option, plain_value
+from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS
 from dspreg.errors import ConfigError, DspregError
 from dspreg.io.importing import import_object
 from dspreg.io.text import did_you_mean
-from dspreg.protocol import reading
-from dspreg.protocol.enumerate import ONLY, distinct, leave_one_out
-from dspreg.protocol.settings import Execution, check
+from dspreg.protocol.leave_one_out import ONLY, distinct, leave_one_out
 from dspreg.runs.run import FURTHER, Run
 
 OPEN = tuple(n for n in (*FURTHER, "protocol") if n != "same_draws")  # settings that all runs may share
@@ -34,7 +35,7 @@ class Sweep:
         draws: Number of random configurations, the defaults among them.
         only: `"training"` leaves out the pairs of domains that only leave-one-domain-out selection needs.
         same_draws: Draw n is the same in all trials.
-        settings: Further options of `Settings`, the same for all runs.
+        settings: Further options of `TrainConfig`, the same for all runs.
         execution: How runs are run, by the names of `Execution`.
     """
 
@@ -58,13 +59,14 @@ class Sweep:
             if name not in OPEN:
                 raise ConfigError(f"settings: {name!r} {_elsewhere(name)}")
         for name in self.execution:
-            if name not in HOW:
+            if name not in EXECUTION_OPTIONS:
                 raise ConfigError(f"execution: {name!r} says what is trained; it goes below settings:")
-        check({**self.settings, **self.execution})
-        placed = [data for data in self.datasets if data.startswith(("folder:", "index:"))]
-        if self.execution.get("name") is not None and len(placed) != 1:
+        for name, value in {**self.settings, **self.execution}.items():
+            OPTIONS[name].check(value)
+        paths = [data for data in self.datasets if DatasetRef.parse(data).is_path]
+        if self.execution.get("name") is not None and len(paths) != 1:
             raise ConfigError(f"name={self.execution['name']!r} is for one folder: or index: data set; "
-                              f"there are {len(placed)}")  # fmt: skip
+                              f"there are {len(paths)}")  # fmt: skip
 
     def runs(self, domains: Callable[[str], Sequence[str]]) -> list[Run]:
         """All of them, each once.
@@ -87,26 +89,25 @@ class Sweep:
 
 
 KEYS = tuple(each.name for each in fields(Sweep))
-HOW = tuple(each.name for each in fields(Execution))
 EXAMPLE = {"datasets": "PACS", "algorithms": "ERM, DSPReg"}
 
 
-def read(path: str | Path) -> dict[str, Any]:
+def read_sweep(path: str | Path) -> dict[str, Any]:
     """What a YAML file says, by the names of `Sweep`.
 
     Raises:
         ConfigError: A key is unknown or given twice, or a value is not of its kind; with the line.
     """
     values: dict[str, Any] = {}
-    for key, node, place in reading.entries(reading.composed(path), str(path), _key):
+    for key, node, place in iterate_entries(compose_yaml(path), str(path), _key):
         if key in ("settings", "execution"):
-            values[key] = reading.options(node, str(path))
+            values[key] = parse_mapping(node, str(path))
         else:
-            values[key] = valued(key, reading.plain(node, place), place)
+            values[key] = parse_sweep_value(key, plain_value(node, place), place)
     return values
 
 
-def valued(key: str, given: Any, place: str) -> Any:
+def parse_sweep_value(key: str, given: Any, place: str) -> Any:
     """A value of its kind from text, or a list of texts."""
     if key in LISTS:
         texts = tuple(map(str, given if isinstance(given, list) else [given])) if given is not None else ()
@@ -114,17 +115,18 @@ def valued(key: str, given: Any, place: str) -> Any:
     if isinstance(given, list):
         raise ConfigError(f"{place}: {key}={given!r}; wanted one value")
     if key in NUMBERS:
-        if not str(given).isdecimal() or int(given) < 1:
-            raise ConfigError(f"{place}: {key}={given!r}; wanted a whole number at least 1")
-        return int(given)
+        try:
+            return parse_integer(given, at_least=1)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {key}={error}") from None
     if key == "same_draws":
-        return reading.valued(key, given, place)
+        return parse_option(key, given, place)
     if given not in (None, *ONLY):
         raise ConfigError(f"{place}: only={given!r}; wanted training, or leave it out")
     return given
 
 
-def recipe(text: str) -> list[Run]:
+def load_recipe(text: str) -> list[Run]:
     """The runs of a recipe: `path.py` with a function `runs`, `path.py:function`, or a function's import path."""
     path, _, name = text.partition(".py")
     if text.endswith(".py") or (name.startswith(":") and Path(f"{path}.py").exists()):
@@ -166,14 +168,14 @@ def _guarded(text: str, call: Callable[[], T]) -> T:
 def _key(key: str, place: str) -> str:
     key = key.replace("-", "_")
     if key not in KEYS:
-        where = "execution" if key in HOW else "settings"
-        near = f" Write it below {where}:" if key in OPEN or key in HOW else did_you_mean(key, KEYS)
+        where = "execution" if key in EXECUTION_OPTIONS else "settings"
+        near = f" Write it below {where}:" if key in OPEN or key in EXECUTION_OPTIONS else did_you_mean(key, KEYS)
         raise ConfigError(f"{place}: unknown key {key!r} of a sweep.{near} Known: {', '.join(KEYS)}")
     return key
 
 
 def _elsewhere(name: str) -> str:
-    if name in HOW:
+    if name in EXECUTION_OPTIONS:
         return "says how runs are run; it goes below execution:"
     plural = {"dataset": "datasets", "algorithm": "algorithms", "trial": "trials", "draw": "draws"}.get(name, name)
     return f"is what a sweep goes through; write {plural}: at the top"

@@ -3,8 +3,9 @@
 import pytest
 from PIL import Image
 
-from dspreg.data.checked import check_once
-from dspreg.data.named import dataset_named
+from dspreg.data.fingerprint import fingerprint
+from dspreg.data.registry import open_dataset
+from dspreg.data.verify import check_once
 from dspreg.errors import DataError
 
 
@@ -23,9 +24,9 @@ def folder(tmp_path, monkeypatch):
 def looked_at(folder):
     """How many images a check decodes."""
     seen = []
-    dataset = dataset_named(f"folder:{folder}", None, None)
-    images = {name: dataset.domain(name) for name in dataset.domains}
-    check_once(dataset, images, lambda done, total: seen.append((done, total)))
+    dataset = open_dataset(f"folder:{folder}", None, None)
+    prints = [fingerprint(dataset.domain(name)) for name in dataset.domains]
+    check_once(dataset, prints, lambda done, total: seen.append((done, total)))
     return seen[-1] if seen else None
 
 

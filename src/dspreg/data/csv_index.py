@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dspreg.data.base import DomainDataset
-from dspreg.data.folders import check_name, thin
+from dspreg.data.folders import check_name, rare_classes
 from dspreg.data.images import Images
 from dspreg.errors import DataError, Notice
 from dspreg.io.text import nearest, plural
@@ -64,7 +64,7 @@ class Index(DomainDataset):
             at = [i for i, row in enumerate(rows) if row.domain == domain]
             labels = [label_of[rows[i].label] for i in at]
             self._domains[domain] = Images([files[i] for i in at], [names[i] for i in at], labels, self.classes)
-        self.notices = tuple(thin(self._domains, self.classes))
+        self.notices = tuple(rare_classes(self._domains, self.classes))
         for notice in self.notices:
             warnings.warn(f"{self.name}: {notice}", Notice, stacklevel=2)
 

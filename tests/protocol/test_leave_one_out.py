@@ -3,12 +3,13 @@ from itertools import combinations
 
 import pytest
 
-from dspreg.data.named import BENCHMARKS
+from dspreg.config.defaults import search_seed
+from dspreg.config.train_config import TrainConfig, resolve_config
+from dspreg.data.registry import BENCHMARKS
 from dspreg.domainbed.jobs import job_arguments, job_id
 from dspreg.domainbed.seeds import seed_hash
 from dspreg.errors import ConfigError
-from dspreg.protocol.enumerate import distinct, leave_one_out, target_sets
-from dspreg.protocol.settings import resolved, search_seed
+from dspreg.protocol.leave_one_out import distinct, leave_one_out, target_sets
 from dspreg.runs.run import Run
 
 TWO = {"PACS": ("art_painting", "cartoon", "photo", "sketch"), "VLCS": ("Caltech101", "LabelMe", "SUN09", "VOC2007")}
@@ -49,20 +50,22 @@ def test_named_targets_keep_the_pairs_that_select_for_them():
 
 def test_the_same_draw_in_all_trials():
     runs = list(leave_one_out({"PACS": TWO["PACS"]}, ["ERM"], draws=2, same_draws=True, only="training"))
-    lr = {(r.trial, r.draw): resolved(r.settings(), BENCHMARKS["PACS"]).lr for r in runs}
+    lr = {(r.trial, r.draw): resolve_config(TrainConfig.of(r.settings()), BENCHMARKS["PACS"]).lr for r in runs}
     assert lr[0, 1] == lr[1, 1] == lr[2, 1] == pytest.approx(2.7028930742148706e-05, rel=0)  # DomainBed's, draw 1
     anew = list(leave_one_out({"PACS": TWO["PACS"]}, ["ERM"], draws=2, only="training"))
-    lr = {(r.trial, r.draw): resolved(r.settings(), BENCHMARKS["PACS"]).lr for r in anew}
+    lr = {(r.trial, r.draw): resolve_config(TrainConfig.of(r.settings()), BENCHMARKS["PACS"]).lr for r in anew}
     assert lr[1, 1] == pytest.approx(2.2352558725944602e-05, rel=0)
     assert lr[0, 0] == lr[1, 0] == 5e-5
     assert not set(runs) & set(anew)
 
 
 def test_the_methods_options_are_drawn_with_the_same_seed():
-    from dspreg.training.experiment import filled_in
+    from dspreg.algorithms.registry import StackSpec
+    from dspreg.training.experiment import resolve_stack
 
     def drawn(**given):
-        return filled_in(resolved({"dataset": "PACS", "algorithm": "CORAL", "draw": 1, **given}, BENCHMARKS["PACS"]))[0]
+        config = resolve_config(TrainConfig(dataset="PACS", draw=1, **given), BENCHMARKS["PACS"])
+        return str(resolve_stack(StackSpec.parse("CORAL"), config)[0])
 
     assert drawn(trial=2, same_draws=True) == drawn(trial=0) != drawn(trial=2)
     assert search_seed(1, 2, True) == seed_hash(1, 0)

@@ -7,11 +7,20 @@ import string
 import pytest
 import yaml
 
+from dspreg.config.parse import (
+    format_config,
+    option_name,
+    parse_assignment,
+    parse_integer,
+    parse_option,
+    parse_targets,
+    read_options,
+    split_config,
+)
+from dspreg.config.train_config import OPTIONS, Execution, TrainConfig
 from dspreg.errors import ConfigError
-from dspreg.protocol.reading import assignment, known, made, read, targets, valued, written
-from dspreg.protocol.settings import FIELDS, Execution, Settings
 
-SETTINGS = Settings(
+SETTINGS = TrainConfig(
     dataset="folder:my photos/ü", targets=("a b", "c"), algorithm="CORAL(weight=0.5)+DSPReg(only=['a.*'])",
     protocol="swad", trial=3, draw=2, model="resnet18.tv_in1k", weights="none", image_size=96, steps=77, batch_size=5,
     lr=1.2345678901234567e-05, weight_decay=1e-300, dropout=0.1, frozen_bn=False, augment=True,
@@ -42,12 +51,10 @@ def file(tmp_path):
 @pytest.mark.parametrize("execution", [EXECUTION, Execution()])
 @pytest.mark.parametrize("trained", [SETTINGS, dataclasses.replace(SETTINGS, targets=(), weight_decay=0)])
 def test_what_is_written_is_read_again_option_by_option(file, trained, execution):
-    path = file(written(trained, execution))
-    values = read(path)
-    assert list(values) == list(FIELDS)
-    given, how = made(values)
-    assert Settings(**given) == trained
-    assert how == execution
+    path = file(format_config(trained, execution))
+    values = read_options(path)
+    assert list(values) == list(OPTIONS)
+    assert split_config(values) == (trained, execution)
     theirs = yaml.safe_load(path.read_text())  # another reader sees the same
     assert theirs["lr"] == pytest.approx(trained.lr, rel=0)
     assert theirs["targets"] == list(trained.targets)
@@ -57,7 +64,7 @@ def test_what_is_written_is_read_again_option_by_option(file, trained, execution
 @pytest.mark.parametrize("name", ["yes", "null", "3", "1e5", "~", "a, b", "[x]", "- x", "#", "", " "])
 def test_names_that_yaml_reads_as_something_else_stay_names(file, name):
     trained = dataclasses.replace(SETTINGS, targets=(name.strip() or "x", "plain"))
-    assert read(file(written(trained, EXECUTION)))["targets"] == trained.targets
+    assert read_options(file(format_config(trained, EXECUTION)))["targets"] == trained.targets
 
 
 # Places.
@@ -101,7 +108,7 @@ def test_names_that_yaml_reads_as_something_else_stay_names(file, name):
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_file_line_and_key(file, text, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        read(file(text))
+        read_options(file(text))
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
 
@@ -126,25 +133,25 @@ def test_what_is_wrong_is_said_with_file_line_and_key(file, text, message):
 def test_tags_are_refused_and_run_nothing(file, tmp_path, tagged, key):
     trap = tmp_path / "trap"
     with pytest.raises(ConfigError, match=r"run\.yaml, line 2: "):
-        read(file(f"trial: 1\n{key}: {tagged.replace('PATH', str(trap))}\n"))
+        read_options(file(f"trial: 1\n{key}: {tagged.replace('PATH', str(trap))}\n"))
     assert not trap.exists()
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"the configuration .*gone\.yaml can't be read: .*No such file"):
-        read(tmp_path / "gone.yaml")
+        read_options(tmp_path / "gone.yaml")
     with pytest.raises(ConfigError, match="can't be read"):
-        read(tmp_path)
+        read_options(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "---\n"])
 def test_an_empty_file_leaves_everything_open(file, text):
-    assert read(file(text)) == {}
+    assert read_options(file(text)) == {}
 
 
 def test_yaml_in_its_other_dress_is_read(file):
     flow = "{lr: &x 1e-4, weight-decay: *x, 'trial': !!int '3', targets: [a, b], root: ~, name: 2020-01-01, workers: }"
-    assert read(file(flow)) == {
+    assert read_options(file(flow)) == {
         "lr": 1e-4, "weight_decay": 1e-4, "trial": 3, "targets": ("a", "b"), "root": None, "name": "2020-01-01",
         "workers": None,
     }  # fmt: skip
@@ -163,34 +170,34 @@ def misspelt(key):
             yield key[:i] + letter + key[i:]
 
 
-@pytest.mark.parametrize("key", FIELDS)
+@pytest.mark.parametrize("key", OPTIONS)
 def test_every_misspelling_is_refused_and_the_name_that_was_meant_is_suggested(key):
-    wrong = {text for text in misspelt(key) if text not in (*FIELDS, "target")}
+    wrong = {text for text in misspelt(key) if text not in (*OPTIONS, "target")}
     assert len(wrong) > 10
     for text in wrong:
         with pytest.raises(ConfigError) as caught:
-            known(text, "here")
+            option_name(text, "here")
         assert str(caught.value).startswith(f"here: unknown option {text!r}.")
         if text != "rl":  # as near to trial as to lr
             assert f"Did you mean {key!r}?" in str(caught.value)
-        assert str(caught.value).endswith(f"Known: {', '.join(FIELDS)}")
+        assert str(caught.value).endswith(f"Known: {', '.join(OPTIONS)}")
 
 
-@pytest.mark.parametrize("key", FIELDS)
+@pytest.mark.parametrize("key", OPTIONS)
 def test_another_case_or_something_around_a_name_is_not_the_name(key):
     for text in (key.upper(), key.capitalize(), f" {key}", f"{key} ", f"{key}s", f"--{key}"):
         with pytest.raises(ConfigError, match="unknown option"):
-            known(text, "here")
+            option_name(text, "here")
 
 
 def test_hyphens_and_the_singular_are_understood():
-    assert known("batch-size", "") == "batch_size"
-    assert known("target", "") == "targets"
+    assert option_name("batch-size", "") == "batch_size"
+    assert option_name("target", "") == "targets"
 
 
 def test_other_names_may_be_known_too():
     with pytest.raises(ConfigError, match="Did you mean 'seeds'"):
-        known("seds", "here", also=("seeds",))
+        option_name("seds", "here", also=("seeds",))
 
 
 # Values.
@@ -219,58 +226,69 @@ def test_other_names_may_be_known_too():
     ],
 )
 def test_text_becomes_a_value_of_the_options_type(key, text, value):
-    found = valued(key, text, "")
+    found = parse_option(key, text, "")
     assert found == value
     assert type(found) is type(value)
-    assert assignment(f"{key}={text}") == (key, value)
-    assert assignment(f" {key} = {text} ") == (key, value)
+    assert parse_assignment(f"{key}={text}") == (key, value)
+    assert parse_assignment(f" {key} = {text} ") == (key, value)
 
 
-@pytest.mark.parametrize("key", FIELDS)
+@pytest.mark.parametrize("key", OPTIONS)
 def test_text_of_the_wrong_kind_is_refused_by_place_and_name(key):
-    kind = FIELDS[key].type.removesuffix(" | None")
-    wrong = {"int": ["x", "1.5", "nan", "inf", "true", "1e999"], "float": ["x", "nan", "-inf", "true"],
-             "bool": ["x", "2", "on", ""], "str": [None, ["a"], True], "tuple[str, ...]": [None, 3]}[kind]  # fmt: skip
-    if "choices" in FIELDS[key].metadata:
-        wrong = [*wrong, "x", FIELDS[key].metadata["choices"][0].upper()]
+    option = OPTIONS[key]
+    wrong = {int: ["x", "1.5", "nan", "inf", "true", "1e999"], float: ["x", "nan", "-inf", "true"],
+             bool: ["x", "2", "on", ""], str: [None, ["a"], True], tuple: [None, 3]}[option.type]  # fmt: skip
+    if "choices" in option.limits:
+        wrong = [*wrong, "x", option.limits["choices"][0].upper()]
     for text in wrong:
-        if text is None and FIELDS[key].type.endswith("None"):
+        if text is None and option.nullable:
             continue
         with pytest.raises(ConfigError, match=f"^here: {re.escape(key)}=.*; wanted "):
-            valued(key, text, "here")
+            parse_option(key, text, "here")
+
+
+@pytest.mark.parametrize(("text", "number"), [("3", 3), ("1e3", 1000), (str(2**53 + 1), 2**53 + 1), (4, 4), ("007", 7)])
+def test_a_whole_number_from_text(text, number):
+    assert parse_integer(text, at_least=1) == number
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", "", None, "nan", "inf", "²"])
+def test_what_is_no_whole_number_or_too_small(text):
+    with pytest.raises(ConfigError, match=rf"^{re.escape(repr(text))}; wanted a whole number at least 1$"):
+        parse_integer(text, at_least=1)
 
 
 @pytest.mark.parametrize("text", ["lr", "", "lr 3"])
 def test_an_assignment_needs_an_equals_sign(text):
     with pytest.raises(ConfigError, match=f"--set {text!r}; wanted key=value, such as lr=1e-4"):
-        assignment(text)
+        parse_assignment(text)
 
 
 def test_a_value_may_have_equals_signs_and_spaces():
-    assert assignment("algorithm=CORAL(weight=0.5)+DSPReg") == ("algorithm", "CORAL(weight=0.5)+DSPReg")
-    assert assignment("root=/my data/a=b") == ("root", "/my data/a=b")
+    assert parse_assignment("algorithm=CORAL(weight=0.5)+DSPReg") == ("algorithm", "CORAL(weight=0.5)+DSPReg")
+    assert parse_assignment("root=/my data/a=b") == ("root", "/my data/a=b")
     with pytest.raises(ConfigError, match=r"^--set: unknown option 'lrr'"):
-        assignment("lrr=3")
+        parse_assignment("lrr=3")
 
 
 def test_targets_are_names_as_they_stand():
-    assert targets([" a ", "b c", 3]) == ("a", "b c", "3")
-    assert targets([]) == ()
+    assert parse_targets([" a ", "b c", 3]) == ("a", "b c", "3")
+    assert parse_targets([]) == ()
 
 
 def test_what_is_trained_and_how_it_is_run_are_told_apart():
-    given, how = made({"dataset": "digits", "lr": 0.1, "device": "cuda", "workers": None})
-    assert given == {"dataset": "digits", "lr": 0.1}
+    given, how = split_config({"dataset": "digits", "lr": 0.1, "device": "cuda", "workers": None})
+    assert given == TrainConfig(dataset="digits", lr=0.1)
     assert how == Execution(device="cuda")
 
 
 @pytest.mark.parametrize("values", [{}, {"dataset": ""}, {"dataset": None}, {"lr": 1.0}])
 def test_a_data_set_must_be_given(values):
     with pytest.raises(ConfigError, match="no data set is given; add --dataset"):
-        made(values)
+        split_config(values)
 
 
 def test_all_letters_are_in_no_name():
     """A guard for the loops above: they would test nothing if names were empty."""
-    assert len(FIELDS) == 38
-    assert all(set(key) <= {*string.ascii_lowercase, "_"} for key in FIELDS)
+    assert len(OPTIONS) == 38
+    assert all(set(key) <= {*string.ascii_lowercase, "_"} for key in OPTIONS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 
-from dspreg.data.benchmark import Benchmark
+from dspreg.data.benchmarks.base import Benchmark
 
 
 class _FromFile:
@@ -17,7 +17,7 @@ class _FromFile:
 
 @cache
 def _classes() -> tuple[str, ...]:
-    text = resources.files("dspreg.data").joinpath("domain_net_classes.txt").read_text(encoding="utf-8")
+    text = resources.files("dspreg.data.benchmarks").joinpath("domain_net_classes.txt").read_text(encoding="utf-8")
     return tuple(text.split())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from dspreg.config.dataset_ref import DatasetRef
 from dspreg.errors import ConfigError
 from dspreg.io.text import did_you_mean
 from dspreg.runs.run import Run
@@ -49,6 +50,7 @@ def leave_one_out(
         further["same_draws"] = True
     held_out = {data: list(_chosen(data, domains, targets, only)) for data, domains in datasets.items()}
     _check_targets(datasets, targets)
+    names = {data: name if DatasetRef.parse(data).is_path else None for data in datasets}
     for trial in range(trials):
         for data in datasets:
             for algorithm in algorithms:
@@ -56,7 +58,7 @@ def leave_one_out(
                     for draw in range(draws):
                         yield Run(
                             dataset=data, targets=each, algorithm=algorithm, protocol=protocol,
-                            trial=trial, draw=draw, options=further, name=name if ":" in data else None,
+                            trial=trial, draw=draw, options=further, name=names[data],
                         )  # fmt: skip
 
 

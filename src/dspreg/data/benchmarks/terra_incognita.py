@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dspreg.data.benchmark import Benchmark, different
+from dspreg.data.benchmarks.base import Benchmark, count_mismatches
 
 
 class TerraIncognita(Benchmark):
@@ -42,7 +42,7 @@ class TerraIncognita(Benchmark):
     def mismatches(self) -> list[str]:
         sizes = self.sizes()
         nearer = min((self.counts, self.later), key=lambda v: sum(abs(sizes[d] - v[d]) for d in self.domains))
-        return different(sizes, nearer)
+        return count_mismatches(sizes, nearer)
 
     def variant(self) -> str:
         if self.sizes() == self.counts:

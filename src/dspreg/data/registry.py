@@ -4,35 +4,31 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dspreg.config.dataset_ref import DatasetRef
 from dspreg.data.base import DomainDataset
-from dspreg.data.benchmark import Benchmark
+from dspreg.data.benchmarks import BENCHMARKS
+from dspreg.data.csv_index import Index
 from dspreg.data.digits import Digits
-from dspreg.data.domain_net import DomainNet
 from dspreg.data.folders import Folder
-from dspreg.data.index import Index
-from dspreg.data.office_home import OfficeHome
-from dspreg.data.pacs import PACS
-from dspreg.data.terra_incognita import TerraIncognita
-from dspreg.data.vlcs import VLCS
 from dspreg.errors import ConfigError
 from dspreg.io.importing import import_object, is_import_path
 from dspreg.io.text import nearest
 
-BENCHMARKS: dict[str, type[Benchmark]] = {c.name: c for c in (VLCS, PACS, OfficeHome, TerraIncognita, DomainNet)}
 ROOT = "data"
 
 
-def known_names() -> list[str]:
+def dataset_names() -> list[str]:
+    """The data sets that are known by name."""
     return [Digits.name, *BENCHMARKS]
 
 
-def known_class(text: str) -> type[DomainDataset] | None:
+def dataset_class(text: str) -> type[DomainDataset] | None:
     """The class of a data set whose domains and classes are known before its files are there."""
     return Digits if text == Digits.name else BENCHMARKS.get(text)
 
 
-def dataset_named(text: str, root: str | Path | None = None, name: str | None = None) -> DomainDataset:
-    """The data set a text stands for.
+def open_dataset(text: str, root: str | Path | None = None, name: str | None = None) -> DomainDataset:
+    """Open the data set a text stands for.
 
     Args:
         text: `"digits"`, one of the five benchmarks, `"folder:PATH"`, `"index:FILE.csv"`, or the import path of your
@@ -40,20 +36,19 @@ def dataset_named(text: str, root: str | Path | None = None, name: str | None = 
         root: Where the benchmarks lie, `data` unless given; for an index, what its paths are relative to.
         name: Of a folder or an index in records and tables.
     """
-    kind, colon, rest = text.partition(":")
-    if colon and kind in ("folder", "index"):
-        if not rest:
-            raise ConfigError(f"{text!r} names no {'folder' if kind == 'folder' else 'file'}. Write {kind}:PATH.")
-        return Folder(rest, name) if kind == "folder" else Index(rest, root, name)
-    if name is not None:
-        raise ConfigError(f"only folder:PATH and index:FILE take a name, and {text!r} has its own. Leave it out.")
+    ref = DatasetRef.parse(text)
+    ref.check_name(name)
+    if ref.kind == "folder":
+        return Folder(ref.target, name)
+    if ref.kind == "index":
+        return Index(ref.target, root, name)
     if text == Digits.name:
         return Digits()
     if text in BENCHMARKS:
         return BENCHMARKS[text](ROOT if root is None else root)
     if is_import_path(text):
-        return _imported(text)(ROOT if root is None else root)
-    known = known_names()
+        return _import_dataset(text)(ROOT if root is None else root)
+    known = dataset_names()
     near = nearest(text, known, 0.7)
     if near is None and Path(text).is_dir():
         near = f"folder:{text}"
@@ -64,14 +59,14 @@ def dataset_named(text: str, root: str | Path | None = None, name: str | None = 
     )
 
 
-def _imported(text: str) -> type[DomainDataset]:
+def _import_dataset(text: str) -> type[DomainDataset]:
     found = import_object(text)
     if not (isinstance(found, type) and issubclass(found, DomainDataset)):
         raise ConfigError(f"{text!r} is not a class of data sets. Derive it from dspreg.DomainDataset.")
     return found
 
 
-def listing() -> str:
+def dataset_table() -> str:
     """One line per data set: name, domains, classes, images, and what to write for it."""
     rows = [("name", "domains", "classes", "images", "--dataset")]
     rows.append((Digits.name, "4", "10", "4,797", f"{Digits.name}, nothing to download"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import multiprocessing
+import os
 import signal
 import time
 import warnings
@@ -18,8 +19,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dspreg.batches import Batch
-from dspreg.data.decoding import BadImage
-from dspreg.data.sampling import measured, trained
+from dspreg.data.decode import BadImage
+from dspreg.data.sampling import draw_measure_batches, draw_training_batch
 from dspreg.data.transforms import Transform
 from dspreg.errors import DataError, ResourceError
 from dspreg.randomness import Key, seeded
@@ -32,8 +33,8 @@ WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()  # processes
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some images of one domain, in order, as a transform shows them."""
+class DomainSplit:
+    """Some images of one domain, such as its training or validation split, in order, as a transform shows them."""
 
     domain: str
     images: Sequence[tuple[Image, int]]
@@ -63,20 +64,20 @@ class Part:
 class TrainingSteps:
     """Step t → one batch per source domain, drawn with replacement."""
 
-    parts: Sequence[Part]
+    parts: Sequence[DomainSplit]
     size: int
     key: tuple[Key, ...]
 
     def __getitem__(self, t: int) -> list[XY]:
-        chosen = [trained(len(p), self.size, *self.key, t, p.domain) for p in self.parts]
+        chosen = [draw_training_batch(len(p), self.size, *self.key, t, p.domain) for p in self.parts]
         return [p.batch(which, *self.key, t) for p, which in zip(self.parts, chosen, strict=True)]
 
 
 @dataclass(frozen=True)
-class InOrder:
+class SequentialBatches:
     """(part, n) → its n-th batch. `key` is for parts whose transform is random."""
 
-    parts: Sequence[Part]
+    parts: Sequence[DomainSplit]
     size: int
     key: tuple[Key, ...] = ()
 
@@ -91,16 +92,16 @@ class InOrder:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What c is measured on: `samples(t, batches)` of a `Task`."""
+class MeasureSampler:
+    """Draws the images that c is measured on: `samples(t, batches)` of a `Task`."""
 
-    parts: Sequence[Part]
+    parts: Sequence[DomainSplit]
     key: tuple[Key, ...]
     device: str = "cpu"
     workers: int = 0
 
     def __call__(self, t: int, batches: int) -> Mapping[str, Sequence[Batch]]:
-        every = [measured(len(p), batches, *self.key, t, p.domain) for p in self.parts]
+        every = [draw_measure_batches(len(p), batches, *self.key, t, p.domain) for p in self.parts]
         result: dict[str, list[Batch]] = {part.domain: [] for part in self.parts}
         for batch in self.batches([(d, chosen) for d, each in enumerate(every) for chosen in each]):
             result[self.parts[batch.domain].domain].append(batch)
@@ -109,15 +110,22 @@ class Measured:
     def batches(self, order: Iterable[tuple[int, Sequence[int]]]) -> Iterator[Batch]:
         """For each (part, positions), made when asked for."""
         which = [(d, tuple(chosen)) for d, chosen in order]
-        for (d, _), (x, y) in zip(which, loaded(self, which, self.workers), strict=True):
-            yield Batch(self.parts[d].transform.normalised(x.to(self.device)), y.to(self.device), d)
+        for (d, _), (x, y) in zip(which, iterate_batches(self, which, self.workers), strict=True):
+            yield Batch(self.parts[d].transform.normalise(x.to(self.device)), y.to(self.device), d)
 
     def __getitem__(self, which: tuple[int, tuple[int, ...]]) -> XY:
         return self.parts[which[0]].batch(which[1])
 
 
-def loaded(source: Any, order: Iterable[Any], workers: int) -> Iterator[Any]:
-    """source[i] for every i in `order`, in that order, made by `workers` processes (0: here)."""
+def reader_processes(asked: int | None, small: bool) -> int:
+    """How many processes read images: as many as asked for, or none for small images and up to four for others."""
+    if asked is not None:
+        return asked
+    return 0 if small else min(4, os.cpu_count() or 1)
+
+
+def iterate_batches(source: Any, order: Iterable[Any], workers: int) -> Iterator[Any]:
+    """Yield source[i] for every i in `order`, in that order, made by `workers` processes (0: here)."""
     if workers == 0:
         return (source[i] for i in order)
     with warnings.catch_warnings():
@@ -143,8 +151,8 @@ DIED = (
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """What goes wrong in a process that reads images, in our words: torch adds tracebacks, or raises anywhere."""
+def reader_errors() -> Iterator[None]:
+    """Errors of the processes that read images, as ours: torch adds tracebacks, or raises anywhere."""
     try:
         yield
     except BadImage as error:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from dspreg.data.folders import ImageFolders
-from dspreg.data.tree import folders_in, images_in
+from dspreg.data.folders import ImageFolders, folders_in, images_in
 from dspreg.errors import DataError
 from dspreg.io.text import join_few, nearest, plural
 
@@ -32,7 +31,7 @@ class Benchmark(ImageFolders):
 
     def __init__(self, root: str | Path = "data") -> None:
         super().__init__(root)
-        self.folder = self._found(Path(root))
+        self.folder = self._find(Path(root))
         self._check_domains()
         self._check_classes()
         self.read()
@@ -43,13 +42,13 @@ class Benchmark(ImageFolders):
         return "\n".join([f"  {folder}/", *(f"    {domain}/" for domain in cls.domains)])
 
     def mismatches(self) -> list[str]:
-        return different(self.sizes(), self.counts)
+        return count_mismatches(self.sizes(), self.counts)
 
     def sizes(self) -> dict[str, int]:
         """Number of images per domain, as found."""
         return {domain: len(self._domains[domain]) for domain in self.domains}
 
-    def _found(self, root: Path) -> Path:
+    def _find(self, root: Path) -> Path:
         if (root / self.subfolder).is_dir():
             return root / self.subfolder
         if any((root / domain).is_dir() for domain in self.domains):
@@ -93,7 +92,7 @@ class Benchmark(ImageFolders):
                 )
 
 
-def different(found: Mapping[str, int], published: Mapping[str, int]) -> list[str]:
+def count_mismatches(found: Mapping[str, int], published: Mapping[str, int]) -> list[str]:
     """Domains whose number of images is not the published one, in a sentence each."""
     result = []
     for domain, wanted in published.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dspreg.data.benchmark import Benchmark
+from dspreg.data.benchmarks.base import Benchmark
 
 
 class OfficeHome(Benchmark):

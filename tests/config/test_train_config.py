@@ -3,18 +3,28 @@
 import dataclasses
 import subprocess
 import sys
+import typing  # noqa: F401
 from types import SimpleNamespace
 
 import pytest
 
+from dspreg.config.defaults import PROTOCOLS, default_text
+from dspreg.config.options import declared_options, option
+from dspreg.config.train_config import (
+    EXECUTION_OPTIONS,
+    OPTIONS,
+    TRAIN_OPTIONS,
+    Execution,
+    TrainConfig,
+    resolve_config,
+)
 from dspreg.data import Digits
-from dspreg.data.domain_net import DomainNet
-from dspreg.data.office_home import OfficeHome
-from dspreg.data.pacs import PACS
-from dspreg.data.terra_incognita import TerraIncognita
-from dspreg.data.vlcs import VLCS
+from dspreg.data.benchmarks.domain_net import DomainNet
+from dspreg.data.benchmarks.office_home import OfficeHome
+from dspreg.data.benchmarks.pacs import PACS
+from dspreg.data.benchmarks.terra_incognita import TerraIncognita
+from dspreg.data.benchmarks.vlcs import VLCS
 from dspreg.errors import ConfigError
-from dspreg.protocol.settings import FIELDS, PROTOCOLS, Execution, Settings, check, resolved, wanted
 
 
 def facts(cls):
@@ -26,7 +36,7 @@ DATA = {cls.name: facts(cls) for cls in (PACS, VLCS, OfficeHome, TerraIncognita,
 
 
 def settings(dataset="PACS", **given):
-    return resolved({"dataset": dataset, **given}, DATA[dataset])
+    return resolve_config(TrainConfig.of({"dataset": dataset, **given}), DATA[dataset])
 
 
 LARGE = {
@@ -127,11 +137,11 @@ def test_a_whole_number_is_as_good_as_a_number_and_the_same_training():
 # What is refused.
 
 WRONG_TYPES = {
-    "str": [3, None, True, ["a"], b"a"],
-    "bool": [1, 0, "true", None],
-    "int": [1.0, "3", True, None, [1]],
-    "float": ["0.1", True, None, float("nan"), float("inf"), -float("inf"), [0.1], 1j],
-    "tuple[str, ...]": ["sketch", ["sketch"], (1,), None, {"sketch"}],
+    str: [3, None, True, ["a"], b"a"],
+    bool: [1, 0, "true", None],
+    int: [1.0, "3", True, None, [1]],
+    float: ["0.1", True, None, float("nan"), float("inf"), -float("inf"), [0.1], 1j],
+    tuple: ["sketch", ["sketch"], (1,), None, {"sketch"}],
 }
 OUTSIDE = {
     "protocol": ["Domainbed", ""],
@@ -174,30 +184,30 @@ UNLIMITED = {"dataset", "targets", "algorithm", "model", "weights", "frozen_bn",
 
 def test_every_option_is_in_these_tables():
     assert set(OUTSIDE) == set(INSIDE)
-    assert set(OUTSIDE) | UNLIMITED == set(FIELDS)
+    assert set(OUTSIDE) | UNLIMITED == set(OPTIONS)
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_has_a_help_and_its_wrong_types_are_refused(name):
-    kind, *optional = FIELDS[name].type.split(" | ")
-    assert FIELDS[name].metadata["help"]
-    for value in WRONG_TYPES[kind]:
-        if value is None and optional:
-            check({name: None})
+    option = OPTIONS[name]
+    assert OPTIONS[name].help
+    for value in WRONG_TYPES[option.type]:
+        if value is None and option.nullable:
+            option.check(None)
         else:
             with pytest.raises(ConfigError, match=rf"^{name}=.*; wanted \w+"):
-                check({name: value})
+                option.check(value)
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_values_outside_the_range_are_refused_and_its_ends_are_not(name):
     for value in OUTSIDE[name]:
         with pytest.raises(ConfigError) as caught:
-            check({name: value})
-        assert str(caught.value) == f"{name}={value!r}; wanted {wanted(FIELDS[name])}"
+            OPTIONS[name].check(value)
+        assert str(caught.value) == f"{name}={value!r}; wanted {OPTIONS[name].range}"
         assert caught.value.exit_code == 2
     for value in INSIDE[name]:
-        check({name: value})
+        OPTIONS[name].check(value)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +225,7 @@ def test_values_outside_the_range_are_refused_and_its_ends_are_not(name):
     ],
 )
 def test_ranges_in_words(name, words):
-    assert wanted(FIELDS[name]) == words
+    assert OPTIONS[name].range == words
 
 
 def test_a_list_of_targets_is_a_tuple_of_them():
@@ -248,13 +258,13 @@ def test_values_are_checked_wherever_they_come_from():
 
 
 def test_options_have_one_meaning_each():
-    names = [each.name for kind in (Settings, Execution) for each in dataclasses.fields(kind)]
-    assert len(names) == len(set(names)) == len(FIELDS)
+    names = [each.name for kind in (TrainConfig, Execution) for each in dataclasses.fields(kind)]
+    assert len(names) == len(set(names)) == len(OPTIONS)
 
 
-def test_the_protocol_is_read_without_torch():
+def test_configurations_are_read_without_torch():
     program = (
-        "import sys, dspreg.protocol.settings, dspreg.protocol.reading\n"
+        "import sys, dspreg.config.train_config, dspreg.config.parse\n"
         "print([m for m in ('torch', 'torchvision', 'PIL', 'pandas', 'matplotlib') if m in sys.modules])"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -262,16 +272,87 @@ def test_the_protocol_is_read_without_torch():
 
 
 def test_without_augmentation_validation_is_plain_too():
-    from dspreg.data import PACS
-
-    assert resolved({"dataset": "PACS", "augment": False}, PACS).augment_validation is False
-    assert resolved({"dataset": "PACS", "augment": False, "augment_validation": True}, PACS).augment_validation is True
-    assert resolved({"dataset": "PACS"}, PACS).augment_validation is True
+    assert settings(augment=False).augment_validation is False
+    assert settings(augment=False, augment_validation=True).augment_validation is True
+    assert settings().augment_validation is True
 
 
 def test_a_network_that_is_not_pretrained_learns_faster_and_trains_its_batch_norm():
-    from dspreg.data import PACS
+    assert settings(model="small-cnn").lr == 1e-3
+    assert settings(weights="none").frozen_bn is False
+    assert settings().frozen_bn is True
 
-    assert resolved({"dataset": "PACS", "model": "small-cnn"}, PACS).lr == 1e-3
-    assert resolved({"dataset": "PACS", "weights": "none"}, PACS).frozen_bn is False
-    assert resolved({"dataset": "PACS"}, PACS).frozen_bn is True
+
+# What Python users write.
+
+
+def test_a_configuration_leaves_open_what_is_not_given():
+    config = TrainConfig(dataset="digits", targets=("print",), steps=50)
+    assert (config.lr, config.model, config.algorithm) == (None, None, "DSPReg")
+    assert config.to_mapping() == {
+        "dataset": "digits", "targets": ("print",), "algorithm": "DSPReg", "protocol": "domainbed", "trial": 0,
+        "draw": 0, "same_draws": False, "steps": 50, "evaluate": "needed",
+    }  # fmt: skip
+    assert TrainConfig.of(config) is config
+    assert TrainConfig.of({"dataset": "digits", "targets": ["print"], "steps": 50, "lr": None}) == config
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("dataset", DATA)
+def test_a_resolved_configuration_has_nothing_open_and_resolves_to_itself(dataset, protocol):
+    found = settings(dataset, protocol=protocol, draw=3)
+    assert list(found.to_mapping()) == list(TRAIN_OPTIONS)
+    assert resolve_config(found, DATA["PACS"]) is found
+
+
+def test_types_are_those_of_the_annotations():
+    """Not of their text: `Optional[int]` or an alias would be read as well."""
+
+    fields = [
+        ("one", "typing.Optional[int]", option("help", None)),
+        ("two", "Names", option("help", ())),
+        ("three", "float", option("help", None, above=0)),
+    ]
+    Example = dataclasses.make_dataclass("Example", fields, namespace={"__module__": __name__})
+    found = declared_options(Example)
+    assert [(each.type, each.nullable, each.is_open) for each in found.values()] == [
+        (int, True, False),
+        (tuple, False, False),
+        (float, False, True),
+    ]
+
+
+Names = tuple[str, ...]
+
+
+# What --help says of them.
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lr", "5e-05; small images: 0.001"),
+        ("model", "resnet50.tv_in1k; small images: small-cnn"),
+        ("augment", "yes; small images: no"),
+        ("augment_validation", "yes; small images: no; swad: no"),
+        ("split", "domainbed; domainbed-stratified: stratified"),
+        ("evaluation_batch", "64; swad: 128"),
+        ("frozen_bn", "yes; with --weights none: no"),
+        ("weights", "default"),
+        ("batch_size", "32"),
+        ("holdout", "0.2"),
+        ("dropout", "0"),
+        ("steps", "by data set"),
+        ("evaluate_every", "by data set"),
+        ("image_size", "by data set"),
+    ],
+)
+def test_defaults_in_words(name, text):
+    assert default_text(name) == text
+
+
+def test_every_open_option_has_a_default_in_words():
+    texts = {name: default_text(name) for name, each in TRAIN_OPTIONS.items() if each.is_open}
+    assert len(texts) == 15
+    assert "None" not in "".join(texts.values())
+    assert not any(each.is_open for each in EXECUTION_OPTIONS.values())

@@ -1,0 +1,198 @@
+"""Methods by name: `"CORAL(weight=0.5)+DSPReg"` ⇄ `DSPReg(CORAL(weight=0.5))`.
+
+`"A+B"` is `B(A())`: what stands later is around what stands before. There is nothing to register. A bare name is looked
+up in `dspreg.algorithms`; a dotted one is an import path, e.g. `"my_methods.LogitNorm(weight=0.05)+DSPReg"`.
+
+`dspreg.specs` reads the text; here its names become classes and its values options of their types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from dspreg.algorithms.base import ERM, Algorithm, options_of
+from dspreg.errors import ConfigError
+from dspreg.io.importing import import_object
+from dspreg.io.text import did_you_mean
+from dspreg.specs import NOT_LITERAL, Term, format_term, parse_stack
+
+PUBLISHED = 5_001  # steps of DomainBed's runs, for which methods publish what they count in steps
+
+
+def parse(text: str) -> Algorithm:
+    """The stack a spec stands for, before `setup`."""
+    return StackSpec.parse(text).build()
+
+
+def describe(algorithm: Algorithm) -> str:
+    """The shortest spec of a stack: options that differ from their defaults, ERM only where it stands alone."""
+    layers = [LayerSpec(type(layer), layer.options()) for layer in algorithm.layers()]
+    return str(StackSpec(tuple(layers[::-1])))
+
+
+def resolve_spec(text: str, *, seed: int | None = None, steps: int = PUBLISHED) -> tuple[str, list[str]]:
+    """As `StackSpec.resolve`, from text to text."""
+    spec, scaled = StackSpec.parse(text).resolve(seed=seed, steps=steps)
+    return str(spec), scaled
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One method and the options it is given."""
+
+    algorithm: type[Algorithm]
+    options: Mapping[str, Any]
+
+    def build(self, base: Algorithm | None = None) -> Algorithm:
+        if issubclass(self.algorithm, ERM):
+            if base is not None:
+                raise ConfigError(f"{self.name} is the bottom of every stack and goes first, or is left out")
+            return self.algorithm(**self.options)
+        return self.algorithm(base, **self.options)
+
+    @property
+    def name(self) -> str:
+        """A bare name where `dspreg.algorithms` has one, an import path otherwise."""
+        import dspreg.algorithms as index
+
+        cls = self.algorithm
+        bare = getattr(index, cls.__name__, None) is cls
+        return cls.__name__ if bare else f"{cls.__module__}.{cls.__qualname__}"
+
+    def __str__(self) -> str:
+        return format_term(self.name, self.options)
+
+
+@dataclass(frozen=True)
+class StackSpec:
+    """A spec that was read: classes that exist and options they have. The innermost method is the first."""
+
+    layers: tuple[LayerSpec, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> StackSpec:
+        """Read a spec and build its stack once, so that whatever is wrong with it is said here."""
+        made: Algorithm | None = None
+        layers = []
+        for term in parse_stack(text):
+            layers.append(layer := _layer(term))
+            made = layer.build(made)
+        return cls(tuple(layers))
+
+    def build(self) -> Algorithm:
+        """The stack, before `setup`."""
+        stack: Algorithm | None = None
+        for layer in self.layers:
+            stack = layer.build(stack)
+        assert stack is not None
+        return stack
+
+    def shorten(self) -> StackSpec:
+        """The same without options that are given and have their defaults."""
+        return self.resolve()[0]
+
+    def resolve(self, *, seed: int | None = None, steps: int = PUBLISHED) -> tuple[StackSpec, list[str]]:
+        """The spec with what it leaves open filled in, and in words what was scaled; given options stay.
+
+        Args:
+            seed: `seed_hash(draw, trial)`; then every option that search varies is drawn at random.
+            steps: Of the run. In one shorter than those that options are published for, options counted in steps (such
+                as a warm-up) become shorter by as much: otherwise a short run would be over before they matter.
+        """
+        found = [_resolve_layer(layer, seed, steps) for layer in self.layers]
+        return StackSpec(tuple(layer for layer, _ in found)), [text for _, scaled in found for text in scaled]
+
+    def __str__(self) -> str:
+        """Without the ERM below other methods."""
+        layers = self.layers
+        shown = layers[1:] if layers[0].algorithm is ERM and len(layers) > 1 else layers
+        return "+".join(map(str, shown))
+
+
+def _resolve_layer(spec: LayerSpec, seed: int | None, steps: int) -> tuple[LayerSpec, list[str]]:
+    cls, given = spec.algorithm, spec.options
+    layer = spec.build()
+    for option, prior in cls.space.items():
+        if seed is not None and option not in given:
+            setattr(layer, option, prior.draw(seed, f"{cls.__name__}.{option}"))
+    by_hand, scaled = set(), []
+    for option in cls.step_options:
+        usual = getattr(layer, option)
+        shorter = round(usual * min(1.0, steps / PUBLISHED)) if usual else usual
+        if shorter == usual:
+            continue
+        if given.keys() & set(cls.step_options):  # one that is given fixes the others, as GGA's start its end
+            by_hand.add(option)  # written even where it is the default, which a short run would scale
+            continue
+        setattr(layer, option, shorter)
+        scaled.append(f"{cls.__name__}: {option}={shorter} instead of {usual}")
+    return LayerSpec(cls, layer.options(by_hand)), scaled
+
+
+def algorithms() -> dict[str, type[Algorithm]]:
+    """Every algorithm of the index, by its name."""
+    import dspreg.algorithms as index
+
+    found = {name: getattr(index, name) for name in sorted(index.__all__, key=str.lower)}
+    return {n: c for n, c in found.items() if isinstance(c, type) and issubclass(c, Algorithm) and c is not Algorithm}
+
+
+def algorithm_named(name: str) -> type[Algorithm]:
+    """The class a name or an import path stands for."""
+    known = algorithms()
+    if not all(part.isidentifier() for part in name.split(".")):
+        written = name.replace(" - ", "-")  # as the user wrote it
+        raise ConfigError(f"{written!r} is not the name of an algorithm.{did_you_mean(written, known)}")
+    if "." not in name:
+        if name not in known:
+            raise ConfigError(
+                f"unknown algorithm {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}. "
+                f"For your own class use its import path, e.g. 'my_methods.{name}'"
+            )
+        return known[name]
+    found = import_object(name)
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise ConfigError(f"{name!r} is not a subclass of dspreg.Algorithm")
+    return found
+
+
+def _layer(term: Term) -> LayerSpec:
+    cls, name = algorithm_named(term.name), term.name
+    if term.arguments:
+        raise ConfigError(f"{term.text}: options are given by name, and stacks as 'inner+{name}'")
+    known, hints = options_of(cls), get_type_hints(cls.__init__)
+    for option, value in term.options.items():
+        if option not in known:
+            raise ConfigError(
+                f"{name} has no option {option!r}.{did_you_mean(option, known)} It has: {', '.join(known) or 'none'}"
+            )
+        if isinstance(value, NOT_LITERAL):
+            raise ConfigError(f"{name}: {option}={value.text} is not a number, a quoted string or a list of those")
+        if not _fits(value, hints.get(option, Any)):
+            wanted, default = _words(hints[option]), known[option].default
+            raise ConfigError(f"{name}: {option}={value!r}; wanted {wanted}, such as {default!r}")
+    return LayerSpec(cls, term.options)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a literal is what an annotation asks for; whole numbers are numbers, and all are finite."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, each) for each in get_args(hint))
+    if hint is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    if hint in (int, str, bool, NoneType):
+        return type(value) is hint
+    if get_origin(hint) in (list, Sequence):
+        return isinstance(value, list) and all(_fits(each, get_args(hint)[0]) for each in value)
+    return True
+
+
+def _words(hint: Any) -> str:
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(_words(each) for each in get_args(hint))
+    known = {float: "a number", int: "a whole number", str: "a quoted string", bool: "True or False", NoneType: "None"}
+    return known.get(hint, "a list" if get_origin(hint) in (list, Sequence) else str(hint))

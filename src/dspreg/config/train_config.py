@@ -1,0 +1,148 @@
+"""One training as a value: what is trained (`TrainConfig`) and how it is run (`Execution`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from dspreg.config.defaults import (
+    FROM_SCRATCH_LR,
+    PROTOCOLS,
+    DatasetFacts,
+    default_options,
+    search_seed,
+    search_space,
+)
+from dspreg.config.options import declared_options, option, require_option
+from dspreg.errors import ConfigError
+
+CHANNELS_LAST = "channels-last"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """What is trained: everything here decides the result.
+
+        config = dspreg.TrainConfig(dataset="digits", targets=("print",), algorithm="CORAL+DSPReg", steps=300)
+        dspreg.train(config, dspreg.Execution(), "runs/print")
+
+    An option that is None is left open: `resolve_config` gives it the default of the data set and the protocol.
+    """
+
+    dataset: str = option("digits, a benchmark such as PACS (see dspreg data list), folder:PATH or index:FILE.csv")
+    targets: tuple[str, ...] = option("domains held out: training never sees them", ())
+    algorithm: str = option("a spec such as ERM, DSPReg or CORAL(weight=0.5)+DSPReg", "DSPReg")
+    protocol: str = option("how models are trained and validated", "domainbed", choices=tuple(PROTOCOLS))
+    trial: int = option("seed of the split, the initial weights and the batch order", 0, at_least=0)
+    draw: int = option("0: default options; n: the n-th random draw of them", 0, at_least=0)
+    same_draws: bool = option("use the same n-th draw in all trials; DomainBed draws anew in each", False)
+    model: str = option("any timm name, or small-cnn", None)
+    weights: str = option("pretrained weights: default (the hub's), none, or a safetensors file", None)
+    image_size: int = option("height and width of images in pixels", None, at_least=1, at_most=4096)
+    steps: int = option("training steps", None, at_least=1)
+    batch_size: int = option("images per source domain and step", None, at_least=1)
+    lr: float = option("learning rate of Adam", None, above=0, at_most=1e6)
+    weight_decay: float = option("weight decay of Adam", None, at_least=0)
+    dropout: float = option("dropout after the pooled features", None, at_least=0, below=1)
+    frozen_bn: bool = option("freeze batch-norm running statistics (affine parameters still train)", None)
+    augment: bool = option("augment training images: random crop, flip, colour jitter, greyscale", None)
+    augment_validation: bool = option("augment the validation images of source domains, as DomainBed does", None)
+    split: str = option("how a domain is split into training and validation images", None,
+                        choices=("domainbed", "stratified"))  # fmt: skip
+    holdout: float = option("share of a domain's images held out for validation", None, above=0, below=1)
+    evaluate_every: int = option("steps between evaluations; the first and the last step are always evaluated", None,
+                                 at_least=1)  # fmt: skip
+    evaluate: str = option("splits to evaluate: those that model selection needs, or all of all domains", "needed",
+                           choices=("needed", "all"))  # fmt: skip
+    evaluation_batch: int = option("images per batch in evaluation", None, at_least=1)
+
+    def __post_init__(self) -> None:
+        for name, each in TRAIN_OPTIONS.items():
+            value = getattr(self, name)
+            if value is None and each.is_open:
+                continue
+            each.check(value)
+            if each.type is float:  # 0 and 0.0 are one training, and the id of a run is made of what is written
+                object.__setattr__(self, name, float(value))
+
+    @staticmethod
+    def of(given: Mapping[str, Any] | TrainConfig) -> TrainConfig:
+        """From options by name; a configuration is returned as it is."""
+        if isinstance(given, TrainConfig):
+            return given
+        values: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in given.items() if v is not None
+        }
+        for name in values:
+            require_option(name, OPTIONS)
+            if name not in TRAIN_OPTIONS:
+                raise ConfigError(f"{name!r} says how it is run and not what is trained; give it to Execution")
+        if not values.get("dataset"):
+            raise ConfigError("no data set is given; add --dataset, e.g. --dataset digits")
+        return TrainConfig(**values)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The options that are not left open."""
+        return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How it is run. Only device, threads, precision and layout touch the result; a finished run says which."""
+
+    root: str | None = option("folder that holds the data sets (default: data)", None)
+    name: str | None = option("name of a folder: or index: data set (default: the last part of its path)", None)
+    device: str = option("cpu, cuda, cuda:1 or mps", "cpu")
+    threads: int | None = option("CPU threads (default: all cores); results are bitwise identical only for the same "
+                                 "number", None, at_least=1)  # fmt: skip
+    precision: str = option("bf16 runs the network under autocast", "float32", choices=("float32", "bf16"))
+    layout: str = option("memory format of images; convolutions on a CPU are often faster with channels-last",
+                         "channels-first", choices=("channels-first", CHANNELS_LAST))  # fmt: skip
+    workers: int | None = option("processes that read images; results do not depend on it", None, at_least=0)
+    cache: str = option("keep decoded images between runs", "none", choices=("none", "ram", "disk"))
+    keep: str = option("models to keep: none, the selected and the last (best), or those of all evaluations", "best",
+                       choices=("none", "best", "all"))  # fmt: skip
+    save_every: int | None = option("steps between checkpoints (default: at evaluations and every two minutes)",
+                                    None, at_least=1)  # fmt: skip
+    profile: str = option("measure c before and after training: with DSPReg (auto), always or never", "auto",
+                          choices=("auto", "always", "never"))  # fmt: skip
+    check_images: str = option("decode every image once before the first training on it", "once",
+                               choices=("once", "never"))  # fmt: skip
+    tensorboard: bool = option("also write TensorBoard events", False)
+    domainbed_records: bool = option("also write results.jsonl in DomainBed's layout; evaluates all splits", False)
+    allow_changed_environment: bool = option("resume although versions, threads or device changed; the results will "
+                                             "not be bitwise identical", False)  # fmt: skip
+
+    def __post_init__(self) -> None:
+        for name, each in EXECUTION_OPTIONS.items():
+            each.check(getattr(self, name))
+
+
+TRAIN_OPTIONS = declared_options(TrainConfig)
+EXECUTION_OPTIONS = declared_options(Execution)
+OPTIONS = TRAIN_OPTIONS | EXECUTION_OPTIONS
+
+
+def resolve_config(config: TrainConfig, data: DatasetFacts) -> TrainConfig:
+    """All options filled in: given ones, then the random draw, then the defaults of data set and protocol."""
+    given = config.to_mapping()
+    if len(given) == len(TRAIN_OPTIONS):
+        return config
+    values = default_options(config.protocol, data)
+    usual_steps = values["steps"]
+    if config.draw:
+        seed = search_seed(config.draw, config.trial, config.same_draws)
+        values |= {name: prior.draw(seed, name) for name, prior in search_space(data).items()}
+    values |= given
+    if config.model == "small-cnn" and "lr" not in given and not config.draw:
+        values["lr"] = FROM_SCRATCH_LR
+    if not values["augment"] and "augment_validation" not in given:
+        values["augment_validation"] = False
+    if "frozen_bn" not in given and values["weights"] == "none":
+        values["frozen_bn"] = False  # untrained statistics are not worth keeping
+    if "evaluate_every" not in given and values["steps"] < usual_steps:
+        values["evaluate_every"] = max(1, round(values["evaluate_every"] * values["steps"] / usual_steps))
+    if config.protocol == "swad" and "steps" not in given:  # so that the last step is an evaluated one
+        values["steps"] = values["steps"] // values["evaluate_every"] * values["evaluate_every"] + 1
+    return TrainConfig(**values)

@@ -1,0 +1,143 @@
+"""The one grammar of specs: stacks of methods `"A(x=1)+B"` and engines `"lazy(30, lookahead(radius=2*weight))"`.
+
+Text becomes names and values, and back. Which names exist and what their options mean is for those who use it to say:
+`dspreg.algorithms.registry` and `dspreg.penalty.engine_spec`. Nothing is evaluated, and no torch is needed.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from dspreg.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Term:
+    """`name(argument, option=value)`, or `name` alone.
+
+    Attributes:
+        name: Text before the parentheses; see `has_name`.
+        arguments: Values given by position.
+        options: Values given by name, in the order they are written.
+        text: The whole term.
+    """
+
+    name: str
+    arguments: tuple[Any, ...]
+    options: Mapping[str, Any]
+    text: str
+
+    @property
+    def has_name(self) -> bool:
+        """Whether `name` is a Python name, perhaps dotted: `"A-B"` or `"3"` is none."""
+        return all(part.isidentifier() for part in self.name.split("."))
+
+
+@dataclass(frozen=True)
+class Product:
+    """`2*weight`."""
+
+    factors: tuple[Any, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Python that is no value of a spec, such as `1/0`."""
+
+    text: str
+
+
+NOT_LITERAL = (Term, Product, Unreadable)  # values that are no numbers, strings, or lists of those
+
+
+def parse_term(text: str) -> Term:
+    """One term.
+
+    Raises:
+        SyntaxError: It is not Python.
+        ValueError: An option is given twice or without a name.
+    """
+    return _term(ast.parse(text.strip(), mode="eval").body)
+
+
+def parse_stack(text: str) -> tuple[Term, ...]:
+    """The terms of `"A(x=1)+B"` from left to right: the innermost method first.
+
+    Raises:
+        ConfigError: It is not of that form.
+    """
+    try:
+        return tuple(map(_term, _split_sum(ast.parse(text.strip(), mode="eval").body)))
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise _malformed(text, error) from None
+
+
+def format_term(name: str, options: Mapping[str, Any]) -> str:
+    """`"A(x=1)"`, or `"A"` without options."""
+    given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+    return f"{name}({given})" if given else name
+
+
+@lru_cache(maxsize=1_000)  # a plan of ten thousand runs has few specs
+def shortest_spec(text: str) -> str:
+    """The one text of a spec, of which ids are made: options sorted by name, and an ERM below other methods left out.
+
+    Options that are given stay, though they have their defaults: what is given is neither drawn at random nor scaled to
+    a short run. Whether the names exist is for `dspreg.parse` to say.
+
+        >>> shortest_spec("ERM + CORAL( weight=5e-1 )+DSPReg()")
+        'CORAL(weight=0.5)+DSPReg'
+    """
+    layers = []
+    for term in parse_stack(text):
+        if not term.has_name:
+            raise _malformed(text, f"{term.name!r} is not a name")
+        if term.arguments:
+            raise _malformed(text, f"options of {term.name} are given by name")
+        for option, value in term.options.items():
+            if isinstance(value, NOT_LITERAL):
+                raise _malformed(text, f"{option}={value.text} is not a number, a quoted string or a list of those")
+        layers.append(format_term(term.name, dict(sorted(term.options.items()))))
+    return "+".join(layers[1:] if layers[0] == "ERM" and len(layers) > 1 else layers)
+
+
+def _malformed(text: str, reason: object) -> ConfigError:
+    return ConfigError(f"the spec {text!r} is not of the form 'A(option=value)+B': {getattr(reason, 'msg', reason)}")
+
+
+def _split_sum(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [*_split_sum(node.left), *_split_sum(node.right)]
+    return [node]
+
+
+def _term(node: ast.expr) -> Term:
+    text = ast.unparse(node)
+    if not isinstance(node, ast.Call):
+        return Term(text, (), {}, text)
+    name = ast.unparse(node.func)
+    options: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError(f"{name}: options are written one by one, not as **{ast.unparse(keyword.value)}")
+        if keyword.arg in options:
+            raise ValueError(f"{name}: the option {keyword.arg!r} is given twice")
+        options[keyword.arg] = _value(keyword.value)
+    return Term(name, tuple(map(_value, node.args)), options, text)
+
+
+def _value(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError):
+        pass
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return Product((_value(node.left), _value(node.right)), ast.unparse(node))
+    if isinstance(node, ast.Call | ast.Name | ast.Attribute):
+        return _term(node)
+    return Unreadable(ast.unparse(node))
