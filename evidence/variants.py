@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dspreg.algorithms.registry import filled
+from dspreg.algorithms.registry import resolve_spec
 from dspreg.report.load import load_runs, run_folders
 from dspreg.report.tables import SelectedRow, select_rows
 from dspreg.runs.folder import RunFolder
@@ -20,7 +20,7 @@ def dsp_reg_label(**options: object) -> str:
     """As reports name it."""
     every = {"engine": "lookahead", "weight": 0.001, **options}
     text = ", ".join(f"{name}={value!r}" for name, value in every.items() if value is not None)
-    return filled(f"DSPReg({text})")[0]
+    return resolve_spec(f"DSPReg({text})")[0]
 
 
 def variant_labels(interval: int) -> dict[str, str]:

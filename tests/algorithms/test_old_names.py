@@ -3,7 +3,7 @@
 import pytest
 
 from dspreg.algorithms import Algorithm, Compatibility, Mixup, parse
-from dspreg.algorithms.registry import filled
+from dspreg.algorithms.registry import resolve_spec
 from dspreg.errors import ConfigError, Notice
 from dspreg.testing import check_algorithm, ready, toy_batches
 from dspreg.training import train_step
@@ -69,7 +69,7 @@ def test_what_would_no_longer_be_called_is_refused(name):
 
 def test_the_methods_of_the_catalogue_have_none():
     for spec in ("GGA", "IRM", "DANN(grad_penalty=0.5)+MLDG"):
-        assert filled(spec)[0]
+        assert resolve_spec(spec)[0]
         for layer in parse(spec).layers():
             assert isinstance(layer.compatibility, Compatibility)
     assert parse("DANN(grad_penalty=0.5)").compatibility.trains_featurizer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from averaging import Chosen, Copied, Late, Staged
+from helpers.averaging import Chosen, Copied, Late, Staged
 
 from dspreg import load
 from dspreg.algorithms import Algorithm, DSPReg, Fish, parse

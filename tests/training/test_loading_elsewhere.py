@@ -20,8 +20,8 @@ STACKS = [
     "weight_averaging.SWA(start=1)+DSPReg(refresh_steps=1, measure_batches=1)",
     "DSPReg(refresh_steps=1, measure_batches=1)+weight_averaging.SWA(start=1)",
     "ARM(width=4)+weight_averaging.SWA(start=1)",
-    "averaging.Staged(start=1)+averaging.Late(start=0)",
-    "averaging.Copied+averaging.Chosen(start=0)",
+    "helpers.averaging.Staged(start=1)+helpers.averaging.Late(start=0)",
+    "helpers.averaging.Copied+helpers.averaging.Chosen(start=0)",
 ]
 PROGRAM = """
 import json, sys, torch, dspreg

@@ -3,11 +3,10 @@
 import math
 import shutil
 
-import averaging
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import tiny
+from helpers import averaging, tiny
 from PIL import Image
 
 from dspreg.algorithms import Algorithm
@@ -16,7 +15,7 @@ from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training import evaluate as evaluation
 from dspreg.training import train
 from dspreg.training.checkpoint import Checkpoints
-from dspreg.training.experiment import prepared
+from dspreg.training.experiment import prepare_experiment
 from dspreg.vectors import theta
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
@@ -72,7 +71,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_each_source(images, tmp_path):
     given = settings(images, augment_validation=False, steps=2, evaluate_every=1, frozen_bn=True)
     train(given, tiny.execution(), tmp_path / "run")
     ((_, validation, point),) = Listening.heard
-    experiment = prepared(given, tiny.execution())
+    experiment = prepare_experiment(given, tiny.execution())
     stack = experiment.algorithm()
     for name, p in stack.net.named_parameters():
         p.data.copy_(point[name])

@@ -22,7 +22,7 @@ class Scale:
 
     Attributes:
         name: As after `--scale`.
-        settings: Of every run, by the names of `Settings`.
+        settings: Of every run, by the names of `TrainConfig`.
         trials: By kind of item.
         draws: By kind of item; 1 has DomainBed's default options.
         data: What stands in for the paper's data sets; None: they themselves.

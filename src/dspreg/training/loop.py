@@ -68,10 +68,13 @@ def train(
         if execution.tensorboard:
             require_tensorboard()
 
-        def on_image(done: int, total: int) -> None:
-            on.on_image_check(done, total)
+        def between_batches() -> None:
             pause()
             on.on_progress()
+
+        def on_image(done: int, total: int) -> None:
+            on.on_image_check(done, total)
+            between_batches()
 
         experiment = prepare_experiment(config, execution, on_image, data=data)
         algorithm = experiment.algorithm(on.on_progress)  # whatever it refuses, it refuses before there is a run
@@ -100,7 +103,7 @@ def train(
             while True:
                 if evaluation_due(experiment, state):
                     on.on_phase("evaluating")
-                    record = evaluate(experiment, state, on, pause)
+                    record = evaluate(experiment, state, between_batches)
                     folder.records.append(record)
                     on.on_evaluation(record)
                     if board:
@@ -155,13 +158,8 @@ def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: Tra
     on.on_step_end(t, values)
 
 
-def evaluate(experiment: Experiment, state: State, on: TrainingCallback, pause: Callable[[], None]) -> dict[str, Any]:
+def evaluate(experiment: Experiment, state: State, between_batches: Callable[[], None]) -> dict[str, Any]:
     """Evaluate what is due after the last step, select, and return the record."""
-
-    def batch_done() -> None:
-        pause()
-        on.on_progress()
-
     started, s, t = time.perf_counter(), experiment.settings, state.t - 1
     chosen = experiment.evaluation_parts(last=state.t == s.steps)
     counted = tallies(
@@ -172,7 +170,7 @@ def evaluate(experiment: Experiment, state: State, on: TrainingCallback, pause: 
         device=experiment.execution.device,
         workers=experiment.workers,
         losses=any(overrides(type(layer), "on_evaluation") for layer in state.algorithm.layers()),
-        pause=batch_done,
+        pause=between_batches,
     )
     accuracy: dict[str, dict[str, float]] = {}
     loss: dict[str, float] = {}

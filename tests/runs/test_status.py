@@ -6,11 +6,11 @@ import json
 import pytest
 
 from dspreg.errors import IntegrityError
-from dspreg.runs.leases import Held
+from dspreg.runs.leases import LeaseInfo
 from dspreg.runs.status import Failure, RunState, RunStatus, derive_state, describe_state, read_failure
 
-LIVE = Held("run", "0 elsewhere 1 2", 120, 500.0)
-EXPIRED = Held("run", "0 elsewhere 1 2", 120, -1.0)
+LIVE = LeaseInfo("run", "0 elsewhere 1 2", 120, 500.0)
+EXPIRED = LeaseInfo("run", "0 elsewhere 1 2", 120, -1.0)
 FAILURES = {
     "none": None,
     "diverged": Failure("the loss is not finite"),
