@@ -8,8 +8,8 @@ from statistics import fmean
 from markdown import print_table
 from variants import FULL_DIGITS, OTHERS, Rows, differences, pair_accuracies, read_rows, variant_labels
 
-from dspreg.report.contrasts import Contrast, contrast, verdict
-from dspreg.report.statistics import quantile
+from dspreg.reporting.contrasts import Contrast, contrast, verdict
+from dspreg.reporting.statistics import quantile
 
 RULES = {"late": "second half", "training": "selected"}
 Apart = dict[str, list[float]]  # target → differences by trial

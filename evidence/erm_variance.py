@@ -20,9 +20,9 @@ from rich.table import Table
 from variants import accuracies
 
 from dspreg.protocol.selection import RULES, TITLES
-from dspreg.report.load import load_runs
-from dspreg.report.statistics import quantile
-from dspreg.report.tables import SelectedRow, select_rows
+from dspreg.reporting.load import load_runs
+from dspreg.reporting.statistics import quantile
+from dspreg.reporting.tables import SelectedRow, select_rows
 from dspreg.runs.archive import open_store
 
 

@@ -39,7 +39,7 @@ from variants import (
 )
 
 from dspreg.protocol.estimate import seconds_of
-from dspreg.report.contrasts import contrast
+from dspreg.reporting.contrasts import contrast
 from dspreg.runs.archive import SUFFIX, open_store
 
 HEAD = """# Every table of the evidence

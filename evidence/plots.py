@@ -9,7 +9,7 @@ from c_tables import Steps
 from matplotlib.figure import Figure
 from variants import OTHERS
 
-from dspreg.report.contrasts import FEWEST, Contrast
+from dspreg.reporting.contrasts import FEWEST, Contrast
 
 OURS, BASE, GREY = "#c2410c", "#0369a1", "#94a3b8"
 

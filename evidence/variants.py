@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from dspreg.algorithms.registry import resolve_spec
-from dspreg.report.load import load_runs, run_folders
-from dspreg.report.tables import SelectedRow, select_rows
+from dspreg.reporting.load import load_runs, run_folders
+from dspreg.reporting.tables import SelectedRow, select_rows
 from dspreg.runs.folder import RunFolder
 
 Rows = dict[str, SelectedRow]  # by label

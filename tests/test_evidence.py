@@ -13,7 +13,7 @@ import torch
 from dspreg.algorithms import DSPReg
 from dspreg.io.atomic_files import sha256_of_file
 from dspreg.penalty import Step, parse_engine
-from dspreg.report.load import load_runs, run_folders
+from dspreg.reporting.load import load_runs, run_folders
 from dspreg.runs.archive import SUFFIX, unpack_store
 from dspreg.testing import ready, toy_batches, toy_task
 

@@ -45,7 +45,7 @@ TABLE = {
     "inference": Place(5, TORCH, SLOW | {"onnxruntime"}),
     "testing": Place(5, TORCH | {"PIL"}),  # an image of a data set is PIL's
     "launch": Place(6, TORCH, SLOW | {"ray"}),
-    "report": Place(6, NUMPY, SLOW | {"safetensors"}),
+    "reporting": Place(6, NUMPY, SLOW | {"safetensors"}),
     "domainbed/write_sweep.py": Place(6),  # a report of ours as a folder of DomainBed's
     "paper": Place(6, TORCH, SLOW),
     "cli": Place(7, frozenset(), SLOW),
@@ -173,8 +173,8 @@ def test_there_is_something_to_check():
         ("algorithms/sam.py", "from dspreg.algorithms import Fish", "share goes one row up"),
         ("algorithms/sam.py", "from .base import Algorithm", "relatively"),
         ("algorithms/sam.py", "from dspreg.training import train_step", "from a row below"),
-        ("training/recording.py", "from dspreg.report.table import Cell", "dspreg.report from a row below"),
-        ("domainbed/records.py", "from dspreg.report.table import Cell", "dspreg.report from a row below"),
+        ("training/recording.py", "from dspreg.reporting.table import Cell", "dspreg.report from a row below"),
+        ("domainbed/records.py", "from dspreg.reporting.table import Cell", "dspreg.report from a row below"),
         ("penalty.py", "from dspreg import ERM", "not from its home"),
         ("penalty.py", "import dspreg", "not from its home"),
         ("new_idea.py", "", "has no row"),
@@ -207,7 +207,7 @@ def test_the_check_finds_what_it_should(tmp_path, file, code, fault):
         ("algorithms/sam.py", "from dspreg.algorithms.base import Algorithm\nfrom dspreg.vectors import displaced"),
         ("algorithms/registry.py", "import dspreg.algorithms as index"),
         ("cli.py", "import argparse\nfrom dspreg import __version__\nfrom dspreg.training import train_step"),
-        ("domainbed/write_sweep.py", "from dspreg.report.load import load_run"),
+        ("domainbed/write_sweep.py", "from dspreg.reporting.load import load_run"),
         ("training/loop.py", "net.eval()\nast.parse(text, mode='eval')\njson.load(file)"),
     ],
 )

@@ -216,8 +216,8 @@ def ours(root, **changes):
 
 
 def test_what_is_written_gives_our_own_numbers(tmp_path):
-    from dspreg.report.load import load_runs
-    from dspreg.report.tables import select_rows
+    from dspreg.reporting.load import load_runs
+    from dspreg.reporting.tables import select_rows
 
     assert write_sweep(ours(tmp_path / "runs"), tmp_path / "sweep") == 8
     (row,) = select_rows(load_runs(tmp_path / "runs")[0])

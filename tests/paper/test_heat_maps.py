@@ -8,7 +8,7 @@ from torch import nn
 from dspreg.paper.heat_maps import _compare, convolutions, layer_of, profiles_to_draw, render_tables
 from dspreg.paper.items import maps
 from dspreg.paper.scales import SMOKE
-from dspreg.report.formats import FORMATS
+from dspreg.reporting.formats import FORMATS
 
 
 class Crossed(nn.Module):

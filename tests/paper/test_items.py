@@ -41,7 +41,7 @@ CASES = [(name, scale) for name in ITEMS for scale in SCALES]
 
 
 def published():
-    path = Path(dspreg.__file__).parent / "report/published_results.csv"
+    path = Path(dspreg.__file__).parent / "reporting/published_results.csv"
     return list(csv.DictReader(path.read_text().splitlines()))
 
 

@@ -8,7 +8,7 @@ from helpers.items import finish, store_of
 from dspreg.paper.items import components, dynamic, interval, main, maps, pacs
 from dspreg.paper.render import render_tables, scale_table
 from dspreg.paper.scales import PAPER, SMALL, SMOKE
-from dspreg.report.formats import FORMATS
+from dspreg.reporting.formats import FORMATS
 from dspreg.runs.store import RunStore
 
 STATIC = "DSPReg(coefficients='static', measure_batches=2, weight=0.001)"

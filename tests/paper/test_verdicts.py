@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dspreg.paper.verdicts import Comparison, order_sentence, pair_sentence, pairs_sentence
-from dspreg.report.contrasts import contrast
+from dspreg.reporting.contrasts import contrast
 
 
 def compared(differences, paper=None):

@@ -92,7 +92,7 @@ def test_an_archive_says_nothing_of_the_machine(archive):
 def test_the_work_on_a_store_stays_behind(store, archive, tmp_path):
     before = archive.read_bytes()
     folder = next((store.path / "runs").iterdir())
-    store.claims().close()
+    store.leases().close()
     (folder / "checkpoints").mkdir()
     for name in ("lock", "checkpoints/step-3.safetensors", ".records.jsonl.77.part"):
         (folder / name).write_text("of the machine")
@@ -111,7 +111,7 @@ def test_other_files_of_a_run_are_packed_too(store, archive, tmp_path):
 
 def test_a_store_that_is_being_worked_on_is_not_packed(tmp_path):
     store, runs = planned(tmp_path / "store")
-    assert store.claims().claim([run.id for run in runs])
+    assert store.leases().acquire([run.id for run in runs])
     with pytest.raises(InUse, match="a sweep is at work"):
         pack_store(store.path, tmp_path / "store.tar.xz")
     assert not (tmp_path / "store.tar.xz").exists()

@@ -76,10 +76,10 @@ def test_the_loss_is_the_mean_cross_entropy_of_each_source(images, tmp_path):
     for name, p in stack.net.named_parameters():
         p.data.copy_(point[name])
     for name in experiment.sources:
-        part = experiment.part(name, "out", experiment.shown(False))
+        part = experiment.part(name, "out", experiment.transform(False))
         x, y = part.batch(range(len(part)))
         with evaluation_mode(stack), torch.no_grad():
-            logits = stack.net(part.transform.normalised(x))
+            logits = stack.net(part.transform.normalise(x))
         assert validation.loss[name] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)
         assert validation.accuracy[name] == float((logits.argmax(1) == y).double().mean())
 

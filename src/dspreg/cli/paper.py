@@ -18,7 +18,7 @@ from dspreg.errors import ConfigError, Notice
 from dspreg.io.text import did_you_mean, escape_terminal
 from dspreg.paper.scales import SCALES
 from dspreg.protocol.sweep_file import OPEN
-from dspreg.report.formats import FORMATS
+from dspreg.reporting.formats import FORMATS
 from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
 

@@ -37,25 +37,22 @@ def run(given: Any) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from dspreg.inference.load import load
-    from dspreg.inference.predict import image_files, predict_files
+    from dspreg.inference.predict import predict_images
     from dspreg.training.experiment import check_device
 
     check_device(given.device)
-    model, transform = load(given.run_folder, given.which, given.device)
-    files = image_files(given.images)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("predicting", total=len(files))
-        found = predict_files(
-            model, transform, files, batch=given.batch, device=given.device,
-            progress=lambda done, _: bar.update(task, completed=done),
+        task = bar.add_task("predicting", total=None)
+        found = predict_images(
+            given.run_folder, given.images, which=given.which, batch=given.batch, device=given.device,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     good = [each for each in found if not each.fault]
     if given.csv:
-        _csv(good, model.classes)
+        _csv(good, found[0].classes)
     elif good:
-        print("\n".join(_table(good, model.classes)))
+        print("\n".join(_table(good, found[0].classes)))
     sys.stdout.flush()  # before what is said on stderr, where both are one terminal
     for each in found:
         if each.fault:

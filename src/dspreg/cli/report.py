@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-import shlex
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dspreg.cli.parser import Commands, described
-from dspreg.errors import ConfigError, DspregError, Notice
-from dspreg.io.text import path_name
+from dspreg.errors import ConfigError
 from dspreg.protocol.selection import RULES
-from dspreg.report.formats import FORMATS
-
-HTML = "html"  # of a report alone: a page with more than tables
+from dspreg.reporting.report import HTML, REPORT_FORMATS, report, report_page
 
 EXAMPLES = """examples:
   dspreg report runs                                      accuracy by domain, averages, the paper beside them
@@ -41,7 +33,7 @@ def add(commands: Commands) -> None:
         "*.tar.xz"
     )
     parser.add_argument("path", metavar="PATH", nargs="?", help=says)
-    parser.add_argument("--format", choices=(*FORMATS, HTML), default="text", help="default: text")
+    parser.add_argument("--format", choices=REPORT_FORMATS, default="text", help="default: text")
     parser.add_argument("--out", metavar="FILE", help="write the report to this file instead of the terminal")
     says = (
         "how step and draw are selected (default: training); oracle selects on the target itself and is no fair "
@@ -81,24 +73,12 @@ def run(given: Any) -> int:
             count = write_sweep(folder, given.write_domainbed, data_dir=given.data_dir)
         print(f"{count} runs written to {given.write_domainbed}")
     else:
-        from dspreg.runs.archive import open_store
-
-        with no_collection(), open_store(given.path) as folder:
-            text = _report(given, folder)
-        _output(given, text)
+        how: dict[str, Any] = {"selection": given.selection, "contrasts": given.contrast}
+        if given.format == HTML:
+            _output(given, report_page(given.path, **how))
+        else:
+            _output(given, report(given.path, **how).render(given.format))
     return 0
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Runs are millions of objects without a cycle; looking for one again and again takes a fifth of the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def _check_out(given: Any) -> None:
@@ -120,52 +100,6 @@ def _output(given: Any, text: str) -> None:
 
     write(Path(given.out), text.encode())
     print(f"written to {given.out}")
-
-
-def _report(given: Any, folder: Path) -> str:
-    from dspreg.report import contrasts
-    from dspreg.report.html.provenance import hide_paths, path_hider
-    from dspreg.report.load import load_runs
-    from dspreg.report.tables import make_tables, select_rows
-    from dspreg.runs.archive import is_archive
-
-    hide = path_hider(folder) if is_archive(given.path) else str  # the folder of an archive is gone when this is read
-    traces, damaged = load_runs(folder)
-    for each in damaged:
-        warnings.warn(f"left out: {hide(each)}", Notice, stacklevel=2)
-    if not traces:
-        raise ConfigError(f"all {len(damaged)} runs in {given.path} are damaged; nothing is left to report")
-    found = select_rows(traces, given.selection)
-    made = make_tables(found, damaged)
-    labels = {each.label for each in found} | {each.algorithm for each in found}
-    made += [contrasts.contrast_table(found, *(_row_label(name, labels) for name in pair)) for pair in given.contrast]
-    if given.format == HTML:
-        from dspreg.report.html.page import render_report
-
-        return render_report(found, made, damaged, folder, _command(given))
-    return FORMATS[given.format]([hide_paths(table, hide) for table in made])
-
-
-def _row_label(name: str, labels: set[str]) -> str:
-    """The label of the row that a spec names as status and sweeps write it; torch is loaded only for other names."""
-    if name in labels or "(" not in name:
-        return name
-    from dspreg.algorithms.registry import resolve_spec
-
-    try:
-        canonical = resolve_spec(name)[0]
-    except DspregError:
-        return name
-    return canonical if canonical in labels else name
-
-
-def _command(given: Any) -> str:
-    """As it can be passed on: of a path its last part."""
-    parts = ["dspreg", "report", path_name(given.path), "--format", given.format]
-    parts += ["--selection", given.selection] if given.selection != "training" else []
-    for pair in given.contrast:
-        parts += ["--contrast", *pair]
-    return shlex.join(parts)
 
 
 def _domainbed_report(given: Any) -> str:

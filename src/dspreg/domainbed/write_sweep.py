@@ -11,7 +11,7 @@ from dspreg.domainbed.names import DATASETS
 from dspreg.domainbed.records import format_records, sweep_arguments
 from dspreg.errors import ConfigError, Notice
 from dspreg.io.atomic_files import make_folder, write
-from dspreg.report.load import find_store, load_run, run_folders
+from dspreg.reporting.load import find_store, load_run, run_folders
 
 
 def write_sweep(path: str | Path, out: str | Path, *, data_dir: str = "data") -> int:

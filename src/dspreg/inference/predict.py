@@ -14,6 +14,7 @@ from dspreg.data.decode import BadImage, decode_image
 from dspreg.data.folders import READ, images_below
 from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError, DataError, Notice
+from dspreg.inference.load import load
 from dspreg.io.text import join_few, plural
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.model import Model
@@ -26,6 +27,12 @@ class Prediction:
     path: Path
     probabilities: tuple[float, ...] = ()
     fault: str = ""
+    classes: tuple[str, ...] = ()  # what the probabilities are of
+
+    @property
+    def label(self) -> str | None:
+        """The most probable class; None for an image that could not be read."""
+        return self.classes[self.best()] if self.probabilities else None
 
     def best(self, rank: int = 0) -> int:
         """Position of the most probable class, or of the next ones; of equal ones the first."""
@@ -78,6 +85,36 @@ def _refuse_twice(files: Sequence[Path]) -> None:
         )
 
 
+def predict_images(
+    run: str | Path,
+    images: str | Path | Sequence[str | Path],
+    *,
+    which: str = "selected",
+    batch: int = 64,
+    device: str = "cpu",
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Prediction]:
+    """Classify images with a trained model.
+
+        for each in dspreg.predict("runs/all", "inbox"):
+            print(each.path, each.label or each.fault)
+
+    Args:
+        run: The folder `dspreg train` left; every file of it is verified.
+        images: Image files, or folders of them.
+        which: The `"selected"` model, the `"last"`, or an evaluated step, as in `dspreg.load`.
+        batch: Images at a time.
+        device: Where the model runs.
+        progress: Called with the number of files done and of all.
+
+    Returns:
+        One prediction per file. A file that is not a usable image has a `fault` instead of probabilities.
+    """
+    model, transform = load(run, which, device)
+    files = image_files([images] if isinstance(images, str | Path) else images)
+    return predict_files(model, transform, files, batch=batch, device=device, progress=progress)
+
+
 def predict_files(
     model: Model,
     transform: Transform,
@@ -125,4 +162,4 @@ def _batch(model: Model, transform: Transform, files: Sequence[Path], device: st
                 probabilities[path] = tuple(row.tolist())
             else:
                 faults[path] = "the model's outputs for it are not finite"
-    return [Prediction(path, probabilities.get(path, ()), faults.get(path, "")) for path in files]
+    return [Prediction(path, probabilities.get(path, ()), faults.get(path, ""), model.classes) for path in files]

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from dspreg.io.atomic_files import make_folder, write
 from dspreg.io.html import png
 from dspreg.paper.item import Item
-from dspreg.report.table import Table
+from dspreg.reporting.table import Table
 from dspreg.sensitivity import Profile
 from dspreg.sensitivity.plots import POSITIONS, draw_panels, largest_tensor, panels_of, plain
 

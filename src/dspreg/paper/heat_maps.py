@@ -18,9 +18,9 @@ from dspreg.paper.render import REFRESHES, difference_table, scale_table
 from dspreg.paper.results import Refreshes, count_refreshes, load_item, refresh_notes
 from dspreg.paper.verdicts import Comparison, pairs_sentence
 from dspreg.protocol.selection import Trace
-from dspreg.report.contrasts import contrast
-from dspreg.report.table import Cell, Row, Table
-from dspreg.report.tables import count_cell
+from dspreg.reporting.contrasts import contrast
+from dspreg.reporting.table import Cell, Row, Table
+from dspreg.reporting.tables import count_cell
 from dspreg.runs.store import RunStore
 from dspreg.sensitivity import Profile
 from dspreg.sensitivity.plots import largest_tensor

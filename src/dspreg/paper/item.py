@@ -8,8 +8,8 @@ from typing import Any
 
 from dspreg.paper.scales import ENGINE, PAPER, Scale
 from dspreg.protocol.leave_one_out import distinct, leave_one_out
-from dspreg.report.published import published_cells
-from dspreg.report.table import Cell
+from dspreg.reporting.published import published_cells
+from dspreg.reporting.table import Cell
 from dspreg.runs.run import Run
 from dspreg.specs import shortest_spec
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dspreg.paper.item import Item, Variant
 from dspreg.paper.scales import ENGINE, OURS, PAPER, Scale, dsp_reg
-from dspreg.report.published import FIVE
+from dspreg.reporting.published import FIVE
 
 METHODS = (
     "MMD", "MLDG", "IRM", "MixStyle", "GroupDRO", "ARM", "MTL", "VREx", "Mixup", "SagNet", "CORAL", "RSC", "ERM", "SAM",

@@ -26,7 +26,7 @@ from dspreg.launch.pool import PRELOAD
 from dspreg.paper.item import Item
 from dspreg.paper.render import scale_table
 from dspreg.paper.scales import Scale
-from dspreg.report.table import Cell, Row, Table
+from dspreg.reporting.table import Cell, Row, Table
 from dspreg.training.experiment import Experiment, prepare_experiment, threads
 from dspreg.training.step import train_step
 

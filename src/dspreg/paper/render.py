@@ -16,10 +16,10 @@ from dspreg.paper.results import (
 )
 from dspreg.paper.scales import ENGINE, PAPER
 from dspreg.paper.verdicts import Comparison, order_sentence, pairs_sentence
-from dspreg.report.contrasts import COLUMNS, contrast
-from dspreg.report.published import FIVE
-from dspreg.report.table import Cell, Row, Table, mean
-from dspreg.report.tables import explain_marks, published_rows
+from dspreg.reporting.contrasts import COLUMNS, contrast
+from dspreg.reporting.published import FIVE
+from dspreg.reporting.table import Cell, Row, Table, mean
+from dspreg.reporting.tables import explain_marks, published_rows
 from dspreg.runs.store import RunStore
 
 LAST = ("mean", "refreshes", "planned", "runs")

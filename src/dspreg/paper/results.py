@@ -10,9 +10,9 @@ from dspreg.algorithms import DSPReg, parse
 from dspreg.data.splits import steps_per_epoch
 from dspreg.paper.item import Item, Variant
 from dspreg.protocol.selection import Trace
-from dspreg.report.load import load_planned
-from dspreg.report.table import Cell, mean
-from dspreg.report.tables import SelectedRow, count_cell, select_rows
+from dspreg.reporting.load import load_planned
+from dspreg.reporting.table import Cell, mean
+from dspreg.reporting.tables import SelectedRow, count_cell, select_rows
 from dspreg.runs.store import RunStore
 
 

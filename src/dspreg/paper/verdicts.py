@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dspreg.report.contrasts import FEWEST, Contrast, verdict
-from dspreg.report.table import format_signed
+from dspreg.reporting.contrasts import FEWEST, Contrast, verdict
+from dspreg.reporting.table import format_signed
 
 
 @dataclass(frozen=True)

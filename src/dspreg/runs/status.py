@@ -2,7 +2,7 @@
 
 A run's status follows from four facts: whether its folder was begun, whether it holds a result, what its failure record
 says, and whether a live process has its lease. Who asks decides how the facts are found: `RunStore.status` verifies
-every file, `dspreg.report.load` every file but the models, `scan_store` only looks which files there are.
+every file, `dspreg.reporting.load` every file but the models, `scan_store` only looks which files there are.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dspreg.report.published import FIVE
+from dspreg.reporting.published import FIVE
 
 NOTES = (Path(__file__).parents[2] / "docs" / "understand" / "paper-notes.md").read_text()
 HALF = Decimal("0.05")  # of the last printed digit

@@ -1,6 +1,6 @@
 """Names in the pictures of accuracies, where there is little room."""
 
-from dspreg.report.html.dots import shorten_labels
+from dspreg.reporting.html.dots import shorten_labels
 
 
 def test_options_with_one_value_are_left_out():

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dspreg.protocol.selection import Choice, Record
-from dspreg.report.html.svg import Picture, Point, Scale, colour_class, fit_scale
-from dspreg.report.tables import SelectedRow
+from dspreg.reporting.html.svg import Picture, Point, Scale, colour_class, fit_scale
+from dspreg.reporting.tables import SelectedRow
 
 ROWS = 40  # of a data set that are drawn; the others are in its table
 LINES = 24  # of a picture; more runs than that are drawn as the range of most of them

@@ -6,9 +6,9 @@ import pytest
 from helpers.runs import DOMAINS, random_traces, single, trace
 
 from dspreg.errors import ConfigError
-from dspreg.report.formats import FORMATS
-from dspreg.report.table import Cell, mean_and_error
-from dspreg.report.tables import make_tables, select_rows
+from dspreg.reporting.formats import FORMATS
+from dspreg.reporting.table import Cell, mean_and_error
+from dspreg.reporting.tables import make_tables, select_rows
 from dspreg.runs.status import RunState, RunStatus
 
 PACS = ("art_painting", "cartoon", "photo", "sketch")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 
-from dspreg.report.table import Cell
+from dspreg.reporting.table import Cell
 
 FIVE = ("PACS", "VLCS", "OfficeHome", "TerraIncognita", "DomainNet")
 SPELT = {"DSPReg": "DSP-Reg"}  # ours → the paper's

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from dspreg.report.formats import FORMATS
-from dspreg.report.table import Cell, Row, Table
+from dspreg.reporting.formats import FORMATS
+from dspreg.reporting.table import Cell, Row, Table
 
 FAILED = Cell(reason="failed: _&_")
 TABLE = Table(

@@ -15,8 +15,8 @@ import numpy as np
 
 from dspreg.errors import IntegrityError
 from dspreg.io.atomic_files import sha256_of_file
-from dspreg.report.html.svg import Picture, fit_scale
-from dspreg.report.tables import SelectedRow
+from dspreg.reporting.html.svg import Picture, fit_scale
+from dspreg.reporting.tables import SelectedRow
 from dspreg.runs.folder import RunFolder
 
 FORMAT = "dspreg.profile/1"  # what `Profile.save` writes

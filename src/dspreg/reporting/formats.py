@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from dspreg.io.text import align_columns, escape_csv, escape_latex, escape_markdown, escape_terminal
-from dspreg.report.table import Cell, Table
+from dspreg.reporting.table import Cell, Table
 
 CSV_COLUMNS = (
     "table", "selection", "row", "source", "column", "value", "error", "found", "expected", "text", "reason",

@@ -11,9 +11,9 @@ from typing import Any
 from dspreg import __version__
 from dspreg.io.text import join_few
 from dspreg.protocol.selection import Trace
-from dspreg.report.conditions import SHARED
-from dspreg.report.table import Row, Table
-from dspreg.report.tables import SelectedRow
+from dspreg.reporting.conditions import SHARED
+from dspreg.reporting.table import Row, Table
+from dspreg.reporting.tables import SelectedRow
 from dspreg.runs.status import RunStatus
 
 MANY = 8  # values of one setting that are listed

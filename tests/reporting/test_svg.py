@@ -7,9 +7,9 @@ import re
 import pytest
 from helpers.runs import DOMAINS, single, trace
 
-from dspreg.report.html import curves, dots
-from dspreg.report.html.svg import Picture, Scale, colour_class, fit_scale, format_tick
-from dspreg.report.tables import select_rows
+from dspreg.reporting.html import curves, dots
+from dspreg.reporting.html.svg import Picture, Scale, colour_class, fit_scale, format_tick
+from dspreg.reporting.tables import select_rows
 from dspreg.runs.status import RunState, RunStatus
 
 

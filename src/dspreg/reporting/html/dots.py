@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from dspreg.report.html.curves import ROWS
-from dspreg.report.html.svg import Picture, Scale, colour_class, fit_scale
-from dspreg.report.tables import SelectedRow
+from dspreg.reporting.html.curves import ROWS
+from dspreg.reporting.html.svg import Picture, Scale, colour_class, fit_scale
+from dspreg.reporting.tables import SelectedRow
 
 DOTS = 50  # of a row; more trials than that are drawn as their range
 LEFT, RIGHT, WIDTH, ROW, TOP = 10, 270, 284, 30, 6  # a name above its dots: beside them half of it would be cut

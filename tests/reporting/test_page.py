@@ -282,7 +282,7 @@ def test_the_oracle_is_marked(pacs, tmp_path):
 
 
 def test_long_lists_are_cut_and_say_so(tmp_path, monkeypatch):
-    from dspreg.report.html import curves, page
+    from dspreg.reporting.html import curves, page
 
     monkeypatch.setattr(page, "LISTED", 1)
     monkeypatch.setattr(curves, "ROWS", 3)

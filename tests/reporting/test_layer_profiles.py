@@ -6,9 +6,9 @@ import torch
 from helpers.runs import DOMAINS, single, write_run
 
 from dspreg.io.atomic_files import write
-from dspreg.report.html import layer_profiles
-from dspreg.report.load import load_runs
-from dspreg.report.tables import select_rows
+from dspreg.reporting.html import layer_profiles
+from dspreg.reporting.load import load_runs
+from dspreg.reporting.tables import select_rows
 from dspreg.sensitivity.profile import Profile
 from dspreg.vectors import ParamVector
 

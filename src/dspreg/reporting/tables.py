@@ -14,9 +14,9 @@ import numpy as np
 
 from dspreg.errors import ConfigError
 from dspreg.protocol.selection import RULES, TITLES, Choice, Trace
-from dspreg.report import published
-from dspreg.report.conditions import group_runs
-from dspreg.report.table import Cell, Row, Table, difference, mean, score
+from dspreg.reporting import published
+from dspreg.reporting.conditions import group_runs
+from dspreg.reporting.table import Cell, Row, Table, difference, mean, score
 
 ERROR = "±: standard error over trials as in DomainBed, population standard deviation / √k"
 PARTLY = "(2/3): some are missing"

@@ -7,9 +7,9 @@ from helpers.runs import DOMAINS, single, trace
 from scipy import stats
 
 from dspreg.errors import ConfigError
-from dspreg.report.contrasts import contrast, contrast_table, verdict
-from dspreg.report.statistics import quantile
-from dspreg.report.tables import select_rows
+from dspreg.reporting.contrasts import contrast, contrast_table, verdict
+from dspreg.reporting.statistics import quantile
+from dspreg.reporting.tables import select_rows
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 5, 8, 12, 30, 100, 1000])

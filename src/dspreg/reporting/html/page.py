@@ -12,8 +12,8 @@ from typing import Any
 from dspreg.io.html import render_page
 from dspreg.io.text import path_name, plural
 from dspreg.protocol.selection import TITLES
-from dspreg.report.html import curves, dots, layer_profiles
-from dspreg.report.html.provenance import (
+from dspreg.reporting.html import curves, dots, layer_profiles
+from dspreg.reporting.html.provenance import (
     Missing,
     dataset_facts,
     hide_paths,
@@ -22,9 +22,9 @@ from dspreg.report.html.provenance import (
     shared_facts,
     unique_runs,
 )
-from dspreg.report.html.svg import colour_class
-from dspreg.report.table import Row, Table
-from dspreg.report.tables import SelectedRow
+from dspreg.reporting.html.svg import colour_class
+from dspreg.reporting.table import Row, Table
+from dspreg.reporting.tables import SelectedRow
 from dspreg.runs.status import RunStatus
 
 LISTED = 200  # runs that do not count
@@ -60,7 +60,8 @@ def render_report(
     listed = {run.state.reason for _, run in unique_runs(found)}
     damaged = [each for each in damaged if each not in listed]  # of a store's plan, they are runs already
     text = {
-        name: files("dspreg.report.html").joinpath(f"page.{name}").read_text("utf-8") for name in ("html", "css", "js")
+        name: files("dspreg.reporting.html").joinpath(f"page.{name}").read_text("utf-8")
+        for name in ("html", "css", "js")
     }
     return render_page(
         f"Report of {path_name(path)}",

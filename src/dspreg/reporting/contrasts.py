@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from dspreg.errors import ConfigError
 from dspreg.io.text import did_you_mean
-from dspreg.report.statistics import quantile
-from dspreg.report.table import Cell, Row, Table
-from dspreg.report.tables import SelectedRow
+from dspreg.reporting.statistics import quantile
+from dspreg.reporting.table import Cell, Row, Table
+from dspreg.reporting.tables import SelectedRow
 
 FEWEST = 5  # pairs for a verdict
 COLUMNS = ("difference", "95 % from", "to", "pairs", "verdict")

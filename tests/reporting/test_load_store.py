@@ -12,8 +12,8 @@ from dspreg.cli import main
 from dspreg.errors import ConfigError, DataError, IntegrityError, Notice
 from dspreg.io.atomic_files import write_json
 from dspreg.protocol.leave_one_out import leave_one_out
-from dspreg.report.load import load_runs
-from dspreg.report.tables import make_tables, select_rows
+from dspreg.reporting.load import load_runs
+from dspreg.reporting.tables import make_tables, select_rows
 from dspreg.runs.store import RunStore
 
 PLAN = list(leave_one_out({"trees": DOMAINS}, ["ERM"], trials=2, draws=1, only="training"))

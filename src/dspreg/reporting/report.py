@@ -1,0 +1,165 @@
+"""`report`: a folder of runs as tables. What `dspreg report` prints."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shlex
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dspreg.errors import ConfigError, DspregError, Notice
+from dspreg.io.text import did_you_mean, path_name
+from dspreg.protocol.selection import RULES
+from dspreg.reporting.contrasts import contrast_table
+from dspreg.reporting.formats import FORMATS
+from dspreg.reporting.html.provenance import hide_paths, path_hider
+from dspreg.reporting.load import load_runs
+from dspreg.reporting.table import Table
+from dspreg.reporting.tables import SelectedRow, make_tables, select_rows
+from dspreg.runs.archive import is_archive, open_store
+
+HTML = "html"  # a page, with more than tables in it
+REPORT_FORMATS = (*FORMATS, HTML)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tables of finished runs. `print` shows them; made by `dspreg.report`.
+
+    Attributes:
+        path: Of the runs.
+        selection: How step and draw were selected.
+        contrasts: Pairs of methods whose difference is among the tables.
+        tables: A table for each data set, one of averages, and one for each contrast.
+        damaged: In words, which runs could not be read.
+    """
+
+    path: str | Path
+    selection: str
+    contrasts: tuple[tuple[str, str], ...]
+    tables: tuple[Table, ...]
+    damaged: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return FORMATS["text"](self.tables)
+
+    def to_json(self) -> Any:
+        """Every cell as plain data: mean, standard error, number of runs, and the reason where there is no number."""
+        return json.loads(FORMATS["json"](self.tables))
+
+    def render(self, format: str = "text") -> str:
+        """The report as text in one of the formats; `"html"` reads the runs once more, for curves and profiles."""
+        if format == HTML:
+            return report_page(self.path, selection=self.selection, contrasts=self.contrasts)
+        if format not in FORMATS:
+            known = ", ".join(REPORT_FORMATS)
+            raise ConfigError(f"no format {format!r}.{did_you_mean(format, REPORT_FORMATS)} There are: {known}")
+        return FORMATS[format](self.tables)
+
+
+def report(
+    path: str | Path, *, selection: str = "training", contrasts: Sequence[tuple[str, str] | Sequence[str]] = ()
+) -> Report:
+    """Tables of all runs in a folder, in a store, or in the archive of a store.
+
+        print(dspreg.report("runs", contrasts=[("DSPReg", "ERM")]))
+
+    Args:
+        path: A folder of run folders, the store of a sweep (then what was planned counts), or its `*.tar.xz`.
+        selection: How step and hyper-parameters are selected: `"training"` (source validation), `"leave-one-out"`,
+            `"oracle"` (on the target itself: not a fair result) or `"late"` (mean over the second half of training).
+        contrasts: Pairs of methods; each adds a table of their paired difference with a 95 % interval.
+
+    Raises:
+        ConfigError: There are no runs, or no such selection or method.
+        IntegrityError: An archive is damaged. A damaged run is left out with a notice.
+    """
+    with _open(path, selection, contrasts) as (folder, pairs):
+        hide = _path_hider(path, folder)
+        _, tables, damaged = _load(folder, path, selection, pairs)
+        return Report(
+            path, selection, pairs, tuple(hide_paths(each, hide) for each in tables), tuple(map(hide, damaged))
+        )
+
+
+def report_page(
+    path: str | Path, *, selection: str = "training", contrasts: Sequence[tuple[str, str] | Sequence[str]] = ()
+) -> str:
+    """The same as one HTML page, with curves and profiles. Arguments as in `report`."""
+    from dspreg.reporting.html.page import render_report
+
+    with _open(path, selection, contrasts) as (folder, pairs):
+        rows, tables, damaged = _load(folder, path, selection, pairs)
+        return render_report(rows, tables, damaged, folder, _command(path, selection, pairs))
+
+
+@contextmanager
+def _open(
+    path: str | Path, selection: str, contrasts: Sequence[tuple[str, str] | Sequence[str]]
+) -> Iterator[tuple[Path, tuple[tuple[str, str], ...]]]:
+    """The folder of the runs, for an archive a temporary one; and the contrasts as pairs."""
+    if selection not in RULES:
+        raise ConfigError(f"selection={selection!r}; wanted one of {', '.join(map(repr, RULES))}")
+    pairs = tuple((str(a), str(b)) for a, b in contrasts)
+    with _no_garbage_collection(), open_store(path) as folder:
+        yield folder, pairs
+
+
+def _path_hider(path: str | Path, folder: Path) -> Callable[[str], str]:
+    """The folder of an archive is gone when its name is read."""
+    return path_hider(folder) if is_archive(path) else str
+
+
+def _load(
+    folder: Path, path: str | Path, selection: str, contrasts: Sequence[tuple[str, str]]
+) -> tuple[list[SelectedRow], list[Table], list[str]]:
+    traces, damaged = load_runs(folder)
+    hide = _path_hider(path, folder)
+    for each in damaged:
+        warnings.warn(f"left out: {hide(each)}", Notice, stacklevel=4)
+    if not traces:
+        raise ConfigError(f"all {len(damaged)} runs in {path} are damaged; nothing is left to report")
+    rows = select_rows(traces, selection)
+    labels = {each.label for each in rows} | {each.algorithm for each in rows}
+    tables = make_tables(rows, damaged)
+    tables += [contrast_table(rows, *(_row_label(name, labels) for name in pair)) for pair in contrasts]
+    return rows, tables, damaged
+
+
+def _row_label(name: str, labels: set[str]) -> str:
+    """The label of the row that a spec names as status and sweeps write it; torch is loaded only for other names."""
+    if name in labels or "(" not in name:
+        return name
+    from dspreg.algorithms.registry import resolve_spec
+
+    try:
+        canonical = resolve_spec(name)[0]
+    except DspregError:
+        return name
+    return canonical if canonical in labels else name
+
+
+def _command(path: str | Path, selection: str, contrasts: Sequence[tuple[str, str]]) -> str:
+    """As it can be passed on: of a path its last part."""
+    parts = ["dspreg", "report", path_name(str(path)), "--format", HTML]
+    parts += ["--selection", selection] if selection != "training" else []
+    for pair in contrasts:
+        parts += ["--contrast", *pair]
+    return shlex.join(parts)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Runs are millions of objects without a cycle; looking for one again and again takes a fifth of the time."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
