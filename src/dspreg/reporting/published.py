@@ -23,7 +23,7 @@ NOTE = (
 
 @cache
 def _figures() -> dict[tuple[str, str, str, str], Cell]:
-    text = files("dspreg.report").joinpath("published_results.csv").read_text(encoding="utf-8")
+    text = files("dspreg.reporting").joinpath("published_results.csv").read_text(encoding="utf-8")
     return {
         (row["table"], row["dataset"], row["algorithm"], row["target"]): Cell(
             value=float(row["accuracy"]), error=float(row["stderr"]) if row["stderr"] else None
