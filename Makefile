@@ -1,5 +1,6 @@
 # Each target sets up .venv by itself when it is missing or pyproject.toml has changed.
 PYTHON ?= python3.11
+BASE ?= HEAD
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
@@ -13,7 +14,7 @@ export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint kills sweeps ray pairs parity pacs maps bench evidence evidence-open evidence-pack evidence-tables pacs-erm-variance pacs-variants pacs-ruler pacs-arms pacs-c wheel clean
+.PHONY: help demo test lint kills sweeps ray pairs same parity pacs maps bench evidence evidence-open evidence-pack evidence-tables pacs-erm-variance pacs-variants pacs-ruler pacs-arms pacs-c wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 25
@@ -46,6 +47,9 @@ ray: $(READY)  ## 72 runs on a Ray cluster while nodes, processes and sweepers a
 
 pairs: $(READY)  ## every method around every other: the laws, or the message
 	$(BIN)/python tests/slow/pairs.py
+
+same: $(READY)  ## every method trained with BASE and with this tree, files compared to the byte: ten minutes
+	$(BIN)/python tests/slow/compare_revisions.py $(BASE)
 
 parity: $(READY)  ## how near every method is to its plain re-derivation
 	$(BIN)/python -m pytest -q tests/algorithms --parity -k steps_are_those
