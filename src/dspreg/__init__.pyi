@@ -1,7 +1,7 @@
 """Types of the names in `__init__.py`, for editors and type checkers; a test holds the two equal."""
 
 # fmt: off
-# ruff: noqa: I001
+# ruff: noqa: F401, I001
 from dspreg import algorithms as algorithms
 from dspreg import config as config
 from dspreg import data as data
@@ -58,6 +58,10 @@ from dspreg.errors import DataError as DataError
 from dspreg.errors import IntegrityError as IntegrityError
 from dspreg.errors import ResourceError as ResourceError
 from dspreg.errors import Notice as Notice
+from dspreg.inference.evaluate_run import evaluate_run as evaluate
+from dspreg.inference.predict import predict_images as predict
+from dspreg.inference.profile_run import profile_run as measure_run
+from dspreg.data.verify import verify as verify_dataset
 
 __version__: str
 __all__: list[str]
