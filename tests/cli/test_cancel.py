@@ -150,7 +150,7 @@ def test_a_sweep_in_two_processes_is_cancelled_in_the_middle_and_retried_to_the_
             told = sweep.communicate(timeout=300)[0]
         finally:
             sweep.terminate()
-    runs = store.planned()
+    runs = store.planned_runs()
     assert said["all"] == {"runs": 3, "finished": 0, "running": 2, "waiting": 1, "failed": 0, "cancelled": 0}
     assert {each["process"] for each in said["being trained"]} == {sweep.pid}
     assert "3 cancelled; 2 of them were being trained" in cancelled

@@ -39,7 +39,7 @@ def test_an_item_without_a_scale_is_explained(capsys):
         (["component", "--scale", "smoke"], "no item 'component'. Did you mean 'components'?"),
         (["components", "--scale", "smoke"], "Add --store DIR"),
         (["components", "--scale", "smoke", "--engine", "exat", "--dry-run"], "'exat'"),
-        (["components", "--scale", "smoke", "--set", "algorithm=ERM", "--dry-run"], "--set algorithm: the item says"),
+        (["components", "--scale", "smoke", "--set", "algorithm=ERM", "--dry-run"], "--set algorithm: the item sets"),
         (["components", "--scale", "smoke", "--set", "stepz=3", "--dry-run"], "Did you mean 'steps'?"),
         (["components", "--scale", "smoke", "--trials", "0", "--dry-run"], "--trials 0; wanted a whole number"),
         (["maps", "--scale", "smoke", "--draws", "2", "--dry-run"], "--draws: a map is of one training"),
@@ -129,7 +129,7 @@ def test_components_at_the_smoke_scale(capsys, tmp_path):
     assert [rows[name]["refreshes"]["text"] for name in rows] == ["3", "0", "0", "3"]
     assert [rows[name]["planned"]["text"] for name in rows] == ["3", "0", "0", "3"]
     assert {cells["runs"]["text"] for cells in rows.values()} == {"2/2"}
-    for run in store.planned():
+    for run in store.planned_runs():
         if run.algorithm == "DSPReg(weight=0.0)":
             accuracy = store.status(run).result["selected"]["accuracy"][run.targets[0]]["in"]
             assert rows["λ = 0"][run.targets[0]]["value"] == pytest.approx(100 * accuracy)
@@ -159,7 +159,7 @@ def test_maps_at_the_smoke_scale(capsys, tmp_path):
     from dspreg.sensitivity import Profile
 
     store = RunStore(tmp_path / "store")
-    erm, ours = ((store.folder(run) / "profiles") for run in store.planned())
+    erm, ours = ((store.folder(run) / "profiles") for run in store.planned_runs())
     samples = []
     for label, path in (("before", erm / "start"), ("after ERM", erm / "end"), ("after DSP-Reg", ours / "end")):
         profile = Profile.load(path.with_suffix(".safetensors"))

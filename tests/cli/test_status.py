@@ -245,7 +245,7 @@ def test_plans_of_the_first_version_are_read(made, capsys):
     path.write_text(json.dumps({name: each for name, each in value.items() if name != "ids"}))
     assert look(store, "--json") == 0
     assert json.loads(capsys.readouterr().out) == first
-    assert store.planned() == runs
+    assert store.planned_runs() == runs
 
 
 @pytest.mark.parametrize("ids", [[], "0" * 8, list(range(8)), {}])

@@ -60,14 +60,14 @@ def test_a_sweep_from_flags_and_its_plan(images, tmp_path, capsys):
     assert row(said, "all") == ["all", "6", "3", "0"]
     assert main(typed(images, store, algorithms=["ERM"])) == 0
     assert capsys.readouterr().out.count(", as before") == 3
-    planned = RunStore(store).planned()
+    planned = RunStore(store).planned_runs()
     assert [run.targets for run in planned] == [("dawn",), ("dusk",), ("noon",)]
 
 
 def test_hours_and_gigabytes_are_those_of_finished_runs(images, tmp_path, capsys):
     store = RunStore(tmp_path / "store")
     assert main(typed(images, store.path, "--targets", "dawn", algorithms=["ERM"])) == 0
-    (run,) = store.planned()
+    (run,) = store.planned_runs()
     records = store.folder(run) / "records.jsonl"
     lines = [json.loads(line) for line in records.read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1]
@@ -157,7 +157,7 @@ def test_some_failed_is_exit_code_5(images, tmp_path, capsys, monkeypatch):
 def test_cancelled_is_not_failed(images, tmp_path, capsys):
     store = RunStore(tmp_path / "store")
     assert main(typed(images, store.path, "--targets", "dawn", algorithms=["ERM"])) == 0
-    (run,) = store.planned()
+    (run,) = store.planned_runs()
     shutil.rmtree(store.folder(run).path)
     store.cancel(run)
     assert main(typed(images, store.path, "--targets", "dawn", algorithms=["ERM"])) == 0
@@ -174,7 +174,7 @@ def test_a_sweep_whose_reader_is_gone_goes_on(images, tmp_path):
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
     store = RunStore(tmp_path / "store")
-    assert [store.status(run).status for run in store.planned()] == ["finished"] * 3
+    assert [store.status(run).status for run in store.planned_runs()] == ["finished"] * 3
 
 
 def options():
@@ -185,7 +185,7 @@ def options():
 def test_a_damaged_run_is_told_and_not_trained_over(images, tmp_path, capsys):
     store = RunStore(tmp_path / "store")
     assert main(typed(images, store.path, "--targets", "dawn", algorithms=["ERM"])) == 0
-    (run,) = store.planned()
+    (run,) = store.planned_runs()
     with (store.folder(run) / "last.safetensors").open("r+b") as file:
         file.seek(500)
         file.write(b"\0\1\2\3")

@@ -83,7 +83,7 @@ def test_the_first_thing_said_is_that_it_is_another_scale(three_trials):
         "digits", "small-cnn", "28", "40", "3", "1",
     ]  # fmt: skip
     assert [paper[name].text for name in ("data", "network", "pixels", "steps", "trials", "draws")] == [
-        "PACS", "ResNet-50", "(224)", "(5,001)", "3", "not said",
+        "PACS", "ResNet-50", "(224)", "(5,001)", "3", "not stated",
     ]  # fmt: skip
     assert "batch_size=8" in first.notes[2]
     for name, write in FORMATS.items():

@@ -81,7 +81,7 @@ def test_a_store_in_which_nothing_was_begun(store):
 def test_a_domain_that_nobody_planned_is_not_missing(tmp_path):
     plan = [run for run in PLAN if run.targets == ("ash",) or run.trial == 0]
     store = made_store(tmp_path / "store", [run for run in plan if run.targets != ("cedar",)])
-    for run in store.planned():
+    for run in store.planned_runs():
         begin(store, run)
     found = cells(store)
     assert (found["ash"].format(), found["birch"].format()) == ("55.0 ± 3.5", "50.0")  # and no (1/2)
@@ -91,7 +91,7 @@ def test_a_domain_that_nobody_planned_is_not_missing(tmp_path):
 
 def test_averages_count_trials_that_are_planned_for_all_domains(tmp_path):
     store = made_store(tmp_path / "store", [run for run in PLAN if run.targets == ("ash",) or run.trial == 0])
-    for run in store.planned():
+    for run in store.planned_runs():
         begin(store, run)
     (cell, _) = make_tables(select_rows(load_runs(store.path)[0]))[1].rows[0].cells
     assert (cell.value, cell.found, cell.expected) == (50.0, 1, 1)

@@ -102,8 +102,8 @@ def test_plans_are_kept_each_once(store):
     store.plan([ONE, TWO])
     store.plan([ONE])
     assert len(list((store.path / "plans").iterdir())) == 2
-    assert {run.id for run in store.planned()} == {ONE.id, TWO.id}
-    assert len(store.planned()) == 2
+    assert {run.id for run in store.planned_runs()} == {ONE.id, TWO.id}
+    assert len(store.planned_runs()) == 2
 
 
 def test_only_a_store_or_nothing_is_written_to(tmp_path):

@@ -47,7 +47,7 @@ class Place:
         return subprocess.run(command("report", "store"), cwd=self.folder, check=True, capture_output=True).stdout
 
     def states(self) -> Counter[str]:
-        return Counter(self.store.status(run).status for run in self.store.planned())
+        return Counter(self.store.status(run).status for run in self.store.planned_runs())
 
     def finished(self) -> int:
         return len(list(self.store.path.glob("runs/*/result.json")))

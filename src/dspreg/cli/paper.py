@@ -79,7 +79,7 @@ def run(given: Any) -> int:
         raise ConfigError("--show or --dry-run, not both: one prints what is there, the other what will be")
     if given.figures and Path(given.figures).is_file():
         raise ConfigError(f"--figures {given.figures} is a file; wanted a folder")
-    item, execution = asked(given)
+    item, execution = build_item(given)
     if item.kind == "overhead":
         return _timed(item, execution, given)
     if given.show and not given.store:
@@ -99,12 +99,12 @@ def run(given: Any) -> int:
 
 
 def _chosen(given: Any) -> list[str]:
-    """What was said that nothing can be done with before an item and a scale are named."""
+    """Options that mean nothing before an item and a scale are named."""
     names = ("scale", "store", "set", "trials", "draws", "dry_run", "show", "figures")
     return [name for name in names if getattr(given, name) and not (name == "scale" and given.item)]
 
 
-def asked(given: Any) -> tuple[Any, Execution]:
+def build_item(given: Any) -> tuple[Any, Execution]:
     """The item as the options have it, and how its runs are run."""
     from dspreg.paper.items import ITEMS
 
@@ -114,7 +114,7 @@ def asked(given: Any) -> tuple[Any, Execution]:
     settings = {name: value for name, value in further.items() if name not in EXECUTION_OPTIONS}
     for name in settings:
         if name not in OPEN:
-            raise ConfigError(f"--set {name}: the item says itself what that is. What can be set: {', '.join(OPEN)}")
+            raise ConfigError(f"--set {name}: the item sets that itself. What can be set: {', '.join(OPEN)}")
     item = ITEMS[given.item](SCALES[given.scale], given.engine)
     numbers: dict[str, Any] = {name: whole(f"--{name}", value, 1) for name in ("trials", "draws")
                if (value := getattr(given, name)) is not None}  # fmt: skip
@@ -137,18 +137,18 @@ def listing() -> str:
         counts = [make(scale).count() for scale in SCALES.values()]
         rows.append((name, make().what, *(f"{n:,}" if n else "timed" for n in counts)))
         claims.append((name, make().claim))
-    said = [*align_columns(rows, 2), "", "what the paper claims", *(f"  {line}" for line in align_columns(claims, 2))]
-    return "\n".join([*said, "", "dspreg paper ITEM explains one; --scale paper, small or smoke runs it"])
+    lines = [*align_columns(rows, 2), "", "what the paper claims", *(f"  {line}" for line in align_columns(claims, 2))]
+    return "\n".join([*lines, "", "dspreg paper ITEM explains one; --scale paper, small or smoke runs it"])
 
 
 def _look(item: Any, runs: Sequence[Run], store: RunStore, execution: Execution) -> None:
-    """Data and weights that are missing are said once, before the first run, and not by every run."""
+    """Report missing data and weights once, before the first run, and not in every run."""
     from dspreg.data.registry import open_dataset
     from dspreg.networks import make_backbone
 
     left = [run for run in runs if not (store.folder(run) / "result.json").exists()]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # training says them
+        warnings.simplefilter("ignore", Notice)  # training gives them
         for name in dict.fromkeys(run.dataset for run in left):
             open_dataset(name, execution.root)
         if left:

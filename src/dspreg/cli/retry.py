@@ -35,7 +35,7 @@ def run(given: Any) -> int:
     store.check()
     found = scan_store(store, ATTEMPTS)
     ids = find_runs(given.runs, found.runs, given.store)
-    chosen = check_named(ids, found, store) if ids else choose_all(found, store)
+    chosen = check_retryable(ids, found, store) if ids else choose_all(found, store)
     for each, state in chosen.items():
         store.retry(found.run(each))
         print(f"{title(each, found)}: to be tried again; it was {escape_terminal(describe_state(state))}")
@@ -46,7 +46,7 @@ def run(given: Any) -> int:
     return 0
 
 
-def check_named(ids: list[str], found: StoreStatus, store: RunStore) -> dict[str, RunState]:
+def check_retryable(ids: list[str], found: StoreStatus, store: RunStore) -> dict[str, RunState]:
     """Those that were named, if all of them can be retried."""
     states = {each: store.status(found.run(each)) for each in ids}
     refused = [

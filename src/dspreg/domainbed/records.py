@@ -8,7 +8,7 @@ from typing import Any
 
 from dspreg.domainbed.jobs import trainer_arguments
 
-STEPS = 5_001  # of a sweep that was not told otherwise
+STEPS = 5_001  # of a sweep unless given
 
 
 def format_records(

@@ -30,7 +30,7 @@ def write_sweep(path: str | Path, out: str | Path, *, data_dir: str = "data") ->
         )
     taken: dict[str, str] = {}
     store, folders = find_store(path), run_folders(path)
-    planned = {run.id for run in store.planned()} if store else set()
+    planned = {run.id for run in store.planned_runs()} if store else set()
     unknown, unfinished = set(), len(planned - {folder.path.name for folder in folders})
     made = []
     for folder in folders:

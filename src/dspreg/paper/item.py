@@ -37,7 +37,7 @@ class Variant:
         """As runs spell it."""
         return shortest_spec(self.spec)
 
-    def published(self, dataset: str, targets: Sequence[str]) -> list[Cell]:
+    def published_cells(self, dataset: str, targets: Sequence[str]) -> list[Cell]:
         """What the paper prints; a mean that its table of domains lacks is that of its main table."""
         if self.paper is None:
             return [Cell() for _ in targets]

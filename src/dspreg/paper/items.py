@@ -20,15 +20,17 @@ from dspreg.paper.scales import ENGINE, OURS, PAPER, Scale, dsp_reg
 
 
 def maps(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
-    """Figure 1: c of 2,500 parameters of the 13th convolution before and after training; with ERM's and null beside.
+    """Figure 1: c of 2,500 parameters of the 13th convolution before and after training.
 
         dspreg paper maps --scale small --root data --set weights=lite0.safetensors --store runs/maps --figures pictures
+
+    Beside it ERM's, and null: c under random domain labels.
 
     Cost: 2 runs (DSP-Reg and ERM, without sketch, one trial) and c on 512 images per domain before and after each.
     `--trials 5` gives pairs enough for a verdict.
 
-    Expect: the paper's c falls. It shows neither ERM's nor the floor, without which a fall says nothing about DSP-Reg
-    (docs/use/measuring.md). The digits' network has three convolutions; there it is the last.
+    Expect: the paper's c falls. It shows neither ERM's nor the noise floor, without which a fall says nothing about
+    DSP-Reg (docs/use/measuring.md). The digits' network has three convolutions; there it is the last.
     """
     scale = replace(scale, penalty={}) if scale.penalty else scale  # c of both on as many images
     return Item(
@@ -48,8 +50,8 @@ def overhead(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 
         dspreg paper overhead --scale paper --root data --device cuda
 
-    Measured anew each time; no store. Arms take turns, block by block, each block with one refresh; training images are
-    read outside of the time, as other processes would do it. Memory is that of a fresh process per variant.
+    Measured anew each time; no store. Variants take turns, block by block, each block with one refresh; training images
+    are read outside of the time, as other processes would do it. Memory is that of a fresh process per variant.
 
     Cost: 5 variants × 3 blocks of T epochs (100 steps of PACS without sketch; small: 60, smoke: 10).
 

@@ -31,8 +31,8 @@ IN_COLUMNS = ("model", "image_size", "steps", "weights")  # or where files lie
 PUBLISHED = {"network": "ResNet-50", "pixels": f"({PAPER.image_size})", "steps": f"({PAPER.steps:,})"}
 SEEDS = {  # as far as the paper says
     "methods": {"trials": "3", "draws": "(20)"},
-    "ablation": {"trials": "3", "draws": "not said"},
-    "map": {"trials": "not said", "draws": "not said", "targets": "not said"},
+    "ablation": {"trials": "3", "draws": "not stated"},
+    "map": {"trials": "not stated", "draws": "not stated", "targets": "not stated"},
 }
 
 
@@ -117,7 +117,7 @@ def _one(item: Item, found: dict[str, list[VariantRow]], refreshes: dict[str, Re
     for each in variants:
         cells = [each.cell(target) for target in targets] + [each.mean()]
         rows.append(Row(each.label, "ours", (*cells, *refreshes[each.variant.algorithm].cells(), count_runs([each]))))
-        theirs = each.variant.published(item.datasets[0], [*targets, "Avg"])
+        theirs = each.variant.published_cells(item.datasets[0], [*targets, "Avg"])
         theirs = theirs if same else [Cell() for _ in targets] + theirs[-1:]
         rows += published_rows(each.label, cells, theirs, len(LAST) - 1, comparable=same)
     title = f"{item.what}. {dataset}: accuracy on each domain held out, in %; selected by source validation"
@@ -136,8 +136,8 @@ def _several(item: Item, found: dict[str, list[VariantRow]], refreshes: dict[str
         cells = [there[name].average() if name in there else Cell(reason="no runs") for name in datasets]
         cells.append(mean(cells))
         rows.append(Row(label, "ours", (*cells, *refreshes[variant.algorithm].cells(), count_runs(there.values()))))
-        means = [cell for name in datasets for cell in (variant.published(name, ["Avg"]) if same else [Cell()])]
-        theirs = [*means, *variant.published("all", ["Avg"])]
+        means = [cell for name in datasets for cell in (variant.published_cells(name, ["Avg"]) if same else [Cell()])]
+        theirs = [*means, *variant.published_cells("all", ["Avg"])]
         rows += published_rows(label, cells, theirs, len(LAST) - 1, comparable=same)
     title = f"{item.what}, in %; selected by source validation"
     notes = (*explain_marks(rows), REFRESHES, *_notes(item, datasets[0]), *refresh_notes(item, refreshes))
@@ -166,7 +166,7 @@ def _compare(item: Item, found: dict[str, list[VariantRow]], first: str, second:
             both = [(one.accuracy(target, t), two.accuracy(target, t)) for one, two in common for t in one.trials]
             apart.append([x - y for x, y in both if x is not None and y is not None])
     where = "all" if item.name == "main" else item.datasets[0]
-    theirs = [item.variant(label).published(where, ["Avg"])[0].value for label in (first, second)]
+    theirs = [item.variant(label).published_cells(where, ["Avg"])[0].value for label in (first, second)]
     paper = None if theirs[0] is None or theirs[1] is None else round(theirs[0] - theirs[1], 1)
     ours = contrast(apart) if any(apart) else None
     return Comparison(first, second, ours, paper, comparable=item.as_published)

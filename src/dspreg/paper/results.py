@@ -10,7 +10,7 @@ from dspreg.algorithms import DSPReg, parse
 from dspreg.data.splits import steps_per_epoch
 from dspreg.paper.item import Item, Variant
 from dspreg.protocol.selection import Trace
-from dspreg.reporting.load import load_planned
+from dspreg.reporting.load import load_planned_runs
 from dspreg.reporting.table import Cell, mean
 from dspreg.reporting.tables import SelectedRow, count_cell, select_rows
 from dspreg.runs.store import RunStore
@@ -48,7 +48,7 @@ def count_runs(rows: Iterable[VariantRow]) -> Cell:
 def load_item(item: Item, store: RunStore) -> dict[str, Trace]:
     """Every run of the item by plan id, finished or not; other runs of the store are not read."""
     runs = item.runs()
-    traces, _ = load_planned(store, runs)
+    traces, _ = load_planned_runs(store, runs)
     # as the item spells it: options that are given are part of a name, though they have their defaults
     return {run.id: replace(traces[run.id], algorithm=run.algorithm) for run in runs}
 

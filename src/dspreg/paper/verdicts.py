@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dspreg.reporting.contrasts import FEWEST, Contrast, verdict
-from dspreg.reporting.table import format_signed
+from dspreg.reporting.table import format_with_sign
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Comparison:
         return verdict(self.found, self.first, self.second).replace("is better", f"is {self.larger}")
 
     def number(self, value: float) -> str:
-        return format_signed(value, self.decimals)
+        return format_with_sign(value, self.decimals)
 
 
 def pair_sentence(each: Comparison) -> str:

@@ -28,7 +28,7 @@ ENVIRONMENT = {
     "device": None,
     "precision": None,
     "layout": "channels-first",
-}  # if not said
+}  # of runs from before it was recorded
 
 
 def load_runs(path: str | Path) -> tuple[list[Trace], list[str]]:
@@ -37,16 +37,16 @@ def load_runs(path: str | Path) -> tuple[list[Trace], list[str]]:
     if store is None:
         found = [_try_to_load(folder) for folder in run_folders(path)]
         return [each for each in found if isinstance(each, Trace)], [each for each in found if isinstance(each, str)]
-    runs = store.planned()
+    runs = store.planned_runs()
     if not runs:
         raise ConfigError(f"nothing is planned in {store.path}; for the runs that are there give {store.path / 'runs'}")
-    traces, damaged = load_planned(store, runs)
+    traces, damaged = load_planned_runs(store, runs)
     unplanned = _folders_in(store.path / "runs", {run.id for run in runs})
     strange = [f"{folder.path} holds a run that no plan of the store names" for folder in unplanned]
     return list(traces.values()), [*damaged.values(), *strange]
 
 
-def load_planned(store: RunStore, runs: Sequence[Run]) -> tuple[dict[str, Trace], dict[str, str]]:
+def load_planned_runs(store: RunStore, runs: Sequence[Run]) -> tuple[dict[str, Trace], dict[str, str]]:
     """Each of these runs by its plan id, finished or not; and by plan id, in words, what is damaged.
 
     Args:

@@ -26,7 +26,7 @@ class Cell:
         """For people, to few decimals. Without a number it is empty; the format marks its reason."""
         if self.value is None:
             return self.text
-        number = format_signed(self.value, self.decimals) if self.signed else f"{self.value:.{self.decimals}f}"
+        number = format_with_sign(self.value, self.decimals) if self.signed else f"{self.value:.{self.decimals}f}"
         error = "" if self.error is None else f"{between}{self.error:.{self.decimals}f}"
         partly = self.found is not None and self.expected is not None and self.found < self.expected
         trials = f" ({self.found}/{self.expected})" if partly else ""
@@ -34,7 +34,7 @@ class Cell:
         return f"{number}{error}{trials}{text}"
 
 
-def format_signed(value: float, decimals: int) -> str:
+def format_with_sign(value: float, decimals: int) -> str:
     """+0.5 or -0.5, and 0.0 for what rounds to it."""
     text = f"{value:+.{decimals}f}"
     return text if math.isnan(value) or float(text) else text[1:]

@@ -140,7 +140,7 @@ def _dataset(found: list[SelectedRow]) -> Table:
 
 def _averages(found: Sequence[SelectedRow], datasets: list[str], notes: tuple[str, ...]) -> Table:
     rule = found[0].rule
-    made, said = [], []
+    made, remarks = [], []
     for label in dict.fromkeys(each.label for each in sorted(found, key=lambda s: (s.algorithm != "ERM", s.label))):
         there = {each.dataset: each for each in found if each.label == label}
         cells = [there[name].average() if name in there else Cell(reason="no runs") for name in datasets]
@@ -150,9 +150,9 @@ def _averages(found: Sequence[SelectedRow], datasets: list[str], notes: tuple[st
         theirs = published.averages(datasets, algorithm) if rule == "training" else None
         if theirs:
             made += published_rows(label, [*cells, whole], theirs)
-            said.append(published.NOTE)
+            remarks.append(published.NOTE)
     title = f"Averages over the domains of each data set, in %; {TITLES[rule]}"
-    every = (*explain_marks(made), *dict.fromkeys(said), *notes)
+    every = (*explain_marks(made), *dict.fromkeys(remarks), *notes)
     return Table("Averages", title, rule, (*datasets, "mean"), tuple(made), every)
 
 

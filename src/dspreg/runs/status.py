@@ -1,7 +1,7 @@
 """The status of runs: one enumeration, one derivation, one sentence. Read without torch.
 
 A run's status follows from four facts: whether its folder was begun, whether it holds a result, what its failure record
-says, and whether a live process has its lease. Who asks decides how the facts are found: `RunStore.status` verifies
+says, and whether a live process has its lease. Callers differ in how they find the facts: `RunStore.status` verifies
 every file, `dspreg.reporting.load` every file but the models, `scan_store` only looks which files there are.
 """
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FAILURE = "failure.json"  # in the folder of a run that diverged
 SUMMARIES = ("finished", "running", "waiting", "failed", "cancelled")  # what `dspreg status` counts
+OPEN = ("running", "waiting")  # those that leave something to do
 
 
 class RunStatus(StrEnum):
@@ -144,8 +145,6 @@ def read_failure(path: Path) -> Failure | None:
     Raises:
         IntegrityError: It is damaged.
     """
-    if not path.exists():
-        return None
     try:
         record = read_json(path)
     except IntegrityError:
@@ -180,12 +179,12 @@ class StoreStatus:
     @property
     def is_final(self) -> bool:
         """Whether nothing is left to do."""
-        return not {"running", "waiting"} & set(self.summaries.values())
+        return not set(OPEN) & set(self.summaries.values())
 
     @property
     def leases(self) -> dict[str, LeaseInfo]:
         """Of runs that are running or waiting; the process that has the lease of a waiting run is gone, or hangs."""
-        unfinished = ((run, self.states[run].lease) for run, summary in self.summaries.items() if summary in _OPEN)
+        unfinished = ((run, self.states[run].lease) for run, summary in self.summaries.items() if summary in OPEN)
         return {run: lease for run, lease in unfinished if lease is not None}
 
     @property
@@ -195,9 +194,6 @@ class StoreStatus:
 
     def run(self, run: str) -> Run:
         return Run.from_json(self.runs[run])
-
-
-_OPEN = ("running", "waiting")
 
 
 def scan_store(store: RunStore, attempts: int) -> StoreStatus:
@@ -215,25 +211,26 @@ def scan_store(store: RunStore, attempts: int) -> StoreStatus:
     found = StoreStatus(store.planned_entries(), attempts)
     begun, failed = _list_names(store.path / "runs"), _list_names(store.path / "failures")
     place = f"{store.path}{os.sep}runs{os.sep}"
+    finished = derive_state(finished=True)
+    finished_summary = finished.summary(attempts)
     for run in found.runs:
-        folder, there, lease = f"{place}{run}{os.sep}", run in begun, leases.get(run)
+        folder, there = f"{place}{run}{os.sep}", run in begun
         if there and os.path.exists(folder + "result.json"):
-            state = derive_state(finished=True)
-        else:
-            record: Path | None = None
-            if there and os.path.exists(folder + FAILURE):
-                record = Path(folder, FAILURE)
-            elif f"{run}.json" in failed:
-                record = store.path / "failures" / f"{run}.json"
-            try:
-                failure, damage = read_failure(record) if record else None, ""
-            except IntegrityError as error:
-                failure, damage = None, str(error)
-            there = there and os.path.exists(folder + "run.json")
-            steps = _read_steps(Path(folder, "run.json")) if there and lease is not None else None
-            state = derive_state(begun=there, failure=failure, lease=lease, damage=damage, steps=steps)
-        found.states[run] = state
-        found.summaries[run] = state.summary(attempts)
+            found.states[run], found.summaries[run] = finished, finished_summary
+            continue
+        record: Path | None = None
+        if there and os.path.exists(folder + FAILURE):
+            record = Path(folder, FAILURE)
+        elif f"{run}.json" in failed:
+            record = store.path / "failures" / f"{run}.json"
+        try:
+            failure, damage = read_failure(record) if record else None, ""
+        except IntegrityError as error:
+            failure, damage = None, str(error)
+        lease, there = leases.get(run), there and os.path.exists(folder + "run.json")
+        steps = _read_steps(Path(folder, "run.json")) if there and lease is not None else None
+        state = derive_state(begun=there, failure=failure, lease=lease, damage=damage, steps=steps)
+        found.states[run], found.summaries[run] = state, state.summary(attempts)
     return found
 
 

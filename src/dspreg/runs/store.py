@@ -58,7 +58,7 @@ class RunStore:
             make_folder(self.path / name)
 
     def check(self) -> None:
-        """Whether it is one, for those who make none."""
+        """Require that it is a store, without making one."""
         about = self.path / "store.json"
         if not about.is_file():
             raise ConfigError(f"{self.path} is no store of runs: there is no store.json. Give the --store of a sweep")
@@ -75,13 +75,13 @@ class RunStore:
     # What was planned.
 
     def plan(self, runs: Sequence[Run]) -> None:
-        """Note the runs of a sweep; the same ones again change nothing."""
+        """Record the runs of a sweep; the same ones again change nothing."""
         ids = [run.id for run in runs]
         path = self.path / "plans" / f"{sha256(canonical_json(ids).encode())[:16]}.json"
         if not path.exists():
             write_json(path, {"format": PLAN, "ids": ids, "runs": [run.to_json() for run in runs]})
 
-    def planned(self) -> list[Run]:
+    def planned_runs(self) -> list[Run]:
         """All runs of all sweeps, each once."""
         found: dict[str, Run] = {}
         for path in self.plans():
@@ -103,7 +103,7 @@ class RunStore:
         """The file of each sweep."""
         return sorted((self.path / "plans").glob("*.json"))
 
-    # What became of it.
+    # Their status.
 
     def status(self, run: Run, *, weights: bool = True) -> RunState:
         """The status of a run, from its files as they are now; leases are not looked at.
