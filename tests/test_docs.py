@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,8 @@ def test_readme_snippets_run_in_order(tmp_path, monkeypatch):
         exec(compile(snippet, "README.md", "exec"), names)
     assert (tmp_path / "layers.png").stat().st_size > 5_000
     assert names["penalty"].steps == 12
-    assert set(names["log"]) >= {"loss", "CORAL.gap"}
+    assert [each.domain for each in names["evaluation"].domains] == ["handwritten", "outline", "print", "sign"]
+    assert len(names["runs"]) == 8
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -55,3 +58,11 @@ def test_the_package_names_no_folder_outside_the_repository():
     sources = [path for folder in ("src", "examples", "bench") for path in (ROOT / folder).rglob("*.py")]
     for path in [*PAGES, *sources]:
         assert "../shared" not in path.read_text(), path
+
+
+def test_the_api_page_is_what_the_docstrings_say():
+    """`python docs/make_api.py` writes it."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs/make_api.py", "--check"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr

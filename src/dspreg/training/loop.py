@@ -37,8 +37,8 @@ SECONDS = 120.0  # between checkpoints, unless steps are given
 
 def train(
     settings: Mapping[str, Any] | TrainConfig,
-    execution: Execution,
-    out: str | Path | RunFolder,
+    execution: Execution | None = None,
+    out: str | Path | RunFolder | None = None,
     *,
     callbacks: Iterable[TrainingCallback] = (),
     pause: Callable[[], None] = lambda: None,
@@ -46,12 +46,15 @@ def train(
     data: DomainDataset | None = None,
     display: Any = None,
 ) -> dict[str, Any]:
-    """Train one model, or go on where an earlier call was interrupted; returns the contents of result.json.
+    """Train one model, or resume where an earlier call was interrupted; returns the contents of result.json.
+
+        config = dspreg.TrainConfig(dataset="folder:photos", targets=("site-4",), algorithm="CORAL+DSPReg")
+        result = dspreg.train(config, out="runs/site-4")
 
     Args:
         settings: What is trained: a `TrainConfig`, or its options by name, `{"dataset": "digits", "targets":
             ("print",), …}`. What is left open has the default of data set and protocol.
-        execution: How.
+        execution: How it is run: device, threads, what is kept.
         out: The run's folder. New, or of the same training: then it is resumed, or verified if it was finished. Where
             it is a `RunFolder` with a fence, every change of a file goes through that fence, which may raise.
         callbacks: Called with the progress; such as `dspreg.training.callbacks.ProgressBar`.
@@ -60,6 +63,9 @@ def train(
         data: The data set that `settings` names, if it is open already; its files are then not listed again.
         display: The old name of `callbacks`, for one of them.
     """
+    if out is None:
+        raise ConfigError("train needs a folder for the run: train(config, out='runs/first')")
+    execution = execution or Execution()
     folder, config = out if isinstance(out, RunFolder) else RunFolder(out), TrainConfig.of(settings)
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
