@@ -21,6 +21,7 @@ from dspreg.protocol.selection import Trace
 from dspreg.reporting.contrasts import contrast
 from dspreg.reporting.table import Cell, Row, Table
 from dspreg.reporting.tables import count_cell
+from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
 from dspreg.sensitivity import Profile
 from dspreg.sensitivity.plots import largest_tensor
@@ -142,7 +143,7 @@ def _when(label: str) -> str:
 def _cells(
     measured: list[list[tuple[float, float] | None]], reliabilities: list[float | None], missing: list[str]
 ) -> list[Cell]:
-    why = "; ".join(dict.fromkeys(missing)) or "not started"
+    why = "; ".join(dict.fromkeys(missing)) or RunStatus.NOT_STARTED.value
     cells: list[Cell] = []
     for part in range(2):  # the layer, all parameters
         there = [pair for each in measured if (pair := each[part]) is not None]

@@ -183,7 +183,7 @@ def _best(
         choices.append(max(found, key=_rank))  # the first of equal ones
     best = max(reversed(choices), key=_rank, default=None)  # the largest of equal draws
     if best is None:
-        return "; ".join(dict.fromkeys([*sorted(unfinished), *reasons])) or "not started"
+        return "; ".join(dict.fromkeys([*sorted(unfinished), *reasons])) or RunStatus.NOT_STARTED.value
     if math.isnan(best.validation):
         return "all NaN"
     return best

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dspreg.runs.status import RunStatus
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -71,7 +73,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 def score(values: Sequence[float], expected: int, reasons: Iterable[str]) -> Cell:
     """Of the accuracies of all trials that have one; the reasons are those of the others."""
     if not values:
-        return Cell(found=0, expected=expected, reason="; ".join(dict.fromkeys(reasons)) or "not started")
+        return Cell(found=0, expected=expected, reason="; ".join(dict.fromkeys(reasons)) or RunStatus.NOT_STARTED.value)
     mean, error = mean_and_error(values)
     spread = error if len(values) > 1 else None  # unknown; the formula would say 0
     return Cell(value=mean, error=spread, found=len(values), expected=expected)
