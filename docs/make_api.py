@@ -71,7 +71,7 @@ def annotation(found: object) -> str:
 
 
 def default(value: object) -> str:
-    return "…" if callable(value) or "factory" in repr(value) else repr(value)
+    return "…" if callable(value) or "factory" in repr(value) or " at 0x" in repr(value) else repr(value)
 
 
 def entry(name: str) -> str:

@@ -6,7 +6,7 @@ from helpers import tiny
 
 from dspreg import load
 from dspreg.algorithms import Algorithm
-from dspreg.algorithms.registry import algorithm_named
+from dspreg.algorithms.registry import find_algorithm
 from dspreg.algorithms.stack import descend, give_gradients, regroup
 from dspreg.errors import Preempted
 from dspreg.testing import ready, toy_batches, toy_task
@@ -172,7 +172,7 @@ class OtherHead(Algorithm):
 
 @pytest.mark.parametrize(("spec", "own"), [("DANN", "discriminator"), ("SagNet", "style_head")])
 def test_an_adversary_starts_the_same_whatever_else_is_built(spec, own):
-    alone, above = (getattr(ready(algorithm_named(spec)(base)), own) for base in (None, OtherHead()))
+    alone, above = (getattr(ready(find_algorithm(spec)(base)), own) for base in (None, OtherHead()))
     assert all(map(torch.equal, alone.parameters(), above.parameters()))
 
 

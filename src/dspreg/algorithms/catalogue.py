@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from dspreg.algorithms.base import Algorithm, options_of
 from dspreg.algorithms.compatibility import arrows_of
-from dspreg.algorithms.registry import algorithm_named, algorithms
+from dspreg.algorithms.registry import algorithms, find_algorithm
 
 
 def listing() -> str:
@@ -27,7 +27,7 @@ def listing() -> str:
 
 def page(name: str) -> str:
     """One algorithm in full: its docstring, its options with defaults, where search draws them from, and its cost."""
-    cls = algorithm_named(name)
+    cls = find_algorithm(name)
     lines = [f"{name}: changes {', '.join(arrows_of(cls))}", "", inspect.getdoc(cls) or ""]
     options = options_of(cls)
     if options:

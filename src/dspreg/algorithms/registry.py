@@ -141,7 +141,7 @@ def algorithms() -> dict[str, type[Algorithm]]:
     return {n: c for n, c in found.items() if isinstance(c, type) and issubclass(c, Algorithm) and c is not Algorithm}
 
 
-def algorithm_named(name: str) -> type[Algorithm]:
+def find_algorithm(name: str) -> type[Algorithm]:
     """The class a name or an import path stands for."""
     known = algorithms()
     if not all(part.isidentifier() for part in name.split(".")):
@@ -161,7 +161,7 @@ def algorithm_named(name: str) -> type[Algorithm]:
 
 
 def _layer(term: Term) -> LayerSpec:
-    cls, name = algorithm_named(term.name), term.name
+    cls, name = find_algorithm(term.name), term.name
     if term.arguments:
         raise ConfigError(f"{term.text}: options are given by name, and stacks as 'inner+{name}'")
     known, hints = options_of(cls), get_type_hints(cls.__init__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dspreg.cli.parser import Commands, described
+from dspreg.cli.parser import Commands, add_command
 
 EXAMPLES = """examples:
   dspreg algorithms                what there is, one line each
@@ -13,7 +13,7 @@ EXAMPLES = """examples:
 
 
 def add(commands: Commands) -> None:
-    parser = described(commands, "algorithms", "list the algorithms, or show one in full", EXAMPLES)
+    parser = add_command(commands, "algorithms", "list the algorithms, or show one in full", EXAMPLES)
     parser.add_argument("name", nargs="?", help="one of the list, or an import path of your own")
     parser.set_defaults(run=run)
 

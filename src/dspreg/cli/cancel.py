@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dspreg.cli.named_runs import find_runs
-from dspreg.cli.parser import Commands, described
+from dspreg.cli.parser import Commands, add_command
 from dspreg.errors import ConfigError
 from dspreg.io.text import escape_terminal
 from dspreg.launch.queue import ATTEMPTS
@@ -29,7 +29,7 @@ KEPT = {
 
 
 def add(commands: Commands) -> None:
-    parser = described(commands, "cancel", "stop runs, and keep sweeps from taking them up", EXAMPLES)
+    parser = add_command(commands, "cancel", "stop runs, and keep sweeps from taking them up", EXAMPLES)
     parser.add_argument("store", metavar="STORE", help="the --store of a sweep")
     parser.add_argument("runs", metavar="RUN", nargs="*", help="plan ids, or the beginning of them")
     parser.add_argument("--all", action="store_true", help="all runs that are not finished")

@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from dspreg.cli.parser import Commands, described
+from dspreg.cli.parser import Commands, add_command
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.errors import ConfigError, Notice
 from dspreg.io.text import did_you_mean
@@ -19,12 +19,12 @@ EXAMPLES = """examples:
 
 
 def add(commands: Commands) -> None:
-    parser = described(commands, "data", "list the data sets, or verify one image by image", EXAMPLES)
+    parser = add_command(commands, "data", "list the data sets, or verify one image by image", EXAMPLES)
     actions = parser.add_subparsers(required=True, metavar="list|verify", dest="action")
-    listing = described(actions, "list", "list the data sets", EXAMPLES)
+    listing = add_command(actions, "list", "list the data sets", EXAMPLES)
     listing.set_defaults(run=show)
     says = "decode every image, count images, and find duplicates across domains"
-    verifying = described(actions, "verify", says, EXAMPLES)
+    verifying = add_command(actions, "verify", says, EXAMPLES)
     verifying.add_argument("path", metavar="PATH", help="a folder, a CSV index, or the name of a data set")
     verifying.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data)")
     verifying.set_defaults(run=verify)

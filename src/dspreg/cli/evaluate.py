@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspreg.cli.options import count, dataset, device, natural, which
-from dspreg.cli.parser import Commands, described
+from dspreg.cli.parser import Commands, add_command
 from dspreg.io.text import align_columns, escape_terminal
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ SHOWN = 30  # classes up to which they are printed
 
 
 def add(commands: Commands) -> None:
-    parser = described(commands, "evaluate", "evaluate a trained model on every domain of a data set", EXAMPLES)
+    parser = add_command(commands, "evaluate", "evaluate a trained model on every domain of a data set", EXAMPLES)
     parser.add_argument("run_folder", metavar="RUN", help="the folder that dspreg train left")
     dataset(parser)
     parser.add_argument("--domain", metavar="D", nargs="+", default=[], help="only these domains (default: all)")

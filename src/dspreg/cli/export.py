@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dspreg.cli.options import which
-from dspreg.cli.parser import Commands, described
+from dspreg.cli.parser import Commands, add_command
 from dspreg.io.text import escape_terminal
 
 EXAMPLES = """examples:
@@ -17,7 +17,7 @@ the file is read back and its logits are compared with the run's before it appea
 
 
 def add(commands: Commands) -> None:
-    parser = described(commands, "export", "write a trained run as a file for other programs", EXAMPLES)
+    parser = add_command(commands, "export", "write a trained run as a file for other programs", EXAMPLES)
     parser.add_argument("run_folder", metavar="RUN", help="the folder that dspreg train left")
     parser.add_argument("--format", choices=("safetensors", "torch.export", "onnx"), required=True, help="of the file")
     says = "default: RUN/exported/WHICH.safetensors, .pt2 or .onnx; WHICH-normalising with --normalise"

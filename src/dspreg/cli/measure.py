@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dspreg.cli.measure_text import comparison_text, profile_text
 from dspreg.cli.options import count, dataset, device, natural, positive, which
-from dspreg.cli.parser import Commands, described
+from dspreg.cli.parser import Commands, add_command
 from dspreg.config.measure_config import ESTIMATORS, OF, MeasureConfig
 from dspreg.errors import ConfigError
 from dspreg.io.atomic_files import make_folder, write
@@ -39,7 +39,7 @@ CAPTIONS = {
 
 
 def add(commands: Commands) -> None:
-    parser = described(commands, "measure", "measure how domain-sensitive each parameter of a network is", EXAMPLES)
+    parser = add_command(commands, "measure", "measure how domain-sensitive each parameter of a network is", EXAMPLES)
     parser.usage = (
         "dspreg measure --model NAME|RUN --dataset NAME [options], or dspreg measure --compare FILE FILE; "
         "all of them: dspreg measure --help"

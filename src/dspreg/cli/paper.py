@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dspreg.cli.parser import Commands, described
+from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.sweep import add_launch_options, launch, open_store, whole
 from dspreg.cli.train import stopping
 from dspreg.config.parse import parse_assignment, parse_option
@@ -36,7 +36,9 @@ common if they share a store. Progress goes to stderr, the tables to stdout."""
 
 
 def add(commands: Commands) -> None:
-    parser = described(commands, "paper", "regenerate a table or figure of the paper, at the scale you have", EXAMPLES)
+    parser = add_command(
+        commands, "paper", "regenerate a table or figure of the paper, at the scale you have", EXAMPLES
+    )
     parser.usage = "dspreg paper [ITEM --scale paper|small|smoke --store DIR] [options]; all of them: --help"
     parser.add_argument("item", metavar="ITEM", nargs="?", help="which; none lists them")
     parser.add_argument("--scale", choices=tuple(SCALES), help="without it the item is explained")

@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         super().print_usage(file or sys.stderr)
 
 
-def described(commands: Commands, name: str, says: str, examples: str) -> Parser:
+def add_command(commands: Commands, name: str, says: str, examples: str) -> Parser:
     """A sub-command with its own help."""
     made: Parser = commands.add_parser(name, help=says, description=says[0].upper() + says[1:] + ".", epilog=examples)
     return made

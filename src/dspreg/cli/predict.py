@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dspreg.cli.options import device, natural, which
-from dspreg.cli.parser import Commands, described
+from dspreg.cli.parser import Commands, add_command
 from dspreg.io.text import align_columns, escape_csv, escape_terminal
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ images that can't be read are listed on stderr; the others are classified, and t
 
 
 def add(commands: Commands) -> None:
-    parser = described(commands, "predict", "classify images with a trained model", EXAMPLES)
+    parser = add_command(commands, "predict", "classify images with a trained model", EXAMPLES)
     parser.add_argument("run_folder", metavar="RUN", help="the folder that dspreg train left")
     parser.add_argument("images", metavar="IMAGE", nargs="+", help="image files, or folders of them")
     parser.add_argument("--csv", action="store_true", help="print CSV with the probability of every class")

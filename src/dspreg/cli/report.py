@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dspreg.cli.parser import Commands, described
+from dspreg.cli.parser import Commands, add_command
 from dspreg.errors import ConfigError
 from dspreg.protocol.selection import RULES
 from dspreg.reporting.report import HTML, REPORT_FORMATS, report, report_page
@@ -27,7 +27,7 @@ torch, steps, images, …) get separate rows, whose labels say how they differ."
 
 
 def add(commands: Commands) -> None:
-    parser = described(commands, "report", "make tables of finished runs", EXAMPLES)
+    parser = add_command(commands, "report", "make tables of finished runs", EXAMPLES)
     says = (
         "a folder of run folders, or the store of a sweep, whose tables count what was planned; or an archive of one, "
         "*.tar.xz"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dspreg.cli.named_runs import find_runs
-from dspreg.cli.parser import Commands, described
+from dspreg.cli.parser import Commands, add_command
 from dspreg.errors import ConfigError
 from dspreg.io.text import escape_terminal
 from dspreg.launch.queue import ATTEMPTS
@@ -24,7 +24,7 @@ DIVERGED = "it diverged, and would again with bitwise identical results; name it
 
 
 def add(commands: Commands) -> None:
-    parser = described(commands, "retry", "give failed and cancelled runs their attempts again", EXAMPLES)
+    parser = add_command(commands, "retry", "give failed and cancelled runs their attempts again", EXAMPLES)
     parser.add_argument("store", metavar="STORE", help="the --store of a sweep")
     parser.add_argument("runs", metavar="RUN", nargs="*", help="plan ids, or the beginning of them (default: all)")
     parser.set_defaults(run=run)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from dspreg.cli.options import natural
-from dspreg.cli.parser import Commands, described
+from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.status_text import status_json, status_text
 from dspreg.launch.queue import ATTEMPTS
 from dspreg.runs.archive import is_archive, open_store
@@ -29,7 +29,7 @@ exit codes: 0; 5 if nothing is left to do and a run failed; 2 if STORE is not a 
 
 
 def add(commands: Commands) -> None:
-    parser = described(commands, "status", "show the status of the runs of a store", EXAMPLES)
+    parser = add_command(commands, "status", "show the status of the runs of a store", EXAMPLES)
     parser.add_argument("store", metavar="STORE", help="the --store of a sweep, or an archive of one, *.tar.xz")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--once", action="store_true", help="print the status once; the default without a terminal")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.cli.options import add_option
-from dspreg.cli.parser import Commands, described
+from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.plan_text import plan_text
 from dspreg.cli.train import stopping
 from dspreg.config.parse import parse_assignment, parse_integer, parse_option
@@ -60,7 +60,7 @@ FLAGS = {"datasets": "--dataset", "algorithms": "--algorithms", "targets": "--ta
 
 
 def add(commands: Commands) -> None:
-    parser = described(commands, "sweep", "train many models: data sets × algorithms × targets × trials", EXAMPLES)
+    parser = add_command(commands, "sweep", "train many models: data sets × algorithms × targets × trials", EXAMPLES)
     parser.usage = "dspreg sweep FILE|--dataset NAME… --algorithms SPEC… --store DIR [options]; all of them: --help"
     parser.add_argument("file", metavar="FILE", nargs="?", help="a sweep in YAML, a recipe.py, or a function's path")
     parser.add_argument("--store", metavar="DIR", help="where the runs go: new, or of earlier sweeps")
@@ -94,7 +94,7 @@ def add_launch_options(group: Any) -> None:
 
 
 def run(given: Any) -> int:
-    runs, execution = planned(given)
+    runs, execution = plan_runs(given)
     store = open_store(runs, given, execution)
     if store is None:
         return 0
@@ -116,7 +116,7 @@ def open_store(runs: Sequence[Run], given: Any, execution: Execution) -> RunStor
     return store
 
 
-def planned(given: Any) -> tuple[list[Run], Execution]:
+def plan_runs(given: Any) -> tuple[list[Run], Execution]:
     """The runs, and how they are run."""
     written = {name: parse_sweep_value(name, value, _flag(name)) for name in KEYS
                if name not in ("settings", "execution") and (value := getattr(given, name)) is not None}  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspreg.cli.options import add_option
-from dspreg.cli.parser import Commands, described
+from dspreg.cli.parser import Commands, add_command
 from dspreg.config.parse import format_config, parse_assignment, parse_option, parse_targets, read_options, split_config
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS, TRAIN_OPTIONS, Execution, TrainConfig, resolve_config
 from dspreg.errors import ConfigError, Notice, Preempted
@@ -33,7 +33,9 @@ options come from the command line, then --config, then a random draw, then the 
 
 
 def add(commands: Commands) -> None:
-    parser = described(commands, "train", "train one model and leave it, its records and a card in a folder", EXAMPLES)
+    parser = add_command(
+        commands, "train", "train one model and leave it, its records and a card in a folder", EXAMPLES
+    )
     parser.usage = "dspreg train --dataset NAME --target DOMAIN --out DIR [options]; all of them: dspreg train --help"
     parser.add_argument("--out", metavar="DIR", help="the run's folder: new, or of the same training to resume it")
     parser.add_argument("--config", metavar="FILE", help="options from a YAML file")
