@@ -122,7 +122,7 @@ def trained(out, spec, *more):
         "weight_averaging.SWA(start=2)",
         "weight_averaging.SWA(start=2)+DSPReg(refresh_steps=4, measure_batches=1)",
         "DSPReg(refresh_steps=4, measure_batches=1)+weight_averaging.SWA(start=2)",
-        "averaging.Copied",
+        "helpers.averaging.Copied",
     ],
 )
 @pytest.mark.usefixtures("swa")

@@ -372,8 +372,8 @@ SLOW = "DSPReg(measure_batches=2, refresh_steps=1, estimator='loop')"
 
 PROGRAM = """
 import sys
-from dspreg import claims
-claims.Leases.__init__.__kwdefaults__["duration"] = float(sys.argv[4])
+from dspreg.runs import leases
+leases.Leases.__init__.__kwdefaults__["duration"] = float(sys.argv[4])
 from helpers.small_runs import EXECUTION
 from helpers.sweeps import alone, three
 from dspreg.runs.store import RunStore

@@ -101,7 +101,7 @@ def test_a_failure_record(tmp_path):
 
 
 def test_a_failure_that_is_removed_while_it_is_read_is_none(tmp_path, monkeypatch):
-    from dspreg.runs.store import status as run_status
+    from dspreg.runs import status as run_status
 
     def read_too_late(path):
         path.unlink()

@@ -40,13 +40,13 @@ def test_every_method_predicts_the_same_in_a_new_process(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
     images = tiny.make_images(tmp_path / "woods")
     x = torch.rand(5, 3, 24, 24, generator=torch.Generator().manual_seed(1))
-    trained, finish = [], loop.finished
+    trained, finish = [], loop.finish_run
 
     def finished(experiment, state, run):
         trained.append(state.algorithm)
         return finish(experiment, state, run)
 
-    monkeypatch.setattr(loop, "finished", finished)
+    monkeypatch.setattr(loop, "finish_run", finished)
     specs = ["ERM", *(ACTING.get(name, name) for name in LAYERS), *STACKS]
     expected = {}
     for i, spec in enumerate(specs):

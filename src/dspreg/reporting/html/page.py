@@ -40,6 +40,15 @@ DARK = (
 )
 
 
+def report_style() -> dict[str, str]:
+    """What `render_page` needs for a page that looks like a report."""
+    return {"style": read_part("css"), "light": LIGHT, "dark": DARK}
+
+
+def read_part(suffix: str) -> str:
+    return files("dspreg.reporting.html").joinpath(f"page.{suffix}").read_text("utf-8")
+
+
 def render_report(
     found: Sequence[SelectedRow], tables: Sequence[Table], damaged: Sequence[str], path: str | Path, command: str
 ) -> str:
@@ -59,17 +68,11 @@ def render_report(
     waiting = missing_runs(found, hide)
     listed = {run.state.reason for _, run in unique_runs(found)}
     damaged = [each for each in damaged if each not in listed]  # of a store's plan, they are runs already
-    text = {
-        name: files("dspreg.reporting.html").joinpath(f"page.{name}").read_text("utf-8")
-        for name in ("html", "css", "js")
-    }
     return render_page(
         f"Report of {path_name(path)}",
-        text["html"],
-        style=text["css"],
-        light=LIGHT,
-        dark=DARK,
-        script=text["js"],
+        read_part("html"),
+        script=read_part("js"),
+        **report_style(),
         store=path_name(path),
         summary=_summary(found, damaged),
         late=found[0].rule == "late",
