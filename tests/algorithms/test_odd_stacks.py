@@ -13,6 +13,7 @@ from dspreg.algorithms import ERM, IRM, MTL, Algorithm, DSPReg, Fish, SagNet
 from dspreg.algorithms.registry import resolve_spec
 from dspreg.errors import ConfigError
 from dspreg.testing import check_algorithm, ready, toy_batches, toy_task
+from dspreg.testing.toy import IMAGE
 from dspreg.training import train_step
 from dspreg.vectors import theta
 
@@ -168,3 +169,11 @@ def test_a_network_whose_inputs_are_not_known_is_refused_with_a_remedy(method):
     ):
         dspreg.parse(method).setup(task, torch.optim.Adam)
     assert ready(dspreg.parse("CORAL"), task).t == 0  # the network is one that others train
+
+
+def test_two_that_mix_styles_both_stop_when_predicting():
+    stack = ready(dspreg.parse("MixStyle(p=1.0)+MixStyle(p=1.0)"), toy_task(inputs=IMAGE, dropout=0.0)).eval()
+    x = toy_batches(0, inputs=IMAGE)[0].x
+    assert torch.equal(stack.predict(x), stack.predict(x))
+    stack.train()
+    assert not torch.equal(stack.net(x), stack.net(x))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.averaging import Chosen, Copied, Late, Staged
+from torch import nn
 
 from dspreg import load
 from dspreg.algorithms import Algorithm, DSPReg, Fish, parse
@@ -167,12 +168,28 @@ class Listed(Algorithm):
         return self.base.predict(x) * (1 + len(self.seen))
 
 
-def test_a_model_that_would_predict_something_else_is_not_finished(tmp_path, capsys):
-    spec = f"{__name__}.Unsaved"
+class Unloaded(Algorithm):
+    """Predicts with weights of the start, which a loaded model makes anew, and other ones."""
+
+    def build(self, task):
+        net = self.base.build(task)
+        self.start = (nn.Linear(net.featurizer.width, task.num_classes),)
+        return net
+
+    def predict(self, x):
+        return self.base.predict(x) + self.start[0](self.net.featurizer(x))
+
+
+@pytest.mark.parametrize("name", ["Unsaved", "Unloaded"])
+def test_a_model_that_would_predict_something_else_is_not_finished(tmp_path, capsys, name):
+    spec = f"{__name__}.{name}"
     options = ["--dataset", "digits", "--target", "print", "--steps", "2", "--threads", "1", "--profile", "never"]
     assert main(["train", *options, "--algorithm", spec, "--out", str(tmp_path / "run")]) == 2
-    assert "Unsaved predicts with something that is not saved. Make it a module" in capsys.readouterr().err
+    assert f"{name} predicts with something that is not saved. Make it a module" in capsys.readouterr().err
     assert RunFolder(tmp_path / "run").result() is None
+
+
+def test_the_laws_find_it_before_training():
     with pytest.raises(LawBroken, match="law 5: after save, load and continue predictions differ"):
         check_algorithm(Unsaved)
 

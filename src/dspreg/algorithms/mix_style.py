@@ -49,14 +49,16 @@ class MixStyle(Algorithm):
                 f"MixStyle wants feature maps (B, C, H, W) of early stages, and {kind} has none that are known; "
                 "name the modules that make them with places=[…], or take a convolutional network"
             )
-        net.mixing = nn.ModuleList()  # in the network, so that its training mode switches them
+        every = net.mixing if "mixing" in net._modules else nn.ModuleList()  # also those of another one below
+        assert isinstance(every, nn.ModuleList)
+        net.mixing = every  # in the network, so that its training mode switches them
         for place in places:
             if place not in modules:
                 some = ", ".join(list(modules)[1:9])
                 raise ConfigError(f"MixStyle: {kind} has no module {place!r}; it has {some}, …")
             mixing = Mixing(self.p, self.alpha, place, channels_at(net.featurizer, place))
             modules[place].register_forward_hook(mixing)
-            net.mixing.append(mixing)
+            every.append(mixing)
         return net
 
 

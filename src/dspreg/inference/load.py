@@ -6,17 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from dspreg.algorithms import Task, parse
 from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError, IntegrityError
-from dspreg.networks.pretrained import make_backbone
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.status import FAILURE, read_failure
 from dspreg.training.finalize import MODEL, model_path_at
-from dspreg.training.model import Model, load_tensors
+from dspreg.training.model import Model, load_stack
 from dspreg.training.serialization import unpack
 
 
@@ -63,18 +60,7 @@ def step_of(result: Mapping[str, Any], which: str) -> int:
 def load_model_file(path: Path, device: str = "cpu") -> tuple[Model, Transform]:
     """From one model file, without its run."""
     how, tensors = read_model_file(path)
-    backbone = make_backbone(
-        how["model"],
-        weights="none",
-        image_size=how["image_size"],
-        dropout=how["dropout"],
-        frozen_bn=how["frozen_bn"],
-    )
-    task = Task(len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_none)
-    algorithm = parse(how["algorithm"]).setup(task, torch.optim.Adam, device)
-    load_tensors(algorithm, tensors, str(path))
-    algorithm.stack.steps = how["step"] + 1  # a prediction may depend on it
-    model = Model(algorithm, tuple(how["classes"])).eval()
+    model = Model(load_stack(how, tensors, str(path), device), tuple(how["classes"])).eval()
     return model, Transform(how["image_size"], how["mean"], how["std"])
 
 
@@ -86,7 +72,3 @@ def read_model_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(saved, dict) or not {"built", "tensors"} <= saved.keys():
         raise IntegrityError(f"{path} is damaged: it says not how the network is made, or has no tensors")
     return saved["built"], saved["tensors"]
-
-
-def _none(t: int, batches: int) -> Any:
-    raise RuntimeError(f"a loaded model has no images to measure on (step {t}, {batches} batches); use dspreg.measure")

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from dspreg.algorithms.base import ERM
+from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.compatibility import overrides
 from dspreg.errors import Notice
 from dspreg.runs.folder import RunFolder
 from dspreg.training.experiment import Experiment
-from dspreg.training.model import load_tensors, require_same_predictions, tensors_of
+from dspreg.training.model import load_stack, require_same_predictions, tensors_of
 from dspreg.training.records import domainbed_lines
 from dspreg.training.serialization import pack
 from dspreg.training.state import State
@@ -29,7 +29,7 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
     if experiment.execution.keep != "none":
         save_model(experiment, folder, "selected.safetensors", chosen.model, chosen.step)
         last = tensors_of(state.algorithm)
-        verify_predictions(experiment, state, last)
+        verify_predictions(experiment, state.algorithm, last)
         save_model(experiment, folder, "last.safetensors", last, state.t - 1)
     records = list(folder.records)
     if experiment.execution.domainbed_records:
@@ -51,27 +51,29 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
     return verified
 
 
-def verify_predictions(experiment: Experiment, state: State, tensors: dict[str, Tensor]) -> None:
-    """Where a layer predicts by itself, that a new stack with these tensors predicts the same."""
-    algorithm = state.algorithm
+def verify_predictions(experiment: Experiment, algorithm: Algorithm, tensors: dict[str, Tensor]) -> None:
+    """Where a layer has its own `predict`: that a stack made of the saved model alone predicts the same."""
     if not any(overrides(type(layer), "predict") for layer in algorithm.layers() if not isinstance(layer, ERM)):
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # all was said when the first one was made
-        fresh = experiment.algorithm()
-    load_tensors(fresh, tensors, "the model at the end of training")
-    fresh.stack.steps = algorithm.stack.steps
+        how = description_of(experiment, algorithm.t - 1)
+        loaded = load_stack(how, tensors, "the model at the end of training", experiment.execution.device)
     for batches in algorithm.task.samples(0, 1).values():
-        require_same_predictions(algorithm, fresh, batches[0].x)
+        require_same_predictions(algorithm, loaded, batches[0].x)
 
 
 def save_model(experiment: Experiment, folder: RunFolder, name: str, tensors: dict[str, Tensor], step: int) -> None:
     """One safetensors file that also says how to build the network and what its outputs mean."""
+    folder.write(name, pack({"built": description_of(experiment, step), "tensors": tensors}, format=MODEL))
+
+
+def description_of(experiment: Experiment, step: int) -> dict[str, Any]:
+    """How the network of the model after `step` is made, and what its outputs mean."""
     s, b = experiment.settings, experiment.backbone
     built: dict[str, Any] = {name: getattr(s, name) for name in BUILT}
     built |= {"mean": b.mean, "std": b.std, "classes": list(experiment.data.classes)}
-    built |= {"domains": list(experiment.sources), "step": step}
-    folder.write(name, pack({"built": built, "tensors": tensors}, format=MODEL))
+    return built | {"domains": list(experiment.sources), "step": step}
 
 
 def model_path_at(step: int) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dspreg.algorithms import Task, parse
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.compatibility import overrides
 from dspreg.errors import ConfigError, IntegrityError
+from dspreg.networks.pretrained import make_backbone
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.vectors import ParamVector, trainable
 
@@ -71,6 +73,34 @@ def load_tensors(algorithm: Algorithm, tensors: dict[str, Tensor], where: str) -
         setattr(layer, name, value)
 
 
+def load_stack(how: Mapping[str, Any], tensors: dict[str, Tensor], where: str, device: str = "cpu") -> Algorithm:
+    """A trained stack from what a model file holds, and from nothing else.
+
+    Args:
+        how: How the network is made: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains",
+            "step".
+        tensors: As `tensors_of` gave them.
+        where: They come from, for errors.
+        device: Where the stack goes.
+    """
+    backbone = make_backbone(
+        how["model"],
+        weights="none",
+        image_size=how["image_size"],
+        dropout=how["dropout"],
+        frozen_bn=how["frozen_bn"],
+    )
+    task = Task(len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_no_images)
+    algorithm = parse(how["algorithm"]).setup(task, torch.optim.Adam, device)
+    load_tensors(algorithm, tensors, where)
+    algorithm.stack.steps = how["step"] + 1  # a prediction may depend on it
+    return algorithm
+
+
+def _no_images(t: int, batches: int) -> Any:
+    raise RuntimeError(f"a loaded model has no images to measure on (step {t}, {batches} batches); use dspreg.measure")
+
+
 def _modules_and_buffers(algorithm: Algorithm) -> dict[str, Tensor]:
     net = dict(algorithm.net.state_dict())
     inside = {id(t) for t in algorithm.net.state_dict(keep_vars=True).values()}
@@ -120,7 +150,7 @@ def require_same_predictions(algorithm: Algorithm, loaded: Algorithm, x: Tensor)
 
     Args:
         algorithm: As it was trained.
-        loaded: A fresh stack into which the saved tensors were loaded.
+        loaded: The same from its file alone, by `load_stack`.
         x: Images, transformed.
     """
     with evaluation_mode(algorithm), evaluation_mode(loaded), torch.no_grad():
