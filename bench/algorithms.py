@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from clock import alternate, interval
-from penalty import stack
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
@@ -35,6 +34,7 @@ from dspreg.config.train_config import Execution
 from dspreg.errors import Notice
 from dspreg.io.atomic_files import write_json
 from dspreg.training import train, train_step
+from penalty import stack
 
 NETWORK, PIXELS, IMAGES, ROUNDS = "resnet18", 64, 8, 30
 AFTER_WARM_UP = 2_051

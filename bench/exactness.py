@@ -17,9 +17,9 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 import problems
-from reference.sensitivity import largest_difference, mean_squares, squared_means
 
 import dspreg
+from reference.sensitivity import largest_difference, mean_squares, squared_means
 
 
 def worst(name: str, reference, **options) -> str:

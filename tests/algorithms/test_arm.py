@@ -3,8 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from reference import pictures, plain
-from reference.sensitivity import largest_difference
 
 from dspreg import ConfigError
 from dspreg.algorithms import ARM, ERM, DSPReg, Task, parse
@@ -15,6 +13,8 @@ from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train_step
 from dspreg.vectors import trainable
+from reference import pictures, plain
+from reference.sensitivity import largest_difference
 
 CONTEXT = [f"context.{n}" for n in ("0.weight", "1.weight", "1.bias", "3.weight", "4.weight", "4.bias", "6.weight")]
 CONTEXT += ["context.6.bias"]

@@ -4,11 +4,11 @@ from itertools import combinations
 
 import pytest
 import torch
-from reference import plain
 
 from dspreg.algorithms import CORAL, ERM
 from dspreg.testing import toy_batches
 from dspreg.training import train_step
+from reference import plain
 
 
 def gap(weights, batches):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from reference import plain
 
 from dspreg.algorithms import DANN, ERM, parse
 from dspreg.batches import Batch
@@ -11,6 +10,7 @@ from dspreg.domainbed.seeds import seed_hash
 from dspreg.randomness import seeded
 from dspreg.testing import toy_batches, toy_task
 from dspreg.training import train_step
+from reference import plain
 
 OPTIONS = {"weight": 0.7, "mlp_width": 6, "weight_decay_d": 0.2, "lr_d": 0.03}
 SPEC = f"DANN({', '.join(f'{name}={value}' for name, value in OPTIONS.items())})"

@@ -5,7 +5,6 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from reference.penalty import Flat
 
 import dspreg
 from dspreg import ConfigError, Notice, ParamVector
@@ -20,6 +19,7 @@ from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.sensitivity.samples import Samples
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train_step
+from reference.penalty import Flat
 
 
 def steps(stack, n, start=0, **options):

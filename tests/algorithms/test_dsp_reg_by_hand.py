@@ -1,10 +1,10 @@
 """DSP-Reg written out anew: sensitivities sample by sample, c by the formula, the penalty differentiated twice."""
 
 import torch
-from reference import plain
 
 from dspreg.algorithms import DSPReg
 from dspreg.testing import toy_batch
+from reference import plain
 
 WEIGHT, BATCHES = 0.05, 2
 

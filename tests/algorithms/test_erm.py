@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from reference import plain
 
 from dspreg.algorithms import ERM
+from reference import plain
 
 
 @plain.problems

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from reference import plain
 
 from dspreg.algorithms import ERM, Fish
 from dspreg.testing import toy_batches, toy_task
 from dspreg.training import train_step
+from reference import plain
 
 
 def fished(meta_lr):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from reference import plain
 
 from dspreg.algorithms import ERM, Fishr
 from dspreg.testing import toy_batches
 from dspreg.training import train_step
+from reference import plain
 
 WARMUP = 2
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference import plain
-from reference.agreement import cosines
-from reference.batch_norm import assert_taken_in_once
 
 from dspreg.algorithms import ERM, GGA, Fishr
 from dspreg.randomness import generator
 from dspreg.testing import check_algorithm, toy_batches, toy_task
 from dspreg.training import train_step
 from dspreg.vectors import theta
+from reference import plain
+from reference.agreement import cosines
+from reference.batch_norm import assert_taken_in_once
 
 SEARCHING = {"start": 0, "end": 20, "tries": 3, "rho": 0.03}
 

@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from reference import plain
-from reference.agreement import cosines
-from reference.batch_norm import assert_taken_in_once
 
 from dspreg.algorithms import ERM, GGAL, SAM, Algorithm, Compatibility
 from dspreg.batches import Batch
@@ -12,6 +9,9 @@ from dspreg.randomness import generator
 from dspreg.testing import toy_batches
 from dspreg.training import train_step
 from dspreg.vectors import theta
+from reference import plain
+from reference.agreement import cosines
+from reference.batch_norm import assert_taken_in_once
 
 
 @plain.problems

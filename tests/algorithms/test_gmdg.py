@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from reference import oracle, plain
 
 from dspreg.algorithms import ERM, GMDG, Fish, Task, parse
 from dspreg.algorithms.gmdg import explained_covariance
@@ -10,6 +9,7 @@ from dspreg.networks import TinyMLP
 from dspreg.randomness import seeded
 from dspreg.testing import ready, toy_batches
 from dspreg.training import train_step
+from reference import oracle, plain
 
 OPTIONS = {"weight": 0.5, "shift": 2.0, "d_shift": 0.7, "lr_mult": 3.0}
 

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from reference import plain
 
 from dspreg.algorithms import ERM, SAM, GroupDRO
 from dspreg.batches import Batch
 from dspreg.testing import toy_batches
 from dspreg.training import train_step
+from reference import plain
 
 
 def reweighted(q, risks, eta):

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from reference import plain
-from reference.sharpness import worst_after
 
 from dspreg.algorithms import ERM, GSAM, SAGM, SAM
 from dspreg.testing import toy_batches
+from reference import plain
+from reference.sharpness import worst_after
 
 
 def gradients(weights, batches, displacement):

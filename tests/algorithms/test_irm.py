@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from reference import plain
 
 from dspreg.algorithms import ERM, IRM, Fish, VREx
 from dspreg.batches import Batch
 from dspreg.testing import toy_batches
 from dspreg.training import train_step
+from reference import plain
 
 WARMUP = 2
 

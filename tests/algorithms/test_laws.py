@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from helpers.stacking import ACTING
-from reference import broken
 
 import dspreg.algorithms as index
 from dspreg.algorithms import Algorithm, Compatibility
 from dspreg.algorithms.registry import algorithms
 from dspreg.testing import LawBroken, check_algorithm
+from helpers.stacking import ACTING
+from reference import broken
 
 IMAGES = {"ARM", "MixStyle"}  # vectors mean nothing to these
 

@@ -4,7 +4,6 @@ from copy import deepcopy
 
 import pytest
 import torch
-from reference import oracle, plain
 from torch import nn
 
 from dspreg.algorithms import ERM, MIRO, Algorithm, parse
@@ -13,6 +12,7 @@ from dspreg.batches import Batch, Outputs
 from dspreg.networks import TinyMLP, make_backbone
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train_step
+from reference import oracle, plain
 
 
 @plain.problems

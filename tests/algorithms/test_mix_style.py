@@ -6,7 +6,6 @@ import pytest
 import timm
 import torch
 import torchvision
-from reference import pictures, plain
 from torch import nn
 
 from dspreg import ConfigError
@@ -17,6 +16,7 @@ from dspreg.randomness import generator, seed_for, seeded
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.testing import ready, toy_batches
 from dspreg.training import train_step
+from reference import pictures, plain
 
 ALPHA = 0.4
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from reference import plain
 
 from dspreg.algorithms import ERM, Mixup
 from dspreg.batches import Batch
 from dspreg.randomness import seed_for
 from dspreg.testing import toy_batches, toy_task
 from dspreg.training import train_step
+from reference import plain
 
 ALPHA = 0.7
 

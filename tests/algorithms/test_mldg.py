@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from reference import plain
 
 from dspreg.algorithms import ERM, MLDG, SAM
 from dspreg.randomness import generator
 from dspreg.testing import toy_batches
 from dspreg.training import train_step
+from reference import plain
 
 
 def order_of(t, domains):

@@ -5,11 +5,11 @@ from itertools import combinations
 
 import pytest
 import torch
-from reference import plain
 
 from dspreg.algorithms import ERM, MMD
 from dspreg.testing import toy_batches
 from dspreg.training import train_step
+from reference import plain
 
 
 def kernel(a, b):

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from reference import plain
-from reference.sensitivity import largest_difference
 
 from dspreg import ConfigError
 from dspreg.algorithms import ERM, MTL, DSPReg, parse
@@ -13,6 +11,8 @@ from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train_step
 from dspreg.vectors import trainable
+from reference import plain
+from reference.sensitivity import largest_difference
 
 
 def weights_of(stack):

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from reference import plain
 from torch import nn
 
 import dspreg
@@ -16,6 +15,7 @@ from dspreg.testing import check_algorithm, ready, toy_batches, toy_task
 from dspreg.testing.toy import IMAGE
 from dspreg.training import train_step
 from dspreg.vectors import theta
+from reference import plain
 
 CLASSES = 1 + max(int(batch.y.max()) for t in range(9) for batch in toy_batches(t, 3, plain.SIZES))
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from helpers.stacking import ACTING, LAYERS, refusal
 
 from dspreg.algorithms import Algorithm, Compatibility, Mixup, parse
 from dspreg.algorithms.compatibility import arrows_of
@@ -11,6 +10,7 @@ from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.testing.toy import IMAGE
 from dspreg.training import train_step
 from dspreg.vectors import theta
+from helpers.stacking import ACTING, LAYERS, refusal
 
 PARTNERS = ("CORAL", "SAM", "Mixup", "DSPReg")
 

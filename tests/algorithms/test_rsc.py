@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from reference import plain
 
 from dspreg.algorithms import ERM, RSC
 from dspreg.batches import Batch
 from dspreg.testing import toy_batches, toy_task
 from dspreg.training import train_step
+from reference import plain
 
 
 def masked_loss(weights, batches, f_drop, b_drop):

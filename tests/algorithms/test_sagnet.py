@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from reference import plain
 
 from dspreg.algorithms import ERM, SagNet, Task, parse
 from dspreg.batches import Batch
@@ -12,6 +11,7 @@ from dspreg.networks import Featurizer
 from dspreg.randomness import generator, seeded
 from dspreg.testing import toy_batches
 from dspreg.training import train_step
+from reference import plain
 
 
 def style(f):

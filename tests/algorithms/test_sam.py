@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from reference import plain
-from reference.sharpness import climbed, worst_after
 
 from dspreg.algorithms import ERM, SAM
 from dspreg.batches import Batch
 from dspreg.networks import Featurizer
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train_step
+from reference import plain
+from reference.sharpness import climbed, worst_after
 
 
 @plain.problems

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from helpers import tiny
 
 from dspreg import load
 from dspreg.algorithms import Algorithm
@@ -13,6 +12,7 @@ from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.training import train, train_step
 from dspreg.training.serialization import unpack
 from dspreg.training.state import State
+from helpers import tiny
 
 # Gradients for some.
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.averaging import Chosen, Copied, Late, Staged
 from torch import nn
 
 from dspreg import load
@@ -17,6 +16,7 @@ from dspreg.runs.folder import RunFolder
 from dspreg.testing import LawBroken, check_algorithm, ready, toy_batches
 from dspreg.training import train_step
 from dspreg.vectors import average, theta
+from helpers.averaging import Chosen, Copied, Late, Staged
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KINDS = (Staged, Late, Copied, Chosen)

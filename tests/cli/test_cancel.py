@@ -8,13 +8,13 @@ import sys
 import time
 
 import pytest
-from helpers.small_runs import photos
-from helpers.stores import files, finish, planned, put, start
 
 from dspreg.cli import main
 from dspreg.errors import DataError
 from dspreg.runs.leases import LeaseLost
 from dspreg.runs.store import RunStore
+from helpers.small_runs import photos
+from helpers.stores import files, finish, planned, put, start
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 import torch
-from helpers.images import tree
-from helpers.small_runs import photos, trained
 
 import dspreg
 from dspreg.cli import main
+from helpers.images import tree
+from helpers.small_runs import photos, trained
 
 OWN = """
 import torch

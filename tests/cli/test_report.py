@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from helpers.runs import DOMAINS, single, trace, write_jobs, write_run
 
 from dspreg.cli import main
 from dspreg.domainbed.collect_results import collect_results
+from helpers.runs import DOMAINS, single, trace, write_jobs, write_run
 
 VALUES = {"ERM": 0.5, "DSPReg": 0.6}
 

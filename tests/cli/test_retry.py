@@ -1,9 +1,9 @@
 """`dspreg retry`: what failed or was cancelled gets its attempts again, and nothing else is touched."""
 
 import pytest
-from helpers.stores import diverge, fail, files, finish, planned, put, start
 
 from dspreg.cli import main
+from helpers.stores import diverge, fail, files, finish, planned, put, start
 
 
 @pytest.fixture

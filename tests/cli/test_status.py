@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers.stores import PACS, STEPS, diverge, fail, files, finish, planned, put, start
 
 from dspreg.cli import main
 from dspreg.cli.status_text import status_json, status_text
@@ -24,6 +23,7 @@ from dspreg.runs.leases import Leases
 from dspreg.runs.process_id import machine_and_pid, this_process
 from dspreg.runs.status import scan_store
 from dspreg.runs.store import RunStore
+from helpers.stores import PACS, STEPS, diverge, fail, files, finish, planned, put, start
 
 
 @pytest.fixture

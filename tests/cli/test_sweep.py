@@ -8,11 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from helpers.small_runs import photos
 
 from dspreg.cli import main
 from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
+from helpers.small_runs import photos
 
 SMALL = ["model=small-cnn", "weights=none", "image_size=28", "steps=2", "batch_size=4", "lr=1e-3", "augment=no"]
 SMALL = [word for text in SMALL for word in ("--set", text)]

@@ -9,10 +9,10 @@ import time
 
 import pytest
 import yaml
-from helpers import tiny
 
 from dspreg.cli import main
 from dspreg.runs.folder import RunFolder
+from helpers import tiny
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from helpers.small_runs import photos, trained
 
 from dspreg.cli import main
 from dspreg.cli.evaluate import folder_name
+from helpers.small_runs import photos, trained
 
 
 @pytest.fixture(scope="module")

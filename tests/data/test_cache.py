@@ -8,12 +8,12 @@ import warnings
 
 import numpy as np
 import pytest
-from helpers.images import good_files, picture, put, small_tree
 
 from dspreg import ConfigError, DataError, Notice
 from dspreg.data import Cache, Folder, Images, decode_image, open_cache
 from dspreg.data import cache as cache_module
 from dspreg.data.cache import decoder
+from helpers.images import good_files, picture, put, small_tree
 
 ENTRY = 20 + 3 * 12 * 9  # header and pixels of `picture()`
 

@@ -4,10 +4,10 @@ import random
 
 import pytest
 import torch
-from helpers.images import picture, small_tree
 
 from dspreg.data import Digits, DomainDataset, Folder
 from dspreg.testing import LawBroken, check_dataset
+from helpers.images import picture, small_tree
 
 
 class Fine(DomainDataset):

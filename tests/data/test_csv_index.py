@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from helpers.images import picture, put, small_tree
 
 from dspreg import DataError, Notice
 from dspreg.data import Folder, Index, fingerprint
+from helpers.images import picture, put, small_tree
 
 # Tables of a few lines have classes with one image or none, which is told.
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")

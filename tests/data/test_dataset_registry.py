@@ -4,10 +4,10 @@ import sys
 import warnings
 
 import pytest
-from helpers.images import put, small_tree
 
 from dspreg import ConfigError, DataError, Notice
 from dspreg.data import Digits, DomainNet, Folder, Index, dataset_table, labels_of, open_dataset
+from helpers.images import put, small_tree
 
 
 def test_digits_and_folders_and_tables(tmp_path):

@@ -4,10 +4,10 @@ import os
 import shutil
 
 import pytest
-from helpers.images import picture, put, small_tree
 from PIL import Image
 
 from dspreg.data import Digits, Folder, fingerprint
+from helpers.images import picture, put, small_tree
 
 
 @pytest.fixture

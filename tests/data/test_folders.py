@@ -5,11 +5,11 @@ import shutil
 import warnings
 
 import pytest
-from helpers.images import put, small_tree, tree
 from torchvision.datasets import ImageFolder
 
 from dspreg import DataError, Notice
 from dspreg.data import Folder, labels_of
+from helpers.images import put, small_tree, tree
 
 ODD_NAMES = [
     "b.jpg", "B.JPG", "a.jpeg", "a10.png", "a9.png", "z/1.jpg", "z-1/1.jpg", "z.1/1.jpg", "z/deep/er/0.webp", "Z/2.bmp",

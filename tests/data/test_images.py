@@ -9,7 +9,6 @@ import warnings
 
 import numpy as np
 import pytest
-from helpers.images import bad_files, encoded, good_files, picture, put
 from PIL import Image, ImageFile
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader
 from dspreg import DataError
 from dspreg.data import BadImage, Images, decode_image
 from dspreg.data.decode import contents
+from helpers.images import bad_files, encoded, good_files, picture, put
 
 
 def domain(folder, count=5, cache=None):

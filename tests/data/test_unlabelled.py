@@ -1,10 +1,10 @@
 """Folders of domains without classes."""
 
 import pytest
-from helpers.images import small_tree, tree
 
 from dspreg.data.unlabelled import Unlabelled, without_classes
 from dspreg.errors import DataError, Notice
+from helpers.images import small_tree, tree
 
 
 def test_domains_and_images_and_no_classes(tmp_path):

@@ -4,11 +4,11 @@ import shutil
 import warnings
 
 import pytest
-from helpers.images import bad_files, good_files, picture, put, small_tree
 from PIL import Image
 
 from dspreg import Notice
 from dspreg.data import Digits, DomainDataset, Folder, verify
+from helpers.images import bad_files, good_files, picture, put, small_tree
 
 
 def folder(path):

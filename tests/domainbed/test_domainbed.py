@@ -7,7 +7,6 @@ import json
 
 import numpy as np
 import pytest
-from helpers.runs import record, single, trace, write_jobs, write_run
 
 from dspreg.domainbed.collect_results import collect_results, read_records
 from dspreg.domainbed.jobs import job_id
@@ -15,6 +14,7 @@ from dspreg.domainbed.names import ALGORITHMS, DATASETS
 from dspreg.domainbed.records import sweep_arguments
 from dspreg.domainbed.write_sweep import write_sweep
 from dspreg.errors import ConfigError, DataError, IntegrityError, Notice
+from helpers.runs import record, single, trace, write_jobs, write_run
 
 THREE = ("a", "b", "c")
 LONG = "SAM+DSPReg(weight=0.001)"

@@ -1,8 +1,7 @@
 """Runs that a page trips over if it can, as a folder and as a page."""
 
-from helpers.runs import single, write_run
-
 from dspreg.cli import main
+from helpers.runs import single, write_run
 
 PACS = ("art_painting", "cartoon", "photo", "sketch")
 BAD = "<script>alert(1)</script>\"'><img src=x>\u202egnp\u2028&amp;"

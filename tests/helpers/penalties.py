@@ -2,12 +2,12 @@
 
 import torch
 import torch.nn.functional as F
-from reference.penalty import Flat
 from torch import nn
 
 from dspreg import ParamVector
 from dspreg.penalty import Memory, Penalised, Step
 from dspreg.vectors import gradient, trainable
+from reference.penalty import Flat
 
 
 def below(objective, batches):

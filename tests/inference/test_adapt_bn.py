@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from helpers.small_runs import DOMAINS, photos, trained
 
 import dspreg
 from dspreg.data.transforms import Transform
@@ -12,6 +11,7 @@ from dspreg.inference.export import export
 from dspreg.inference.predict import image_files, predict_files
 from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
+from helpers.small_runs import DOMAINS, photos, trained
 
 SPECS = {"ARM": "ARM(width=4)", "MTL": "MTL", "MixStyle": "MixStyle", "over": "ARM(width=4)+DSPReg(refresh_steps=1)"}
 

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
-from helpers.small_runs import bits, photos, trained
 from safetensors import safe_open
 from torch import nn
 
@@ -20,6 +19,7 @@ from dspreg.inference.export import export
 from dspreg.inference.weight_layouts import layouts
 from dspreg.networks import Network
 from dspreg.runs.folder import RunFolder
+from helpers.small_runs import bits, photos, trained
 
 NO_ONNX = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
 needs_onnx = pytest.mark.skipif(bool(NO_ONNX), reason=f"not installed: {', '.join(NO_ONNX)} (extra onnx)")

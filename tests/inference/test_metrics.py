@@ -9,7 +9,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from helpers.small_runs import bits, photos, trained
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
@@ -26,6 +25,7 @@ from dspreg.inference.metrics import Scores, scores_of
 from dspreg.io.atomic_files import read_json
 from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
+from helpers.small_runs import bits, photos, trained
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.small_runs import bits, photos, trained
 from PIL import Image
 
 import dspreg
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.inference.predict import Prediction, image_files, predict_files
+from helpers.small_runs import bits, photos, trained
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import types
 import numpy as np
 import pytest
 import torch
-from helpers.small_runs import photos, trained
 from PIL import Image
 from torch import nn
 
@@ -16,6 +15,7 @@ from dspreg.config.train_config import Execution
 from dspreg.errors import ConfigError, DataError, Notice, ResourceError
 from dspreg.inference.profile_run import profile_network, profile_run
 from dspreg.training import train
+from helpers.small_runs import photos, trained
 
 SIZE = 8
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])

@@ -12,7 +12,6 @@ import sys
 from contextlib import contextmanager, nullcontext
 
 import pytest
-from helpers.faults import Crash, as_nobody, operations, stopped
 
 from dspreg.errors import IntegrityError, ResourceError
 from dspreg.io import atomic_files as files
@@ -28,6 +27,7 @@ from dspreg.io.atomic_files import (
     write,
     write_json,
 )
+from helpers.faults import Crash, as_nobody, operations, stopped
 
 OLD, NEW = b"old" * 50, b"something new, and longer" * 30
 WRITES = {

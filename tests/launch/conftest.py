@@ -1,9 +1,9 @@
 """What tests of all launchers start from."""
 
 import pytest
-from helpers.small_runs import photos
 
 from dspreg.runs.store import RunStore
+from helpers.small_runs import photos
 
 
 @pytest.fixture(scope="module")

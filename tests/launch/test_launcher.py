@@ -4,8 +4,6 @@ import subprocess
 import sys
 
 import pytest
-from helpers.small_runs import EXECUTION
-from helpers.sweeps import OPTIONS, Seen, three
 
 from dspreg.errors import ConfigError, Preempted
 from dspreg.launch import LAUNCHERS, sweep
@@ -14,6 +12,8 @@ from dspreg.launch.messages import Outcome
 from dspreg.launch.serial import SerialLauncher
 from dspreg.protocol.sweep_file import Sweep
 from dspreg.runs.store import RunStore
+from helpers.small_runs import EXECUTION
+from helpers.sweeps import OPTIONS, Seen, three
 
 
 @pytest.mark.parametrize(("launcher", "jobs"), [("serial", None), ("pool", 2)])

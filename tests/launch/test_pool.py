@@ -7,8 +7,6 @@ import warnings
 from dataclasses import replace
 
 import pytest
-from helpers.small_runs import EXECUTION
-from helpers.sweeps import Seen, alone, assert_same_bits, bytes_in, launched, three
 
 from dspreg.config.train_config import Execution
 from dspreg.errors import ConfigError, Notice, Preempted, ResourceError
@@ -20,6 +18,8 @@ from dspreg.launch.queue import RunQueue
 from dspreg.launch.resources import Slot, assign_slots, default_jobs, fill_execution, usable_gpus
 from dspreg.runs.status import RunState, RunStatus
 from dspreg.runs.store import RunStore
+from helpers.small_runs import EXECUTION
+from helpers.sweeps import Seen, alone, assert_same_bits, bytes_in, launched, three
 
 
 def several(runs, store, *, jobs=2, execution=EXECUTION, **more):

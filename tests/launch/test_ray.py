@@ -9,9 +9,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from helpers.small_runs import EXECUTION
-from helpers.sweeps import Seen, launched, three
-from helpers.sweeps import alone as serial
 
 from dspreg.cli import main
 from dspreg.config.train_config import Execution
@@ -22,6 +19,9 @@ from dspreg.launch.ray_cluster import connected
 from dspreg.launch.ray_launcher import RayLauncher, RayTransport, describe_error, use_absolute_paths
 from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
+from helpers.small_runs import EXECUTION
+from helpers.sweeps import Seen, launched, three
+from helpers.sweeps import alone as serial
 
 OWN = """
 import os, signal, time

@@ -8,7 +8,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-from helpers import tiny
 
 from dspreg.errors import ConfigError, Diverged, DspregError, Notice
 from dspreg.io import atomic_files as files
@@ -19,6 +18,7 @@ from dspreg.launch.transfer import FolderWatch, pack, unpack
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.process_id import this_process
 from dspreg.training import train
+from helpers import tiny
 
 STEPS = 6
 HOW = tiny.execution(profile="auto", save_every=2)

@@ -10,8 +10,6 @@ import time
 from contextlib import ExitStack
 
 import pytest
-from helpers.small_runs import EXECUTION
-from helpers.sweeps import alone, assert_same_bits, bytes_in, three
 
 from dspreg.errors import CantWrite, Preempted, ResourceError
 from dspreg.launch import attempt
@@ -20,6 +18,8 @@ from dspreg.launch.queue import POLL, RunQueue
 from dspreg.runs.leases import LeaseLost, Leases
 from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
+from helpers.small_runs import EXECUTION
+from helpers.sweeps import alone, assert_same_bits, bytes_in, three
 
 
 def test_every_run_is_run_once_and_then_left_as_it_is(images, store):

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from helpers.items import store_of
 
 from dspreg.paper.figures import draw_curve, draw_dots, draw_item, title_of
 from dspreg.paper.items import components, interval, strength
 from dspreg.paper.render import render_tables
 from dspreg.paper.scales import PAPER, SMOKE
+from helpers.items import store_of
 
 
 def made(item, path, accuracy):

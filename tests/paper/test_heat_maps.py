@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from helpers.items import store_of
 from torch import nn
 
 from dspreg.paper.heat_maps import _compare, convolutions, layer_of, profiles_to_draw, render_tables
 from dspreg.paper.items import maps
 from dspreg.paper.scales import SMOKE
 from dspreg.reporting.formats import FORMATS
+from helpers.items import store_of
 
 
 class Crossed(nn.Module):

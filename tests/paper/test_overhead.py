@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from helpers import tiny
-from helpers.tiny import make_images
 
 from dspreg.config.train_config import Execution
 from dspreg.paper import overhead as cost
@@ -21,6 +19,8 @@ from dspreg.paper.overhead import (
 )
 from dspreg.paper.scales import PAPER, SMALL, SMOKE
 from dspreg.training.experiment import prepare_experiment
+from helpers import tiny
+from helpers.tiny import make_images
 
 
 def cells(table, label, source="ours"):

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from helpers.items import finish, store_of
 
 from dspreg.paper.items import components, dynamic, interval, main, maps, pacs
 from dspreg.paper.render import render_tables, scale_table
 from dspreg.paper.scales import PAPER, SMALL, SMOKE
 from dspreg.reporting.formats import FORMATS
 from dspreg.runs.store import RunStore
+from helpers.items import finish, store_of
 
 STATIC = "DSPReg(coefficients='static', measure_batches=2, weight=0.001)"
 

@@ -9,12 +9,12 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.penalties import Problem, below, mutant, quadratic, relative, settle
 from torch import nn
 
 from dspreg import ConfigError, Notice, ParamVector
 from dspreg.penalty import Step, parse_engine
 from dspreg.vectors import trainable
+from helpers.penalties import Problem, below, mutant, quadratic, relative, settle
 
 # The checks: each is true of its engine and must be false of the mutant.
 

@@ -4,9 +4,9 @@ import warnings
 
 import pytest
 import torch
-from helpers.environments import COMPILER, ENVIRONMENTS, Problem, likeness
 
 from dspreg import Notice
+from helpers.environments import COMPILER, ENVIRONMENTS, Problem, likeness
 
 CASES = [(name, engine) for name, (_, engines, _) in ENVIRONMENTS.items() for engine in engines]
 

@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.environments import Problem
 from torch import nn
 
 import dspreg
+from helpers.environments import Problem
 
 PROBLEM = Problem("smooth")
 X, Y = PROBLEM.x, PROBLEM.y

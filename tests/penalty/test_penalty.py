@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.environments import EVERY, WEIGHT, Problem, likeness
 from torch import nn
 
 import dspreg
 from dspreg.penalty import Figures
 from dspreg.testing import ready, toy_batches, toy_task
+from helpers.environments import EVERY, WEIGHT, Problem, likeness
 
 OPTIMISERS = {
     "SGD": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),

@@ -5,10 +5,10 @@ import math
 
 import pytest
 import torch
-from helpers.distributed import DOMAINS, OF, TIMES, loaders, tiny, together
-from helpers.environments import EVERY, Problem, likeness
 
 import dspreg
+from helpers.distributed import DOMAINS, OF, TIMES, loaders, tiny, together
+from helpers.environments import EVERY, Problem, likeness
 
 
 @pytest.fixture(scope="module")

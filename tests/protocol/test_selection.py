@@ -4,11 +4,11 @@ import math
 import random
 
 import pytest
-from helpers.runs import DOMAINS, domainbed_records, random_traces, record, single, trace
 
 from dspreg.domainbed import selection
 from dspreg.protocol.selection import RULES, Choice, leave_one_out, oracle, second_half_mean, training_domains
 from dspreg.runs.status import RunState, RunStatus
+from helpers.runs import DOMAINS, domainbed_records, random_traces, record, single, trace
 
 NAN = float("nan")
 DOMAINBED = ("training", "leave-one-out", "oracle")

@@ -3,13 +3,13 @@
 import math
 
 import pytest
-from helpers.runs import DOMAINS, single, trace
 from scipy import stats
 
 from dspreg.errors import ConfigError
 from dspreg.reporting.contrasts import contrast, contrast_table, verdict
 from dspreg.reporting.statistics import quantile
 from dspreg.reporting.tables import select_rows
+from helpers.runs import DOMAINS, single, trace
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 5, 8, 12, 30, 100, 1000])

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from helpers.runs import DOMAINS, single, write_run
 
 from dspreg.io.atomic_files import write
 from dspreg.reporting.html import layer_profiles
@@ -11,6 +10,7 @@ from dspreg.reporting.load import load_runs
 from dspreg.reporting.tables import select_rows
 from dspreg.sensitivity.profile import Profile
 from dspreg.vectors import ParamVector
+from helpers.runs import DOMAINS, single, write_run
 
 SHAPES = {"body.0.weight": (3, 2, 2), "body.0.bias": (3,), "body.1.weight": (5,), "scale": (1,)}
 

@@ -1,12 +1,12 @@
 """Run folders as traces: what enters, and what is named and left out."""
 
 import pytest
-from helpers.runs import single, write_run
 
 from dspreg.errors import ConfigError, IntegrityError
 from dspreg.io.atomic_files import write
 from dspreg.reporting.load import load_runs
 from dspreg.runs.folder import RunFolder
+from helpers.runs import single, write_run
 
 RECORDS = [single(0, "ash", 0.25, 0.5), single(300, "ash", 0.75, 0.6)]
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from helpers.runs import DOMAINS, single, write_run
 
 from dspreg.cli import main
 from dspreg.errors import ConfigError, DataError, IntegrityError, Notice
@@ -15,6 +14,7 @@ from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.reporting.load import load_runs
 from dspreg.reporting.tables import make_tables, select_rows
 from dspreg.runs.store import RunStore
+from helpers.runs import DOMAINS, single, write_run
 
 PLAN = list(leave_one_out({"trees": DOMAINS}, ["ERM"], trials=2, draws=1, only="training"))
 

@@ -12,15 +12,15 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from helpers.items import finish, store_of
-from helpers.pages import BAD, page_of, write_bad, write_pacs
-from helpers.runs import single, write_run
 
 from dspreg.cli import main
 from dspreg.io.text import escape_terminal
 from dspreg.paper.items import dynamic
 from dspreg.paper.scales import SMOKE
 from dspreg.runs.store import RunStore
+from helpers.items import finish, store_of
+from helpers.pages import BAD, page_of, write_bad, write_pacs
+from helpers.runs import single, write_run
 
 VOID = {"meta", "img", "br"}
 

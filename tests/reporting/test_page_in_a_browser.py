@@ -3,6 +3,7 @@
 import re
 
 import pytest
+
 from helpers.browser import CHROMIUM, Browser
 from helpers.pages import page_of, write_bad, write_pacs
 from helpers.runs import single, write_run

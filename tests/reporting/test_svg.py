@@ -5,12 +5,12 @@ import math
 import re
 
 import pytest
-from helpers.runs import DOMAINS, single, trace
 
 from dspreg.reporting.html import curves, dots
 from dspreg.reporting.html.svg import Picture, Scale, colour_class, fit_scale, format_tick
 from dspreg.reporting.tables import select_rows
 from dspreg.runs.status import RunState, RunStatus
+from helpers.runs import DOMAINS, single, trace
 
 
 @pytest.mark.parametrize(

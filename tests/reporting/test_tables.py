@@ -3,13 +3,13 @@
 import random
 
 import pytest
-from helpers.runs import DOMAINS, random_traces, single, trace
 
 from dspreg.errors import ConfigError
 from dspreg.reporting.formats import FORMATS
 from dspreg.reporting.table import Cell, mean_and_error
 from dspreg.reporting.tables import make_tables, select_rows
 from dspreg.runs.status import RunState, RunStatus
+from helpers.runs import DOMAINS, random_traces, single, trace
 
 PACS = ("art_painting", "cartoon", "photo", "sketch")
 

@@ -8,8 +8,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from helpers.runs import DOMAINS, single, write_run
-from helpers.stores import finish, planned
 
 from dspreg.cli import main
 from dspreg.errors import CantWrite, ConfigError, IntegrityError, InUse
@@ -17,6 +15,8 @@ from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.runs import archive as runs_archive
 from dspreg.runs.archive import open_store, pack_store, unpack_store
 from dspreg.runs.store import RunStore
+from helpers.runs import DOMAINS, single, write_run
+from helpers.stores import finish, planned
 
 
 @pytest.fixture

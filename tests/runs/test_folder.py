@@ -8,10 +8,10 @@ import sys
 from contextlib import nullcontext, suppress
 
 import pytest
-from helpers.faults import as_nobody
 
 from dspreg.errors import ConfigError, IntegrityError, ResourceError
 from dspreg.runs.folder import RunFolder, differences, identity
+from helpers.faults import as_nobody
 
 DESCRIBED = {
     "settings": {"dataset": "digits", "targets": ["print"], "lr": 0.001, "steps": 301},

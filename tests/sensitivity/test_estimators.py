@@ -4,8 +4,6 @@ import warnings
 
 import pytest
 import torch
-from helpers import problems
-from reference.sensitivity import largest_difference, mean_squares, squared_means
 from torch import nn
 
 import dspreg
@@ -13,6 +11,8 @@ from dspreg.sensitivity import estimators
 from dspreg.sensitivity.per_sample.accumulator import Accumulator
 from dspreg.sensitivity.per_sample.vmap import estimate_by_vmap
 from dspreg.sensitivity.samples import Samples
+from helpers import problems
+from reference.sensitivity import largest_difference, mean_squares, squared_means
 
 
 def measured(name, **options):

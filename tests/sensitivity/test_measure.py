@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import problems
-from reference.sensitivity import largest_difference, mean_squares, squared_means
 from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -15,6 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import dspreg
 from dspreg.sensitivity.null import regroup_batches
 from dspreg.sensitivity.samples import Samples
+from helpers import problems
+from reference.sensitivity import largest_difference, mean_squares, squared_means
 
 
 def mlp_domains(count=3, batches=4, size=16, **changes):

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from helpers import problems
 from torch import nn
 
 import dspreg
 from dspreg.sensitivity.null import deal_samples, regroup_batches
 from dspreg.sensitivity.samples import Samples
+from helpers import problems
 
 
 def test_dealing_keeps_sizes_and_is_keyed():

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import problems
 from safetensors.torch import save_file
 
 import dspreg
+from helpers import problems
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from helpers import problems
-from reference.sensitivity import mean_squares
 from torch import nn
 
 from dspreg.errors import DataError
@@ -11,6 +9,8 @@ from dspreg.sensitivity import refresh
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.sensitivity.meter import Meter
 from dspreg.sensitivity.samples import Samples
+from helpers import problems
+from reference.sensitivity import mean_squares
 
 
 def ragged(name, count):

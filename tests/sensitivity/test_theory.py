@@ -5,6 +5,11 @@ from itertools import combinations
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from dspreg.sensitivity.statistics import coefficient_of_variation
+from dspreg.vectors import ParamVector
 from reference.theory import (
     contributions,
     covariance_propagation,
@@ -16,11 +21,6 @@ from reference.theory import (
     shared_contributions,
     softmax_score,
 )
-from torch import Tensor, nn
-from torch.testing import assert_close
-
-from dspreg.sensitivity.statistics import coefficient_of_variation
-from dspreg.vectors import ParamVector
 
 HIDDEN, D_X = 4, 3
 

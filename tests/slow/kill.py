@@ -22,9 +22,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from helpers import tiny
 
 from dspreg.training import train
+from helpers import tiny
 
 torch.set_num_threads(1)  # a process with a pool of threads can't be forked safely
 LEAST = 2

@@ -17,13 +17,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from helpers.stacking import LAYERS, refusal
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from dspreg.errors import Notice
 from dspreg.testing import LawBroken
+from helpers.stacking import LAYERS, refusal
 
 
 def looked_at(pair: tuple[str, str]) -> tuple[str, str]:

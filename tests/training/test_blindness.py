@@ -4,12 +4,12 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers import tiny
 from PIL import Image
 
 from dspreg.runs.folder import RunFolder
 from dspreg.training import train
 from dspreg.training.experiment import Experiment
+from helpers import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
 TARGET = "elm"

@@ -7,7 +7,6 @@ import warnings
 
 import pytest
 import torch
-from helpers.faults import Crash, operations, stopped
 
 from dspreg.algorithms import parse
 from dspreg.errors import IntegrityError, Notice, ResourceError
@@ -19,6 +18,7 @@ from dspreg.training.checkpoint import FORMAT, Checkpoints
 from dspreg.training.loop import resume
 from dspreg.training.serialization import pack, same
 from dspreg.training.state import State
+from helpers.faults import Crash, operations, stopped
 
 
 def state(step):

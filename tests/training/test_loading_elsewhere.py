@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import tiny
-from helpers.stacking import ACTING, LAYERS
 
 from dspreg.training import loop, train
+from helpers import tiny
+from helpers.stacking import ACTING, LAYERS
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
 ROOT = Path(__file__).parents[2]

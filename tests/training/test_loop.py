@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from helpers import tiny
 from safetensors import safe_open
 
 import dspreg
@@ -16,6 +15,7 @@ from dspreg.runs.folder import RunFolder
 from dspreg.training import train
 from dspreg.training.callbacks import TrainingCallback
 from dspreg.training.checkpoint import Checkpoints
+from helpers import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
 

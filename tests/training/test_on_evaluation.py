@@ -6,7 +6,6 @@ import shutil
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import averaging, tiny
 from PIL import Image
 
 from dspreg.algorithms import Algorithm
@@ -17,6 +16,7 @@ from dspreg.training import train
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.experiment import prepare_experiment
 from dspreg.vectors import theta
+from helpers import averaging, tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
 SPEC = f"{averaging.__name__}.Chosen(start=0)"

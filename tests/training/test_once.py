@@ -3,7 +3,6 @@
 from collections import Counter
 
 import pytest
-from helpers import tiny
 
 from dspreg import specs
 from dspreg.algorithms import registry
@@ -11,6 +10,7 @@ from dspreg.cli import main
 from dspreg.config import train_config
 from dspreg.data import folders
 from dspreg.training import experiment, loop, train
+from helpers import tiny
 
 
 @pytest.fixture

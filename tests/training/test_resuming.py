@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from helpers import tiny
 
 from dspreg import ConfigError, Profile
 from dspreg.errors import Preempted
@@ -10,6 +9,7 @@ from dspreg.runs.folder import RunFolder
 from dspreg.training import train
 from dspreg.training.callbacks import TrainingCallback
 from dspreg.training.state import State
+from helpers import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
 

@@ -8,9 +8,6 @@ import pytest
 import timm
 import torch
 import torchvision
-from helpers import problems
-from helpers.strategies import net, numbers, quick, slow_ones, weights
-from reference.sensitivity import largest_difference
 from torch import nn
 
 import dspreg
@@ -19,6 +16,9 @@ from dspreg.sensitivity.per_sample import estimator as persample
 from dspreg.sensitivity.per_sample import strategy as found_ways
 from dspreg.sensitivity.per_sample.accumulator import Accumulator
 from dspreg.sensitivity.samples import Samples
+from helpers import problems
+from helpers.strategies import net, numbers, quick, slow_ones, weights
+from reference.sensitivity import largest_difference
 
 
 @pytest.fixture(autouse=True)

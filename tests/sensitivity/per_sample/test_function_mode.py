@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.strategies import net, numbers, slow_ones
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from dspreg.sensitivity.per_sample.accumulator import Accumulator
 from dspreg.sensitivity.per_sample.function_mode import ParameterTaps
+from helpers.strategies import net, numbers, slow_ones
 
 
 def parameter(*shape):

@@ -3,10 +3,10 @@
 import pytest
 import timm.layers
 import torch
-from helpers.strategies import slow_ones
 from torch import nn
 
 from dspreg.sensitivity.per_sample import layer_rules as rules
+from helpers.strategies import slow_ones
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 

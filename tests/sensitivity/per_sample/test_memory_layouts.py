@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from helpers import problems
-from reference.sensitivity import largest_difference
 
 import dspreg
+from helpers import problems
+from reference.sensitivity import largest_difference
 
 
 def laid(name, layout):

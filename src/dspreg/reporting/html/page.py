@@ -72,7 +72,9 @@ def render_report(
         f"Report of {path_name(path)}",
         read_part("html"),
         script=read_part("js"),
-        **report_style(),
+        style=read_part("css"),
+        light=LIGHT,
+        dark=DARK,
         store=path_name(path),
         summary=_summary(found, damaged),
         late=found[0].rule == "late",
@@ -89,7 +91,10 @@ def render_report(
         damaged=list(map(hide, damaged[:LISTED])),
         runs=f"{len(unique_runs(found)):,}",
         provenance=shared_facts(found, command),
-        **{each.__name__: each for each in (group_rows, is_text, is_number, format_exact)},
+        group_rows=group_rows,
+        is_text=is_text,
+        is_number=is_number,
+        format_exact=format_exact,
     )
 
 
