@@ -31,7 +31,7 @@ def test_a_sweep_without_a_command_line(images, tmp_path, launcher, jobs):
     assert {run.id for run in progress.started} == set(statuses)
     assert {run.id for run, each in progress.updates if each.steps == 2} == {run.id for run in runs[1:]}
     store = RunStore(tmp_path / "store")
-    assert [run.id for run in store.planned()] == [run.id for run in runs]
+    assert [run.id for run in store.planned_runs()] == [run.id for run in runs]
     seen.clear()
     again = sweep(runs, store, attempts=1, execution=EXECUTION, on_run=lambda *values: seen.append(values[2]))
     assert again == statuses
@@ -45,7 +45,7 @@ def test_a_sweep_as_a_file_says_it(images, tmp_path):
     )  # fmt: skip
     (status,) = sweep(plan, tmp_path / "store").values()
     assert status.result["targets"] == ["dusk"]
-    (run,) = RunStore(tmp_path / "store").planned()
+    (run,) = RunStore(tmp_path / "store").planned_runs()
     where = RunStore(tmp_path / "store").folder(run).description()["where"]
     assert (where["keep"], where["threads"], where["workers"]) == ("none", 1, 0)
 

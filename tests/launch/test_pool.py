@@ -27,8 +27,9 @@ def several(runs, store, *, jobs=2, execution=EXECUTION, **more):
 
 
 def children():
-    """Processes of this one's pool."""
-    return {child.pid for child in multiprocessing.active_children()}
+    """Processes of this one's pool; those that read images, of other tests, are forked."""
+    pools = multiprocessing.context.ForkServerProcess
+    return {child.pid for child in multiprocessing.active_children() if isinstance(child, pools)}
 
 
 def test_the_bits_are_those_of_one_process(images, store, tmp_path):
