@@ -88,9 +88,9 @@ def export(
     model, transform = load_model_file(source)
     how, _ = read_model_file(source)
     module: nn.Module = NormalizedModel(model, transform.mean, transform.std).eval() if normalise else model
-    told = _told(RunFolder(run), how, which, normalise)
+    about_run = _description(RunFolder(run), how, which, normalise)
     with torch.no_grad():
-        made = serialize_model(module, model, how, told, format)
+        made = serialize_model(module, model, how, about_run, format)
         return ExportedFile(path, _kept(made, module, path, how["image_size"], TOLERANCE[format]), made.code)
 
 
@@ -124,7 +124,7 @@ def _compared(made: ModelFile, path: Path, module: nn.Module, image_size: int) -
         raise IntegrityError(f"the exported model can't be read back and run: {said}. Nothing was kept") from error
 
 
-def _told(folder: RunFolder, how: dict[str, Any], which: str, normalise: bool) -> dict[str, Any]:
+def _description(folder: RunFolder, how: dict[str, Any], which: str, normalise: bool) -> dict[str, Any]:
     """What a user of the file must know."""
     size = how["image_size"]
     values = "values 0 … 1" if normalise else "values 0 … 1, then (x − mean) / std per channel"

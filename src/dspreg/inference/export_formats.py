@@ -37,24 +37,24 @@ class ModelFile:
 
 
 def serialize_model(
-    module: nn.Module, model: Model, how: dict[str, Any], told: dict[str, Any], format: str
+    module: nn.Module, model: Model, how: dict[str, Any], about_run: dict[str, Any], format: str
 ) -> ModelFile:
     if format == "safetensors":
-        return _weights(model, how, told)
+        return _weights(model, how, about_run)
     images = random_images(2, how["image_size"])
     shapes = ({0: torch.export.Dim("batch", min=1)},)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about what torch will change one day
         try:
             if format == "onnx":
-                return _onnx(module, images, shapes, told)
-            return _program(module, images, shapes, told)
+                return _onnx(module, images, shapes, about_run)
+            return _program(module, images, shapes, about_run)
         except Exception as error:  # a tracer may stumble over anything that a network does
             said = str(error).strip().partition("\n")[0] or type(error).__name__
             raise ConfigError(f"torch can't export {how['model']} as {format}: {said}") from error
 
 
-def _weights(model: Model, how: dict[str, Any], told: dict[str, Any]) -> ModelFile:
+def _weights(model: Model, how: dict[str, Any], about_run: dict[str, Any]) -> ModelFile:
     net, images = model.algorithm.net, random_images(3, how["image_size"])
     try:
         alone = difference(net, model, images) <= EQUAL
@@ -67,7 +67,7 @@ def _weights(model: Model, how: dict[str, Any], told: dict[str, Any]) -> ModelFi
         )
     for layout in layouts(net, how["model"], how["image_size"]):
         if difference(_loaded(layout, layout.tensors), model, images) <= EQUAL:
-            about = json.dumps(told | {"load": layout.code}, ensure_ascii=False, sort_keys=True)
+            about = json.dumps(about_run | {"load": layout.code}, ensure_ascii=False, sort_keys=True)
             # one entry, because safetensors writes several in an order that changes from process to process
             data = save(layout.tensors, {ENTRY: about})
             return ModelFile(data, partial(_read_weights, layout), layout.code)
@@ -84,15 +84,15 @@ def _loaded(layout: Layout, tensors: dict[str, Tensor]) -> nn.Module:
     return fresh.eval()
 
 
-def _program(module: nn.Module, images: Tensor, shapes: Any, told: dict[str, Any]) -> ModelFile:
+def _program(module: nn.Module, images: Tensor, shapes: Any, about_run: dict[str, Any]) -> ModelFile:
     code = 'import torch\n\nmodel = torch.export.load("FILE").module()\nlogits = model(images)\n'
     program = torch.export.export(module, (images,), dynamic_shapes=shapes)
     out = io.BytesIO()
-    torch.export.save(program, out, extra_files={f"{ENTRY}.json": json.dumps(told | {"load": code})})
+    torch.export.save(program, out, extra_files={f"{ENTRY}.json": json.dumps(about_run | {"load": code})})
     return ModelFile(out.getvalue(), lambda path: torch.export.load(path).module(), code)
 
 
-def _onnx(module: nn.Module, images: Tensor, shapes: Any, told: dict[str, Any]) -> ModelFile:
+def _onnx(module: nn.Module, images: Tensor, shapes: Any, about_run: dict[str, Any]) -> ModelFile:
     code = 'import onnxruntime\n\nmodel = onnxruntime.InferenceSession("FILE")\n'
     code += 'logits = model.run(None, {"images": images})[0]\n'
     program = torch.onnx.export(
@@ -102,7 +102,7 @@ def _onnx(module: nn.Module, images: Tensor, shapes: Any, told: dict[str, Any]) 
     assert program is not None
     proto = program.model_proto
     entry = proto.metadata_props.add()
-    entry.key, entry.value = ENTRY, json.dumps(told | {"load": code})
+    entry.key, entry.value = ENTRY, json.dumps(about_run | {"load": code})
     return ModelFile(proto.SerializeToString(), _session, code)
 
 
