@@ -29,7 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from dspreg.errors import DspregError, ResourceError
-from dspreg.launch import queue as queue_module
+from dspreg.io.atomic_files import UNFINISHED
 from dspreg.launch import serial
 from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.runs.folder import RunFolder
@@ -112,7 +112,8 @@ class Sweep:
     def ending(self, disk: Path) -> Any:
         store = RunStore(disk / "store")
         found = {run.id: tiny.ending(store.folder(run).path) for run in self.runs}
-        others = read_tree(disk / "store")
+        # half-made files beside the runs stay: another sweep of the same store might be about to rename them
+        others = [name for name in read_tree(disk / "store") if not name.endswith(UNFINISHED)]
         return found, sorted(name for name in others if not name.startswith("runs/"))
 
 
@@ -273,9 +274,9 @@ def _copy(replay: Replay) -> Replay:
     return pickle.loads(pickle.dumps(replay))
 
 
-def impatient() -> None:
-    """A sweep waits for runs that others hold; here nobody else is."""
-    serial.POLL = queue_module.POLL = 0.01
+def impatient(change: Callable[[object, str, object], None] = setattr) -> None:
+    """A sweep waits for runs that others hold; here nobody does."""
+    change(serial, "POLL", 0.01)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -294,7 +295,8 @@ def main(words: list[str] | None = None) -> int:
             folder = Path(place)
             crashes = Crashes(make(folder), folder, options.seed)
             found = crashes.try_all(options.every)
-            print(f"{crashes.act.name}: all {found['operations']} operations × 4 variants" if options.every == 1 else "")
+            tried = "all" if options.every == 1 else f"{found['tried']} of"
+            print(f"{crashes.act.name}: {tried} {found['operations']} operations × 4 variants", flush=True)
             found |= crashes.refuse_all(ERRORS, options.refuse_every)
             figures |= {f"{crashes.act.name}: {name}": value for name, value in found.items()}
     passed = not any(value for name, value in figures.items() if name.endswith("wrong"))
