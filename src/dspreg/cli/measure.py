@@ -27,7 +27,7 @@ EXAMPLES = """examples:
   dspreg measure --compare runs/site-4/profiles/start.safetensors runs/site-4/profiles/end.safetensors
 
 folders are domain/class/image; with --of output or fisher, which need no labels, domain/image will do.
-of a run, its training images are measured, as in a refresh during training; of anything else, all images.
+a run is measured on its training images, as in a refresh during training; any other network on all images.
 null is c under random domain labels: what chance alone gives."""
 
 USUAL = MeasureConfig()  # the defaults
@@ -110,7 +110,7 @@ def run(given: Any) -> int:
 
 
 def _make_room(places: dict[str, Path]) -> None:
-    """Folders that files go to, before an hour is spent on what can't be written."""
+    """Create the output folders first, rather than after an hour of measuring."""
     for name, path in places.items():
         if name != "figures" and path.is_dir():
             raise ConfigError(f"--{name} {path} is a folder; give a file in it, such as {path / 'profile.safetensors'}")
@@ -163,7 +163,7 @@ def _profile(given: Any) -> Profile:
     def reading(done: int, total: int) -> None:
         bar.update(task, completed=done, total=total)
         if done == total:
-            bar.stop()  # the next bar wants the terminal for itself
+            bar.stop()  # the next bar needs the terminal to itself
 
     progress = MeasureProgress(bar=console.is_terminal, reading=reading)
     how = Execution(device=given.device, threads=given.threads)

@@ -41,7 +41,7 @@ def metavar(each: Option) -> str:
 
 
 def help_text(each: Option) -> str:
-    """What an option is, and its default."""
+    """The help of an option, with its default."""
     text = each.help
     if each.name == "protocol":
         text = "; ".join(f"{name}: {protocol.help}" for name, protocol in PROTOCOLS.items())

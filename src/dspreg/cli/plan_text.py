@@ -34,7 +34,7 @@ class Part:
         return len(self.runs) - self.statuses[RunStatus.FINISHED]
 
     def hours(self) -> float | None:
-        """Of what is left, from what is finished."""
+        """Estimate for the remaining runs, from the finished ones."""
         if not self.step_seconds:
             return None if self.left else 0.0
         steps: int = self.runs[0].options.get("steps", round(mean(self.steps)))
@@ -74,7 +74,7 @@ def plan_text(runs: Sequence[Run], store: RunStore | None, execution: Execution)
     if measured and store:
         notes = [f"hours one after the other, and gigabytes, as the {measured:,} finished took and left"]
     else:
-        notes = ["hours: nothing is known before a run of the same data set and algorithm is finished"]
+        notes = ["hours: unknown until a run of the same data set and algorithm is finished"]
         notes += kept_models(runs, execution)
     return "\n".join([*align_columns(rows, 2), *notes])
 
@@ -89,7 +89,7 @@ def kept_models(runs: Sequence[Run], execution: Execution) -> list[str]:
     for run in runs:
         data = dataset_class(run.dataset)
         if data is None:
-            return [f"gigabytes: nothing is known of networks for {escape_terminal(run.data_name)} before it is read"]
+            return [f"gigabytes: unknown until {escape_terminal(run.data_name)} is read"]
         s = resolve_config(TrainConfig.of(run.settings()), cast(DatasetFacts, data))
         network = (s.model, s.image_size, len(data.classes))
         if network not in sizes:
@@ -99,8 +99,8 @@ def kept_models(runs: Sequence[Run], execution: Execution) -> list[str]:
         largest = max(largest, sizes[network])
     checkpoints = 2 * 4 * largest  # two, each with the network, Adam's two moments and the selected model
     return [
-        f"gigabytes by the networks' sizes: {total / GB:,.2f} of models in the end (--keep {execution.keep}), and "
-        f"{checkpoints / GB:.2f} of checkpoints while a run goes on; methods with networks of their own need more"
+        f"gigabytes by the networks' sizes: {total / GB:,.2f} of models at the end (--keep {execution.keep}), and "
+        f"{checkpoints / GB:.2f} of checkpoints during a run; methods with additional networks need more"
     ]
 
 

@@ -53,7 +53,7 @@ def run(given: Any) -> int:
         _csv(good, found[0].classes)
     elif good:
         print("\n".join(_table(good, found[0].classes)))
-    sys.stdout.flush()  # before what is said on stderr, where both are one terminal
+    sys.stdout.flush()  # before the messages on stderr, if both go to one terminal
     for each in found:
         if each.fault:
             print(f"dspreg: {escape_terminal(str(each.path))}: {escape_terminal(each.fault)}", file=sys.stderr)

@@ -16,25 +16,25 @@ from dspreg.networks.pretrained import make_backbone
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.vectors import ParamVector, trainable
 
-BESIDE = "stack."  # before the names of what layers hold besides the network
-NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}  # as tensors of no dimension
+BESIDE = "stack."  # prefix of tensors that layers hold in addition to the network
+NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}  # saved as tensors without dimensions
 
 
 def tensors_of(algorithm: Algorithm) -> dict[str, Tensor]:
-    """What prediction needs, on the CPU: the network by its own names, and what layers hold besides as `stack.…`.
+    """The tensors that prediction needs, on the CPU: those of the network, and as `stack.…` those of the layers.
 
-    That is their modules and buffers, and the `saved_attributes` of layers with a `predict` of their own: a vector as a
-    tensor per parameter, a number as a tensor of no dimension, and nothing for None.
+    The latter are modules and buffers, and the `saved_attributes` of layers that override `predict`: a vector becomes
+    one tensor per parameter, a number a tensor without dimensions; None is omitted.
 
     Raises:
-        ConfigError: A layer predicts, and has other kinds of state.
+        ConfigError: A layer that overrides `predict` has state of another kind.
     """
     found = _modules_and_buffers(algorithm) | saved_attributes_of(algorithm)
     return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in found.items()}
 
 
 def saved_attributes_of(algorithm: Algorithm) -> dict[str, Tensor]:
-    """What layers with a `predict` of their own name in `saved_attributes`, or a ConfigError."""
+    """The `saved_attributes` of layers that override `predict`; a ConfigError if one can't be saved."""
     found: dict[str, Tensor] = {}
     for start, layer, name in _attributes(algorithm):
         value = getattr(layer, name)
@@ -53,7 +53,7 @@ def saved_attributes_of(algorithm: Algorithm) -> dict[str, Tensor]:
 
 
 def load_tensors(algorithm: Algorithm, tensors: dict[str, Tensor], where: str) -> None:
-    """Put back what `tensors_of` took, exactly: names, shapes, dtypes. All of it is looked at before any is loaded."""
+    """Inverse of `tensors_of`. Checks all names, shapes and dtypes before it loads anything."""
     own, attributes = _modules_and_buffers(algorithm), list(_attributes(algorithm))
     params = trainable(algorithm.net)
 
@@ -74,14 +74,14 @@ def load_tensors(algorithm: Algorithm, tensors: dict[str, Tensor], where: str) -
 
 
 def load_stack(how: Mapping[str, Any], tensors: dict[str, Tensor], where: str, device: str = "cpu") -> Algorithm:
-    """A trained stack from what a model file holds, and from nothing else.
+    """A trained stack, built from the contents of a model file alone.
 
     Args:
-        how: How the network is made: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains",
+        how: How to build the network: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains",
             "step".
-        tensors: As `tensors_of` gave them.
-        where: They come from, for errors.
-        device: Where the stack goes.
+        tensors: As returned by `tensors_of`.
+        where: Their source, for error messages.
+        device: Device of the stack.
     """
     backbone = make_backbone(
         how["model"],
@@ -113,7 +113,7 @@ def _modules_and_buffers(algorithm: Algorithm) -> dict[str, Tensor]:
 
 
 def _attributes(algorithm: Algorithm) -> Iterator[tuple[str, Algorithm, str]]:
-    """Name in the file, layer and name in the layer of every attribute that a prediction may need."""
+    """Name in the file, layer, and name in the layer of every attribute that a prediction may need."""
     path = BESIDE
     for layer in algorithm.layers():
         if overrides(type(layer), "predict"):
@@ -125,7 +125,7 @@ def _attributes(algorithm: Algorithm) -> Iterator[tuple[str, Algorithm, str]]:
 
 
 def _attribute(layer: Algorithm, name: str, start: str, tensors: dict[str, Tensor], where: str) -> Any:
-    """The value of one attribute, of the kind it has in a fresh layer."""
+    """The value of one attribute, of the same kind as in a new layer."""
     now, params = getattr(layer, name), trainable(layer.net)
     prefix = f"{start}."
     parts = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
@@ -146,11 +146,11 @@ def _attribute(layer: Algorithm, name: str, start: str, tensors: dict[str, Tenso
 
 
 def require_same_predictions(algorithm: Algorithm, loaded: Algorithm, x: Tensor) -> None:
-    """Refuse to call a run finished whose model, loaded, does not predict what the trained one does.
+    """Require that the loaded model predicts the same as the trained one; otherwise the run can't finish.
 
     Args:
-        algorithm: As it was trained.
-        loaded: The same from its file alone, by `load_stack`.
+        algorithm: The trained stack.
+        loaded: The stack that `load_stack` built from the file.
         x: Images, transformed.
     """
     with evaluation_mode(algorithm), evaluation_mode(loaded), torch.no_grad():
