@@ -13,7 +13,7 @@ from dspreg.launch.messages import Outcome
 from dspreg.launch.queue import LeasedRun
 from dspreg.runs.leases import LeaseLost, Leases
 from dspreg.runs.run import Run
-from dspreg.runs.status import RunState, RunStatus
+from dspreg.runs.status import RunState, RunStatus, derive_state
 from dspreg.runs.store import RunStore
 from dspreg.training.callbacks import TrainingCallback
 from dspreg.training.loop import train
@@ -86,4 +86,4 @@ def train_run(
     except Exception as error:
         return store.fail(run, error, fence=fence)
     store.succeed(run, fence=fence)
-    return RunState(RunStatus.FINISHED, result=result)
+    return derive_state(finished=True, result=result)
