@@ -231,6 +231,63 @@ def test_what_is_refused_before_anything_is_run(more, message, capsys, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
+MILLION = ["--dataset", "digits", "--algorithms", "ERM", "DSPReg", "--only", "training", "--draws", "1",
+           "--trials", "125000"]  # fmt: skip
+
+
+def test_a_million_runs_are_not_started_unasked(tmp_path, capsys, monkeypatch):
+    """By a slip of the finger: they are counted, none is made, and the message has the way out."""
+    monkeypatch.setattr(Run, "__post_init__", lambda self: pytest.fail("a run was made"))
+    assert main(["sweep", *MILLION, "--store", str(tmp_path / "store")]) == 2
+    said = capsys.readouterr().err
+    assert "these are 1,000,000 runs, and at most 10,000 are started unasked" in said
+    assert "--dry-run" in said
+    assert "--max-runs 1000000" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_million_runs_are_shown_at_once(images, tmp_path, capsys, monkeypatch):
+    """Few are made, to look for finished ones among them."""
+    made, usual = [], Run.__post_init__
+    monkeypatch.setattr(Run, "__post_init__", lambda self: made.append(1) or usual(self))
+    assert main(["sweep", *MILLION, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert row(said, "digits")[2] == "500,000"
+    assert row(said, "all")[1] == "1,000,000"
+    assert "in all 1,000,000" in said
+    assert "GB" in said
+    assert "to start them: --max-runs 1000000" in said
+    assert len(made) == 2
+
+
+def test_a_large_plan_knows_what_finished_runs_took(images, tmp_path, capsys):
+    assert main(typed(images, tmp_path / "store", algorithms=["ERM"])) == 0
+    capsys.readouterr()
+    assert main([*typed(images, tmp_path / "store", algorithms=["ERM"]), "--max-runs", "2", "--dry-run"]) == 0
+    large = capsys.readouterr().out
+    assert main([*typed(images, tmp_path / "store", algorithms=["ERM"]), "--dry-run"]) == 0
+    assert large.splitlines()[:2] == capsys.readouterr().out.splitlines()[:2]  # all three were looked at
+    assert "as the 3 finished took" in large
+    assert "to start them: --max-runs 3" in large
+
+
+def test_with_the_word_more_are_started(images, tmp_path, capsys):
+    few = [*typed(images, tmp_path / "store", algorithms=["ERM"]), "--max-runs"]
+    assert main([*few, "2"]) == 2
+    assert "these are 3 runs, and at most 2" in capsys.readouterr().err
+    assert main([*few, "3"]) == 0
+
+
+def test_a_recipe_without_an_end(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from itertools import count\nfrom dspreg.runs.run import Run\n\n"
+        "def runs():\n    for n in count():\n"
+        "        yield Run(dataset='digits', targets=('print',), algorithm='ERM', trial=n)\n"
+    )
+    assert main(["sweep", str(tmp_path / "mine.py"), "--dry-run", "--max-runs", "50"]) == 2
+    assert "returned more than 50 runs. If they are meant, add --max-runs N" in capsys.readouterr().err
+
+
 def test_a_folder_of_something_else_is_left_alone(images, tmp_path, capsys):
     (tmp_path / "letters").write_text("dear")
     assert main(typed(images, tmp_path, algorithms=["ERM"])) == 2

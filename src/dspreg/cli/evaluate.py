@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import count, dataset, device, natural, which
+from dspreg.cli.options import dataset, device, integer, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.io.text import align_columns, escape_terminal
 
@@ -36,8 +36,10 @@ def add(commands: Commands) -> None:
     says += "--domain, --which and --adapt are added to its name)"
     parser.add_argument("--out", metavar="DIR", help=says)
     parser.add_argument("--json", action="store_true", help="print scores.json instead of tables")
-    parser.add_argument("--batch", metavar="N", type=natural, help="images per batch (default: as in training)")
-    parser.add_argument("--workers", metavar="N", type=count, help="processes that read images")
+    parser.add_argument(
+        "--batch", metavar="N", type=integer("evaluation_batch"), help="images per batch (default: as in training)"
+    )
+    parser.add_argument("--workers", metavar="N", type=integer("workers", 0), help="processes that read images")
     which(parser)
     device(parser)
     parser.set_defaults(run=run)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.cli.parser import Commands, add_command
-from dspreg.cli.sweep import add_launch_options, launch, open_store, whole
+from dspreg.cli.sweep import MAX_RUNS, add_launch_options, launch, most_runs, open_store, require_at_most, whole
 from dspreg.cli.train import stopping
 from dspreg.config.parse import parse_assignment, parse_option
 from dspreg.config.train_config import EXECUTION_OPTIONS, Execution
@@ -86,6 +86,11 @@ def run(given: Any) -> int:
         return _timed(item, execution, given)
     if given.show and not given.store:
         raise ConfigError("--show: of which runs? Add the --store DIR that they are in")
+    total, usual = item.count(), max(MAX_RUNS, ITEMS[given.item](SCALES[given.scale]).count())
+    if given.dry_run and total > most_runs(given, usual):
+        print(f"{total:,} runs, too many to look at one by one; to start them: --max-runs {total}")
+        return 0
+    require_at_most(most_runs(given, usual), total)
     runs, code = item.runs(), 0
     store = open_store(runs, given, execution)
     if store is None:

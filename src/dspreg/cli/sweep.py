@@ -6,18 +6,19 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dspreg.cli.options import add_option
 from dspreg.cli.parser import Commands, add_command
-from dspreg.cli.plan_text import plan_text
+from dspreg.cli.plan_text import large_plan_text, plan_text
 from dspreg.cli.train import stopping
 from dspreg.config.parse import parse_assignment, parse_integer, parse_option
 from dspreg.config.train_config import EXECUTION_OPTIONS, Execution
 from dspreg.errors import ConfigError
 from dspreg.io.text import escape_terminal
-from dspreg.launch.launcher import Launcher, check_specs, list_runs, make_launcher
+from dspreg.launch.launcher import Launcher, check_specs, domains_of, make_launcher
 from dspreg.launch.launcher import sweep as launch_sweep
 from dspreg.launch.queue import ATTEMPTS
 from dspreg.protocol.sweep_file import KEYS, Sweep, load_recipe, parse_sweep_value, read_sweep
@@ -43,6 +44,8 @@ pacs.yaml:
 
 run the same command again to resume; several sweeps on one store share the work.
 """
+
+MAX_RUNS = 10_000  # that start without a word: more than a benchmark of one method, fewer than a slip of the finger
 
 GIVEN = {
     "datasets": "data sets, as for train",
@@ -90,24 +93,67 @@ def add_launch_options(group: Any) -> None:
     says_address = "HOST:PORT, auto or local (default: RAY_ADDRESS, or one on this machine, or else a new one)"
     group.add_argument("--ray-address", metavar="ADDR", help=says_address)
     says_attempts = f"how often a run may fail (default: {ATTEMPTS})"
+    says_most = f"start no more than so many runs (default: {MAX_RUNS:,}); a larger sweep needs this word"
+    group.add_argument("--max-runs", metavar="N", help=says_most)
     group.add_argument("--attempts", metavar="N", default=str(ATTEMPTS), help=says_attempts)
 
 
 def run(given: Any) -> int:
-    runs, execution = plan_runs(given)
-    store = open_store(runs, given, execution)
-    if store is None:
+    plan, execution = read_plan(given)
+    runs = list_few(plan, execution, given) if isinstance(plan, Sweep) else plan
+    store = None if runs is None else open_store(runs, given, execution)
+    if runs is None or store is None:
         return 0
     with stopping() as pause:
         return launch(runs, store, given, execution, pause)
 
 
-def open_store(runs: Sequence[Run], given: Any, execution: Execution) -> RunStore | None:
-    """The store of `--store`, checked; None after `--dry-run` has printed the plan."""
-    check_specs(runs)
+def list_few(plan: Sweep, execution: Execution, given: Any) -> list[Run] | None:
+    """The runs of a sweep, once it is known that they are not more than is meant.
+
+    They are counted before they are made, which takes minutes for a million; None once `--dry-run` has said what they
+    are without making them.
+    """
+    domains = cache(lambda data: domains_of(data, execution))
+    counts = plan.count(domains)
+    total, most = sum(counts.values()), most_runs(given)
+    if given.dry_run and total > most:
+        store = check_store(given)
+        for text in large_plan_text(counts, lambda d, a: plan.iterate_part(d, a, domains(d)), store, execution):
+            print(text, flush=True)
+        print(f"to start them: --max-runs {total}")
+        check_specs(plan.algorithms)
+        return None
+    require_at_most(most, total)
+    return plan.runs(domains)
+
+
+def most_runs(given: Any, usual: int = MAX_RUNS) -> int:
+    """What `--max-runs` says, or the usual number."""
+    return usual if given.max_runs is None else whole("--max-runs", given.max_runs, 1)
+
+
+def require_at_most(most: int, total: int) -> None:
+    """Refuse more runs than are meant, before any is made."""
+    if total > most:
+        raise ConfigError(
+            f"these are {total:,} runs, and at most {most:,} are started unasked. See what they take with --dry-run; "
+            f"fewer trials, draws or targets are fewer runs; to start them all add --max-runs {total}"
+        )
+
+
+def check_store(given: Any) -> RunStore | None:
+    """Where `--store` says, if runs may go there."""
     store = RunStore(given.store) if given.store else None
     if store is not None:
         store.require_free()
+    return store
+
+
+def open_store(runs: Sequence[Run], given: Any, execution: Execution) -> RunStore | None:
+    """Where `--store` says, if runs may go there; None once `--dry-run` has printed what they are."""
+    check_specs(run.algorithm for run in runs)
+    store = check_store(given)
     if given.dry_run:
         print(plan_text(runs, store, execution))
         return None
@@ -116,8 +162,8 @@ def open_store(runs: Sequence[Run], given: Any, execution: Execution) -> RunStor
     return store
 
 
-def plan_runs(given: Any) -> tuple[list[Run], Execution]:
-    """The runs, and how they are run."""
+def read_plan(given: Any) -> tuple[Sweep | list[Run], Execution]:
+    """The sweep, or the runs of a recipe, and how they are run."""
     written = {name: parse_sweep_value(name, value, _flag(name)) for name in KEYS
                if name not in ("settings", "execution") and (value := getattr(given, name)) is not None}  # fmt: skip
     further = dict(parse_assignment(text) for text in given.set)
@@ -130,14 +176,13 @@ def plan_runs(given: Any) -> tuple[list[Run], Execution]:
         if written or settings:
             name = next(iter([*written, *settings]))
             raise ConfigError(f"a recipe defines what is trained; leave out {name}, or write a sweep in YAML")
-        return load_recipe(file), Execution(**how)
+        return load_recipe(file, most_runs(given)), Execution(**how)
     values = read_sweep(file) if file else {}
     values = {**values, **written}
     values["settings"] = {**values.get("settings", {}), **settings}
     values["execution"] = {**values.get("execution", {}), **how}
     made = Sweep(**values)
-    execution = Execution(**made.execution)
-    return list_runs(made, execution), execution
+    return made, Execution(**made.execution)
 
 
 def launch(
@@ -212,10 +257,11 @@ def ignore_broken_pipe(say: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def whole(flag: str, given: str, least: int) -> int:
+    """The number after a flag."""
     try:
-        return parse_integer(given, least)
-    except ConfigError:
-        raise ConfigError(f"{flag} {given}; wanted a whole number at least {least}") from None
+        return parse_integer(given, least, flag.removeprefix("--").replace("-", "_"))
+    except ConfigError as error:
+        raise ConfigError(f"{flag} {error}") from None
 
 
 def outcome(state: RunState) -> str:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from dspreg.config.dataset_ref import DatasetRef
+from dspreg.config.options import MOST, format_limit, reason_against
 from dspreg.config.train_config import Execution
 from dspreg.errors import ConfigError, Notice
 from dspreg.io.importing import import_object
-from dspreg.io.text import did_you_mean
+from dspreg.io.text import did_you_mean, shorten
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import ATTEMPTS, OnRun, RunQueue
 from dspreg.protocol.leave_one_out import distinct
@@ -100,9 +101,10 @@ def sweep(
             execution = execution or Execution(**runs.execution)
             runs = list_runs(runs, execution)
         every = distinct(runs)
-        check_specs(every)
-        if attempts < 1:
-            raise ConfigError(f"attempts={attempts}; wanted at least 1")
+        check_specs(run.algorithm for run in every)
+        if not 1 <= attempts <= MOST["attempts"][0]:
+            most = f"{format_limit(MOST['attempts'][0])}{reason_against('attempts', attempts)}"
+            raise ConfigError(f"attempts={shorten(attempts)}; wanted at least 1 and at most {most}")
         if isinstance(launcher, str):
             launcher = make_launcher(launcher, jobs=jobs)
         elif jobs is not None:
@@ -139,9 +141,9 @@ def domains_of(data: str, execution: Execution) -> Sequence[str]:
         return open_dataset(data, execution.root, name).domains
 
 
-def check_specs(runs: Sequence[Run]) -> None:
+def check_specs(specs: Iterable[str]) -> None:
     """Check that the algorithms exist and have these options, before the first run starts."""
     from dspreg.algorithms.registry import parse
 
-    for spec in dict.fromkeys(run.algorithm for run in runs):
+    for spec in dict.fromkeys(specs):
         parse(spec)

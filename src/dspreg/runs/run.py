@@ -10,6 +10,7 @@ Neither depends on the location of files.
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -126,7 +127,9 @@ class Run:
             ConfigError: The value is not a run.
         """
         if not isinstance(value, Mapping) or any(name not in value for name in OWN):
-            raise ConfigError(f"{value!r} is no run; wanted {', '.join(OWN)}")
+            raise ConfigError(f"{reprlib.repr(value)} is no run; wanted {', '.join(OWN)}")
+        if not isinstance(value["targets"], list | tuple) or not isinstance(value.get("name"), str | None):
+            raise ConfigError(f"{reprlib.repr(value)} is no run; wanted a list of targets, and a name that is text")
         own = {name: value[name] for name in (*OWN, "name") if name in value}
         return cls(**own, options={name: v for name, v in value.items() if name not in own})
 

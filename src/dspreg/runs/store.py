@@ -11,8 +11,9 @@ No file says which runs are finished: their folders are verified.
 
 from __future__ import annotations
 
+import re
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from dspreg.runs.status import FAILURE, Failure, RunState, derive_state, read_fa
 
 FORMAT = "dspreg.store/1"
 PLAN = "dspreg.plan/1"
+ID = re.compile("[0-9a-f]{16}")  # a plan id: it names files, so it is nothing else
 CANCELLED = "dspreg retry takes it up again"
 
 
@@ -85,7 +87,7 @@ class RunStore:
         """All runs of all sweeps, each once."""
         found: dict[str, Run] = {}
         for path in self.plans():
-            for each in map(Run.from_json, read_plan(path)["runs"]):
+            for each in _read_runs(path, read_plan(path)["runs"]):
                 found.setdefault(each.id, each)
         return list(found.values())
 
@@ -131,9 +133,14 @@ class RunStore:
         Raises:
             IntegrityError: It holds another run.
         """
-        planned = description.get("where", {}).get("plan")
-        if planned is None or (planned != run.to_json() and Run.from_json(planned) != run):
-            raise IntegrityError(f"{folder.path} holds another run than its name says")
+        where = description.get("where")
+        planned = where.get("plan") if isinstance(where, dict) else None
+        try:
+            same = planned == run.to_json() or Run.from_json(planned) == run
+        except ConfigError:
+            same = False
+        if not same:
+            raise IntegrityError(f"{folder.path} holds another run than its name says, by where.plan of its run.json")
 
     def failure(self, run: Run) -> Failure | None:
         """Why a run failed, or that it was cancelled. The record of a diverged run is in its own folder, and wins."""
@@ -192,15 +199,23 @@ def read_plan(path: Path) -> Any:
     return value
 
 
+def _read_runs(path: Path, entries: Iterable[Any]) -> Iterator[Run]:
+    for number, each in enumerate(entries, 1):
+        try:
+            yield Run.from_json(each)
+        except ConfigError as error:
+            raise IntegrityError(f"{path} is damaged: run {number} of it: {error}") from error
+
+
 def _read_entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The runs of one plan by their ids; plans of the first version lack ids, which are computed, slowly."""
     plan = read_plan(path)
     runs, ids = plan.get("runs"), plan.get("ids")
     if ids is None:
-        for run in map(Run.from_json, runs):
+        for run in _read_runs(path, runs):
             yield run.id, run.to_json()
         return
-    texts = isinstance(ids, list) and all(isinstance(each, str) for each in ids)
+    texts = isinstance(ids, list) and all(isinstance(each, str) and ID.fullmatch(each) for each in ids)
     if not texts or not isinstance(runs, list) or len(ids) != len(runs) or not all(map(_is_entry, runs)):
         raise IntegrityError(f"{path} is damaged: its ids and runs are not as they are written")
     yield from zip(ids, runs, strict=True)
