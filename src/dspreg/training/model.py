@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -52,8 +53,26 @@ def saved_attributes_of(algorithm: Algorithm) -> dict[str, Tensor]:
     return found
 
 
-def load_tensors(algorithm: Algorithm, tensors: dict[str, Tensor], where: str) -> None:
+def load_tensors(algorithm: Algorithm, tensors: Mapping[str, Tensor], where: str) -> None:
     """Put back what `tensors_of` took, exactly: names, shapes, dtypes. All of it is looked at before any is loaded."""
+    values = match_tensors(algorithm, tensors, where)
+    own = _modules_and_buffers(algorithm)
+    algorithm.net.load_state_dict({n: tensors[n] for n in own if not n.startswith(BESIDE)})
+    beside = {n.removeprefix(BESIDE): tensors[n] for n in own if n.startswith(BESIDE)}
+    algorithm.load_state_dict(beside, strict=False)
+    for (_, layer, name), value in zip(_attributes(algorithm), values, strict=True):
+        setattr(layer, name, value)
+
+
+def match_tensors(algorithm: Algorithm, tensors: Mapping[str, Tensor], where: str) -> list[Any]:
+    """Require that the tensors are those of a stack, which may be on the device `meta`.
+
+    Returns:
+        The values of its attributes.
+
+    Raises:
+        IntegrityError: One is missing, is one too many, or has another shape or dtype.
+    """
     own, attributes = _modules_and_buffers(algorithm), list(_attributes(algorithm))
     params = trainable(algorithm.net)
 
@@ -65,34 +84,41 @@ def load_tensors(algorithm: Algorithm, tensors: dict[str, Tensor], where: str) -
         ours, theirs = (str((tuple(d[name].shape), d[name].dtype)) if name in d else None for d in (own, tensors))
         if ours != theirs:
             raise IntegrityError(f"{where}: the tensor {name} is {theirs or 'missing'}; the model has {ours or 'none'}")
-    values = [_attribute(layer, name, start, rest, where) for start, layer, name in attributes]
-    algorithm.net.load_state_dict({n: tensors[n] for n in own if not n.startswith(BESIDE)})
-    beside = {n.removeprefix(BESIDE): tensors[n] for n in own if n.startswith(BESIDE)}
-    algorithm.load_state_dict(beside, strict=False)
-    for (_, layer, name), value in zip(attributes, values, strict=True):
-        setattr(layer, name, value)
+    return [_attribute(layer, name, start, rest, where) for start, layer, name in attributes]
 
 
-def load_stack(how: Mapping[str, Any], tensors: dict[str, Tensor], where: str, device: str = "cpu") -> Algorithm:
+def load_stack(how: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, device: str = "cpu") -> Algorithm:
     """A trained stack from what a model file holds, and from nothing else.
 
     Args:
-        how: How the network is made: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains",
-            "step".
+        how: How the network is made, as in `build_stack`.
         tensors: As `tensors_of` gave them.
         where: They come from, for errors.
         device: Where the stack goes.
     """
-    backbone = make_backbone(
-        how["model"],
-        weights="none",
-        image_size=how["image_size"],
-        dropout=how["dropout"],
-        frozen_bn=how["frozen_bn"],
-    )
-    task = Task(len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_no_images)
-    algorithm = parse(how["algorithm"]).setup(task, torch.optim.Adam, device)
+    algorithm = build_stack(how, device)
     load_tensors(algorithm, tensors, where)
+    return algorithm
+
+
+def build_stack(how: Mapping[str, Any], device: str = "cpu") -> Algorithm:
+    """A stack with the network that a description says, and new weights.
+
+    Args:
+        how: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains", "step".
+        device: Where the stack goes; on `meta` it has shapes and takes no memory.
+    """
+    with torch.device("meta"):  # how wide it is a forward pass tells, which needs memory where images are large
+        backbone = make_backbone(
+            how["model"],
+            weights="none",
+            image_size=how["image_size"],
+            dropout=how["dropout"],
+            frozen_bn=how["frozen_bn"],
+        )
+    task = Task(len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_no_images)
+    with torch.device(device) if device == "meta" else nullcontext():
+        algorithm = parse(how["algorithm"]).setup(task, torch.optim.Adam, device)
     algorithm.stack.steps = how["step"] + 1  # a prediction may depend on it
     return algorithm
 
@@ -124,7 +150,7 @@ def _attributes(algorithm: Algorithm) -> Iterator[tuple[str, Algorithm, str]]:
         path += "base."
 
 
-def _attribute(layer: Algorithm, name: str, start: str, tensors: dict[str, Tensor], where: str) -> Any:
+def _attribute(layer: Algorithm, name: str, start: str, tensors: Mapping[str, Tensor], where: str) -> Any:
     """The value of one attribute, of the kind it has in a fresh layer."""
     now, params = getattr(layer, name), trainable(layer.net)
     prefix = f"{start}."
@@ -134,12 +160,17 @@ def _attribute(layer: Algorithm, name: str, start: str, tensors: dict[str, Tenso
             if t.shape != params[param].shape:
                 shapes = f"{tuple(t.shape)}; the parameter has {tuple(params[param].shape)}"
                 raise IntegrityError(f"{where}: the tensor {prefix}{param} is {shapes}")
+            if not t.is_floating_point():
+                raise IntegrityError(f"{where}: the tensor {prefix}{param} is {t.dtype}; wanted floating point")
         return ParamVector((param, t.to(params[param].device, copy=True)) for param, t in parts.items())
     if start not in tensors:
         if now is None:
             return None
         raise IntegrityError(f"{where}: the tensor {start} is missing; {type(layer).__name__} needs it to predict")
     value = tensors[start]
+    wanted = now.dtype if isinstance(now, Tensor) else NUMBERS.get(type(now))
+    if wanted not in (None, value.dtype):
+        raise IntegrityError(f"{where}: the tensor {start} is {value.dtype}; wanted {wanted}")
     if value.ndim == 0 and not isinstance(now, Tensor):
         return value.item()
     return value.to(next(layer.net.parameters()).device, copy=True)
