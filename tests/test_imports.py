@@ -71,7 +71,6 @@ FOUNDATIONS = {
     "pretrained_oracle",
     "warm_up",
 }  # what algorithms stand on
-UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}  # run code from files
 
 
 def imports(node, inside=False):
@@ -99,9 +98,7 @@ def faults(path, root):
     wrong = []
     for name, inside in imports(tree):
         package, _, rest = name.partition(".")
-        if package in UNSAFE:
-            wrong.append(f"imports {package}, which runs code from files")
-        elif not package:
+        if not package:
             wrong.append(f"imports {name} relatively")
         elif package == "dspreg":
             wrong += _own(file, place, rest)
@@ -109,7 +106,7 @@ def faults(path, root):
             allowed = place.packages | (place.inside if inside else frozenset())
             if package not in allowed and not (package == "matplotlib" and file.as_posix() in DRAWS):
                 wrong.append(f"imports {package}" + ("" if inside else " at the top"))
-    return wrong + [f"calls {call}" for call in _unsafe_calls(tree)]
+    return wrong
 
 
 def _own(file, place, rest):
@@ -125,18 +122,6 @@ def _own(file, place, rest):
     if is_an_algorithm and not FOUNDATIONS & set(rest.split(".")[1:2]):
         return [f"imports dspreg.{rest}; what two algorithms share goes one row up"]
     return []
-
-
-def _unsafe_calls(tree):
-    called = {"eval", "exec", "__import__", "torch.load", "builtins.eval", "builtins.exec"}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            if ast.unparse(node.func) in called:
-                yield ast.unparse(node.func)
-            if any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords):
-                yield "with allow_pickle"
-        if isinstance(node, ast.ImportFrom) and node.module == "torch":
-            yield from ("torch.load" for alias in node.names if alias.name == "load")
 
 
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -185,12 +170,6 @@ def test_there_is_something_to_check():
         ("penalty.py", "import dspreg", "not from its home"),
         ("new_idea.py", "", "has no row"),
         ("new/idea.py", "", "has no row"),
-        ("training/loop.py", "import pickle", "imports pickle"),
-        ("training/loop.py", "import torch\nstate = torch.load('a.pt')", "calls torch.load"),
-        ("training/loop.py", "from torch import load", "calls torch.load"),
-        ("training/loop.py", "def f(text):\n    return eval(text)", "calls eval"),
-        ("training/loop.py", "exec('x = 1')", "calls exec"),
-        ("data/base.py", "import numpy as np\nnp.load('a.npy', allow_pickle=True)", "allow_pickle"),
     ],
 )
 def test_the_check_finds_what_it_should(tmp_path, file, code, fault):
@@ -214,7 +193,6 @@ def test_the_check_finds_what_it_should(tmp_path, file, code, fault):
         ("algorithms/registry.py", "import dspreg.algorithms as index"),
         ("cli.py", "import argparse\nfrom dspreg import __version__\nfrom dspreg.training import train_step"),
         ("domainbed/write_sweep.py", "from dspreg.reporting.load import load_run"),
-        ("training/loop.py", "net.eval()\nast.parse(text, mode='eval')\njson.load(file)"),
     ],
 )
 def test_the_check_lets_pass_what_it_should(tmp_path, file, code):

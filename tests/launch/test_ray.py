@@ -189,7 +189,7 @@ def test_a_killed_process_costs_an_attempt_and_no_work(ray, images, own, store, 
     ended = swept([run], store, on_run=lambda run, s, _: told.append((s.status, s.attempts, s.reason)))
     assert [state for state, *_ in told] == ["failed", "finished"]
     assert told[0][1] == 1
-    assert "the Ray task that trained it is gone: WorkerCrashedError" in told[0][2]
+    assert "the Ray task that trained it died: WorkerCrashedError" in told[0][2]
     assert ended[run.id].status == "finished"
     assert not list((store.path / "failures").iterdir())
     other = made(tmp_path / "other")
@@ -210,7 +210,7 @@ def test_a_task_that_hangs_is_ended_and_its_run_goes_on(ray, images, own, store)
         queue.stalled = over
 
     ended = swept([run], store, on_run=lambda run, s, _: told.append((s.status, s.reason)), change=change)
-    assert told[0] == ("failed", "it made no progress for 600 s and was ended")
+    assert told[0] == ("failed", "it made no progress for 600 s and was stopped")
     assert ended[run.id].status == "finished"
 
 

@@ -52,7 +52,7 @@ exit codes: 0 ok, 1 a bug, 2 usage, 3 data, 4 damaged or untrusted file, 5 a run
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without √ or → is no reason to lose a table
+    if isinstance(sys.stdout, io.TextIOWrapper):  # print a table even if the terminal lacks √ or →
         sys.stdout.reconfigure(errors="backslashreplace")
     parser = Parser(prog="dspreg", description="Domain generalisation at the level of parameters.", epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"dspreg {__version__}")
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("dspreg: interrupted", file=sys.stderr)
             return 130
-        except BrokenPipeError:  # the reader of our output went away, as `head` does
+        except BrokenPipeError:  # the reader of our output has closed the pipe, as `head` does
             sys.stderr.close()
             return 0
         except Exception:
@@ -87,7 +87,7 @@ def _said(error: DspregError) -> int:
 
 
 def _harmless(message: object) -> str:
-    """A file's name may hold what a terminal obeys."""
+    """Escape what is printed: a file name may contain control sequences of a terminal."""
     return "\n".join(map(escape_terminal, str(message).split("\n")))
 
 

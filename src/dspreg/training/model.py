@@ -17,25 +17,25 @@ from dspreg.networks.pretrained import make_backbone
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.vectors import ParamVector, trainable
 
-BESIDE = "stack."  # before the names of what layers hold besides the network
-NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}  # as tensors of no dimension
+BESIDE = "stack."  # prefix of tensors that layers hold in addition to the network
+NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}  # saved as tensors without dimensions
 
 
 def tensors_of(algorithm: Algorithm) -> dict[str, Tensor]:
-    """What prediction needs, on the CPU: the network by its own names, and what layers hold besides as `stack.…`.
+    """The tensors that prediction needs, on the CPU: those of the network, and as `stack.…` those of the layers.
 
-    That is their modules and buffers, and the `saved_attributes` of layers with a `predict` of their own: a vector as a
-    tensor per parameter, a number as a tensor of no dimension, and nothing for None.
+    The latter are modules and buffers, and the `saved_attributes` of layers that override `predict`: a vector becomes
+    one tensor per parameter, a number a tensor without dimensions; None is omitted.
 
     Raises:
-        ConfigError: A layer predicts, and has other kinds of state.
+        ConfigError: A layer that overrides `predict` has state of another kind.
     """
     found = _modules_and_buffers(algorithm) | saved_attributes_of(algorithm)
     return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in found.items()}
 
 
 def saved_attributes_of(algorithm: Algorithm) -> dict[str, Tensor]:
-    """What layers with a `predict` of their own name in `saved_attributes`, or a ConfigError."""
+    """The `saved_attributes` of layers that override `predict`; a ConfigError if one can't be saved."""
     found: dict[str, Tensor] = {}
     for start, layer, name in _attributes(algorithm):
         value = getattr(layer, name)
@@ -54,7 +54,7 @@ def saved_attributes_of(algorithm: Algorithm) -> dict[str, Tensor]:
 
 
 def load_tensors(algorithm: Algorithm, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Put back what `tensors_of` took, exactly: names, shapes, dtypes. All of it is looked at before any is loaded."""
+    """Inverse of `tensors_of`. Checks all names, shapes and dtypes before it loads anything."""
     values = match_tensors(algorithm, tensors, where)
     own = _modules_and_buffers(algorithm)
     algorithm.net.load_state_dict({n: tensors[n] for n in own if not n.startswith(BESIDE)})
@@ -65,13 +65,10 @@ def load_tensors(algorithm: Algorithm, tensors: Mapping[str, Tensor], where: str
 
 
 def match_tensors(algorithm: Algorithm, tensors: Mapping[str, Tensor], where: str) -> list[Any]:
-    """Require that the tensors are those of a stack, which may be on the device `meta`.
+    """Check that tensors have the names, shapes and dtypes of a stack, which may be on the device `meta`.
 
     Returns:
-        The values of its attributes.
-
-    Raises:
-        IntegrityError: One is missing, is one too many, or has another shape or dtype.
+        The values of the stack's attributes.
     """
     own, attributes = _modules_and_buffers(algorithm), list(_attributes(algorithm))
     params = trainable(algorithm.net)
@@ -88,13 +85,13 @@ def match_tensors(algorithm: Algorithm, tensors: Mapping[str, Tensor], where: st
 
 
 def load_stack(how: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, device: str = "cpu") -> Algorithm:
-    """A trained stack from what a model file holds, and from nothing else.
+    """A trained stack, built from the contents of a model file alone.
 
     Args:
-        how: How the network is made, as in `build_stack`.
-        tensors: As `tensors_of` gave them.
-        where: They come from, for errors.
-        device: Where the stack goes.
+        how: How to build the network, as in `build_stack`.
+        tensors: As returned by `tensors_of`.
+        where: Their source, for error messages.
+        device: Device of the stack.
     """
     algorithm = build_stack(how, device)
     load_tensors(algorithm, tensors, where)
@@ -102,13 +99,14 @@ def load_stack(how: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
 
 
 def build_stack(how: Mapping[str, Any], device: str = "cpu") -> Algorithm:
-    """A stack with the network that a description says, and new weights.
+    """A stack with newly initialised weights.
 
     Args:
-        how: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains", "step".
-        device: Where the stack goes; on `meta` it has shapes and takes no memory.
+        how: How to build the network: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains",
+            "step".
+        device: Device of the stack. On `meta` it has shapes only and takes no memory.
     """
-    with torch.device("meta"):  # how wide it is a forward pass tells, which needs memory where images are large
+    with torch.device("meta"):  # its width comes from a forward pass, which takes memory if images are large
         backbone = make_backbone(
             how["model"],
             weights="none",
@@ -139,7 +137,7 @@ def _modules_and_buffers(algorithm: Algorithm) -> dict[str, Tensor]:
 
 
 def _attributes(algorithm: Algorithm) -> Iterator[tuple[str, Algorithm, str]]:
-    """Name in the file, layer and name in the layer of every attribute that a prediction may need."""
+    """Name in the file, layer, and name in the layer of every attribute that a prediction may need."""
     path = BESIDE
     for layer in algorithm.layers():
         if overrides(type(layer), "predict"):
@@ -151,7 +149,7 @@ def _attributes(algorithm: Algorithm) -> Iterator[tuple[str, Algorithm, str]]:
 
 
 def _attribute(layer: Algorithm, name: str, start: str, tensors: Mapping[str, Tensor], where: str) -> Any:
-    """The value of one attribute, of the kind it has in a fresh layer."""
+    """The value of one attribute, of the same kind as in a new layer."""
     now, params = getattr(layer, name), trainable(layer.net)
     prefix = f"{start}."
     parts = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
@@ -177,11 +175,11 @@ def _attribute(layer: Algorithm, name: str, start: str, tensors: Mapping[str, Te
 
 
 def require_same_predictions(algorithm: Algorithm, loaded: Algorithm, x: Tensor) -> None:
-    """Refuse to call a run finished whose model, loaded, does not predict what the trained one does.
+    """Require that the loaded model predicts the same as the trained one; otherwise the run can't finish.
 
     Args:
-        algorithm: As it was trained.
-        loaded: The same from its file alone, by `load_stack`.
+        algorithm: The trained stack.
+        loaded: The stack that `load_stack` built from the file.
         x: Images, transformed.
     """
     with evaluation_mode(algorithm), evaluation_mode(loaded), torch.no_grad():

@@ -1,0 +1,54 @@
+"""A run from a stranger: its files changed and sealed again, so that every SHA-256 is right and only contents are wrong."""
+
+import copy
+import hashlib
+import json
+from pathlib import Path
+
+MISSING = object()  # in place of a value: the field is taken out
+
+
+def dumps(value):
+    """As JSON, NaN and all."""
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+def digest(value):
+    return hashlib.sha256(dumps(value).encode()).hexdigest()
+
+
+class Files:
+    """run.json, records.jsonl and result.json of a finished run, to be changed and sealed."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        self.run, self.result = (json.loads((self.path / f"{name}.json").read_text()) for name in ("run", "result"))
+        self.records = [json.loads(line) for line in (self.path / "records.jsonl").read_text().splitlines()]
+
+    def put(self, field, value):
+        """`field`: names and numbers, the first of them `run`, `records` or `result`."""
+        *way, last = field
+        place = self.__dict__
+        for name in way:
+            place = place[name]
+        if value is MISSING:
+            del place[last]
+        else:
+            place[last] = copy.deepcopy(value)
+
+    def seal(self, *, same_run=True, raw=lambda name, text: text):
+        """Write them, every digest as it has to be; `raw` may change the text of a file before it is sealed."""
+        if isinstance(self.run, dict):
+            self.run["id"] = digest({k: v for k, v in self.run.items() if k not in ("id", "where")})
+            if same_run and isinstance(self.result, dict):
+                self.result["run"] = self.run["id"]
+        texts = {"run.json": dumps(self.run), "records.jsonl": "".join(dumps(each) + "\n" for each in self.records)}
+        for name, text in texts.items():
+            written = raw(name, text).encode("utf-8", "surrogatepass")
+            (self.path / name).write_bytes(written)
+            if isinstance(self.result, dict) and isinstance(self.result.get("files"), dict):
+                self.result["files"][name] = hashlib.sha256(written).hexdigest()
+        if isinstance(self.result, dict):
+            self.result = {k: v for k, v in self.result.items() if k != "sha256"}
+            self.result["sha256"] = digest(self.result)
+        (self.path / "result.json").write_text(raw("result.json", dumps(self.result)))
