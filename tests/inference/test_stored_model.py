@@ -18,7 +18,7 @@ from dspreg.inference.stored_model import load_model_file
 from dspreg.training.model import build_stack, tensors_of
 from dspreg.training.serialization import pack, unpack
 from helpers.small_runs import photos, trained
-from helpers.tampering import model_bytes, write_model
+from helpers.tampered import change_description, model_bytes, write_model
 
 DEEP = "+".join(["CORAL"] * 3_000)
 BUILT = {  # field → values that no training writes
@@ -238,3 +238,31 @@ def test_every_method_is_compared_by_shapes_alone_and_then_loaded(good, tmp_path
         assert torch.equal(loaded(x), stack.eval().predict(x))
     assert transform.size == 32
     assert pack(tensors_of(loaded.algorithm)) == pack(tensors_of(stack))
+
+
+TOLD = {  # what run.json may say of a run whose model is sound
+    "no data": lambda run: run.pop("data"),
+    "data that are a list": lambda run: run.update(data=[]),
+    "domains that are text": lambda run: run["data"].update(domains="abc"),
+    "no fingerprints": lambda run: run["data"].update(fingerprints={}),
+    "settings that are text": lambda run: run.update(settings="x"),
+    "targets that are a number": lambda run: run["settings"].update(targets=7),
+    "a huge batch": lambda run: run["settings"].update(evaluation_batch=10**30),
+    "a holdout of text": lambda run: run["settings"].update(holdout="0.2"),
+    "no place": lambda run: run.update(where=None),
+    "a data set that is a number": lambda run: run["where"].update(dataset=5),
+    "a root that is a list": lambda run: run["where"].update(root=["/"]),
+    "a name that is a number": lambda run: run["where"].update(name=3),
+}
+
+
+@pytest.mark.parametrize("kind", list(TOLD))
+@pytest.mark.parametrize("command", [["evaluate"], ["measure", "--no-null", "--model"]])
+def test_a_run_that_no_training_writes(run, tmp_path, capsys, kind, command):
+    place = tmp_path / "run"
+    shutil.copytree(run, place)
+    change_description(place, TOLD[kind])
+    assert main([*command, str(place)]) == 4
+    said = capsys.readouterr().err
+    assert "run.json" in said
+    assert "Traceback" not in said

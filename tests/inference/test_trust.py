@@ -10,7 +10,7 @@ from dspreg.cli import main
 from dspreg.config.measure_config import MeasureConfig
 from dspreg.errors import ConfigError, IntegrityError
 from helpers.small_runs import photos, trained
-from helpers.tampering import change_description, change_model
+from helpers.tampered import change_description, change_model
 
 NAME = "sentinel_of_a_stranger"
 SENTINEL = """

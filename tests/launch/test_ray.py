@@ -22,7 +22,7 @@ from dspreg.runs.store import RunStore
 from helpers.small_runs import EXECUTION
 from helpers.sweeps import Seen, launched, three
 from helpers.sweeps import alone as serial
-from helpers.tampering import plant
+from helpers.tampered import plant
 
 OWN = """
 import os, signal, time

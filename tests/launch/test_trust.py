@@ -11,7 +11,7 @@ from dspreg.launch.pool import PoolLauncher
 from dspreg.launch.serial import SerialLauncher
 from helpers.small_runs import EXECUTION
 from helpers.sweeps import OPTIONS, launched, three
-from helpers.tampering import SENTINEL, plant
+from helpers.tampered import SENTINEL, plant
 
 
 @pytest.fixture

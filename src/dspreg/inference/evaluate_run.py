@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -185,10 +186,13 @@ def data_of(
     if dataset is not None:
         return open_dataset(dataset, root, name)
     where = trained.where
+    for each in ("dataset", "root", "name"):
+        if not isinstance(where.get(each), str if each == "dataset" else str | None):
+            raise IntegrityError(f"run.json: where.{each} is {reprlib.repr(where.get(each))}; wanted text")
     if name is not None:
         raise ConfigError(f"--name {name!r} goes with --dataset folder:PATH or index:FILE; the run's own has its name")
     try:
-        return open_dataset(where["dataset"], root or where["root"], where["name"], trust=trust)
+        return open_dataset(where["dataset"], root or where.get("root"), where.get("name"), trust=trust)
     except IntegrityError as error:
         raise IntegrityError(f"run.json: where.dataset: {error}. Or name the data set yourself: --dataset") from error
     except DspregError as error:

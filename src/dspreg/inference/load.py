@@ -10,6 +10,7 @@ from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError, IntegrityError
 from dspreg.inference.stored_model import load_model_file
 from dspreg.runs.folder import RunFolder
+from dspreg.runs.schema import check_run
 from dspreg.runs.status import FAILURE, read_failure
 from dspreg.training.finalize import model_path_at
 from dspreg.training.model import Model
@@ -39,7 +40,7 @@ def load(
 def model_file(run: str | Path, which: str = "selected") -> Path:
     """Where a finished run keeps a model; every file of the run is verified."""
     folder = RunFolder(run)
-    folder.description()
+    check_run(folder.path, folder.contents())
     result = folder.result()
     if result is None:
         failure = read_failure(folder / FAILURE)
