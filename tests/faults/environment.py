@@ -140,6 +140,13 @@ def limit(which: int, value: Callable[[], int]) -> Callable[[Path], Callable[[],
     return hinder
 
 
+def open_now() -> int:
+    """The lowest number that a new descriptor would have."""
+    free = os.dup(0)
+    os.close(free)
+    return free
+
+
 def memory_now() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
 
@@ -165,8 +172,8 @@ def cases(sizes: int, chance: random.Random) -> list[Case]:
         Case("64 file descriptors", (OK,), limit(resource.RLIMIT_NOFILE, lambda: 64)),
         Case("64 file descriptors, two readers", (OK, RESOURCE), limit(resource.RLIMIT_NOFILE, lambda: 64),
              ("--workers", "2")),
-        Case("12 file descriptors", (OK, RESOURCE), limit(resource.RLIMIT_NOFILE, lambda: 12)),
-        Case("no file descriptor", (RESOURCE, 3, 4), limit(resource.RLIMIT_NOFILE, lambda: 3)),
+        Case("eight file descriptors more", (OK, RESOURCE), limit(resource.RLIMIT_NOFILE, lambda: open_now() + 8)),
+        Case("not one file descriptor more", (RESOURCE, 3, 4), limit(resource.RLIMIT_NOFILE, open_now)),
         Case("files of at most 200 kB", (RESOURCE,), small_files),
     ]  # fmt: skip
     for room in (1, 4, 16, 64):
@@ -280,6 +287,7 @@ class Environment:
             os.setpgid(0, 0)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
             remove = case.hinder(place / "out")
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
