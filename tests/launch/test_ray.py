@@ -22,6 +22,7 @@ from dspreg.runs.store import RunStore
 from helpers.small_runs import EXECUTION
 from helpers.sweeps import Seen, launched, three
 from helpers.sweeps import alone as serial
+from helpers.tampered import plant
 
 OWN = """
 import os, signal, time
@@ -171,6 +172,16 @@ def test_begun_in_one_place_and_finished_in_the_other(ray, node, images, store, 
     other = made(tmp_path / "other")
     serial([run], other, EXECUTION)
     assert bits(store, run) == bits(other, run)
+
+
+def test_names_that_only_the_store_holds_are_not_imported(ray, images, own, store):
+    (run, *_) = three(images, steps=60, evaluate_every=1)
+    with pytest.raises(Preempted):
+        serial([run], store, EXECUTION, pause=stopping(store, run))
+    mark = plant(store, run, own)  # where tasks look for modules
+    ended = swept([run], store)
+    assert ended[run.id].status == "finished"
+    assert not mark.exists()
 
 
 def test_a_killed_process_costs_an_attempt_and_no_work(ray, images, own, store, tmp_path):

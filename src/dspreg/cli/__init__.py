@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TextIO
 
 from dspreg import __version__
@@ -29,6 +27,7 @@ from dspreg.cli import (
 )
 from dspreg.cli.parser import Parser
 from dspreg.errors import DspregError, Notice, ResourceError
+from dspreg.io.importing import importable_here
 from dspreg.io.text import escape_terminal
 
 COMMANDS = (train, sweep, status, retry, cancel, report, paper, measure, evaluate, predict, export, data, algorithms)
@@ -80,20 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
             print("dspreg: this is a bug; please report it with the lines above", file=sys.stderr)
             return 1
-
-
-@contextmanager
-def importable_here() -> Iterator[None]:
-    """Add the current folder to the import path, for the user's methods, data sets and networks, as `python -m` does.
-
-    It comes last, so that a file there can't replace an installed module.
-    """
-    here = os.getcwd()
-    sys.path.append(here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
 
 
 def _said(error: DspregError) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import dataset, device, integer, which
+from dspreg.cli.options import dataset, device, integer, trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.io.text import align_columns, escape_terminal
 
@@ -41,6 +41,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--workers", metavar="N", type=integer("workers", 0), help="processes that read images")
     which(parser)
+    trust(parser)
     device(parser)
     parser.set_defaults(run=run)
 
@@ -60,6 +61,7 @@ def run(given: Any) -> int:
         found = evaluate_run(
             given.run_folder, dataset=given.dataset, root=given.root, name=given.name, domains=given.domain,
             adapt=given.adapt, which=given.which, device=given.device, workers=given.workers, batch=given.batch,
+            trust=given.trust,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     out = Path(given.out) if given.out else Path(given.run_folder) / folder_name(found, given.domain)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspreg.cli.measure_text import comparison_text, profile_text
-from dspreg.cli.options import dataset, device, integer, positive, which
+from dspreg.cli.options import dataset, device, integer, positive, trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.config.measure_config import ESTIMATORS, OF, MeasureConfig
 from dspreg.errors import ConfigError
@@ -50,6 +50,7 @@ def add(commands: Commands) -> None:
     says = "a safetensors file, none, or default: timm's pretrained weights (also: hub); your own model's as it comes"
     group.add_argument("--weights", metavar="FILE", help=says)
     which(group)
+    trust(group)
     says = "measure nothing; compare two profiles of one network: which layers rose and which fell"
     group.add_argument("--compare", metavar=("BEFORE", "AFTER"), nargs=2, help=says)
     _add_images(parser.add_argument_group("on which images"))
@@ -171,7 +172,7 @@ def _profile(given: Any) -> Profile:
     how = Execution(device=given.device, threads=given.threads)
     with reproducible(how), nullcontext() if given.no_null else bar:
         if is_run:
-            return profile_run(given.model, config, which=given.which, progress=progress)
+            return profile_run(given.model, config, which=given.which, progress=progress, trust=given.trust)
         weights = "default" if given.weights in (None, "hub") else given.weights
         size = given.image_size
         return profile_network(given.model, config, weights=weights, image_size=size, progress=progress)

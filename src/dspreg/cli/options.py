@@ -76,6 +76,13 @@ def device(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
 
 
+def trust(parser: argparse._ActionsContainer) -> None:
+    """Whose code the files of a run may have imported."""
+    says = "a module or package that the run's files may have imported, for a method or data set of your own; may be "
+    says += "given several times (default: dspreg alone)"
+    parser.add_argument("--trust", metavar="MODULE", action="append", default=[], help=says)
+
+
 def dataset(parser: argparse._ActionsContainer) -> None:
     """The images that a trained run is used on."""
     parser.add_argument("--dataset", metavar="NAME", help="as in dspreg train (default: the run's own)")
