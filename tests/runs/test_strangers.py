@@ -166,7 +166,7 @@ def test_what_changes_between_writing_and_the_end_is_not_sealed(tmp_path, name, 
         (run / name).write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
         if how == "missing":
             (run / name).unlink()
-        with pytest.raises(IntegrityError, match=rf"{name} is (damaged|missing).* The same command again goes on"):
+        with pytest.raises(IntegrityError, match=rf"{name} is (damaged|missing).* The same command again resumes"):
             run.finish({})
     assert not (run / "result.json").exists()
 
