@@ -98,7 +98,7 @@ def without(*keys):
 
 
 def by_domain(value):
-    return {name: value for name in DOMAINS}
+    return dict.fromkeys(DOMAINS, value)
 
 
 NAME = "body.0.bias"
