@@ -242,8 +242,8 @@ class RunFolder:
         its lease, and its fence refuses every write.
         """
         self._refuse_strangers()
+        make_folder(self.path)
         with os_errors_as_cant_write(self.path, 0):
-            self.path.mkdir(parents=True, exist_ok=True)
             handle = self._lock()
         with handle:
             HELD.add(handle)
