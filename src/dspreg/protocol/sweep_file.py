@@ -14,7 +14,7 @@ from dspreg.config.parse import compose_yaml, iterate_entries, parse_integer, pa
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS
 from dspreg.errors import ConfigError, DspregError
 from dspreg.io.importing import import_object
-from dspreg.io.text import did_you_mean
+from dspreg.io.text import did_you_mean, shorten
 from dspreg.protocol.leave_one_out import ONLY, count_runs, distinct, leave_one_out
 from dspreg.runs.run import FURTHER, Run
 
@@ -134,7 +134,7 @@ def parse_sweep_value(key: str, given: Any, place: str) -> Any:
         texts = tuple(map(str, given if isinstance(given, list) else [given])) if given is not None else ()
         return None if key == "targets" and texts == ("all",) else texts
     if isinstance(given, list):
-        raise ConfigError(f"{place}: {key}={given!r}; wanted one value")
+        raise ConfigError(f"{place}: {key}={shorten(given)}; wanted one value")
     if key in NUMBERS:
         try:
             return parse_integer(given, 1, key)
@@ -143,7 +143,7 @@ def parse_sweep_value(key: str, given: Any, place: str) -> Any:
     if key == "same_draws":
         return parse_option(key, given, place)
     if given not in (None, *ONLY):
-        raise ConfigError(f"{place}: only={given!r}; wanted training, or leave it out")
+        raise ConfigError(f"{place}: only={shorten(given)}; wanted training, or leave it out")
     return given
 
 
@@ -198,7 +198,7 @@ def _key(key: str, place: str) -> str:
     if key not in KEYS:
         where = "execution" if key in EXECUTION_OPTIONS else "settings"
         near = f" Write it below {where}:" if key in OPEN or key in EXECUTION_OPTIONS else did_you_mean(key, KEYS)
-        raise ConfigError(f"{place}: unknown key {key!r} of a sweep.{near} Known: {', '.join(KEYS)}")
+        raise ConfigError(f"{place}: unknown key {shorten(key)} of a sweep.{near} Known: {', '.join(KEYS)}")
     return key
 
 
