@@ -41,8 +41,8 @@ def test_a_sweep_from_flags_and_its_plan(images, tmp_path, capsys):
     said = capsys.readouterr().out
     assert row(said, "photos", "ERM") == ["photos", "ERM", "3", "0", "0"]
     assert row(said, "all") == ["all", "6", "0", "0"]
-    assert "hours: nothing is known" in said
-    assert "gigabytes: nothing is known of networks for photos" in said
+    assert "hours: unknown until" in said
+    assert "gigabytes: unknown until photos is read" in said
     assert not store.exists()
 
     assert main(typed(images, store, algorithms=["ERM"])) == 0
@@ -111,9 +111,9 @@ def test_known_data_sets_need_no_data(tmp_path, capsys):
     # ResNet-50 without its own head: 23,508,032 parameters, 53,120 statistics and 53 counters; and 2,049 per class
     network = 4 * (23_508_032 + 53_120) + 8 * 53
     both = 600 * (network + 4 * 2_049 * 7) + 1_260 * (network + 4 * 2_049 * 345)
-    assert f"{2 * both / 1e9:.2f} of models in the end (--keep best)" in said
+    assert f"{2 * both / 1e9:.2f} of models at the end (--keep best)" in said
     assert main(["sweep", "--dataset", "PACS", "--algorithms", "ERM", "--keep", "none", "--dry-run"]) == 0
-    assert " 0.00 of models in the end" in capsys.readouterr().out
+    assert " 0.00 of models at the end" in capsys.readouterr().out
 
 
 def test_a_sweep_file_is_the_same_sweep_and_flags_win(images, tmp_path, capsys):
@@ -203,7 +203,7 @@ def test_a_recipe(images, tmp_path, capsys):
     assert main(["sweep", str(tmp_path / "mine.py"), "--dry-run"]) == 0
     assert row(capsys.readouterr().out, "digits")[2] == "600"
     assert main(["sweep", str(tmp_path / "mine.py"), "--trials", "3", "--dry-run"]) == 2
-    assert "a recipe says itself what is trained; leave out trials" in capsys.readouterr().err
+    assert "a recipe defines what is trained; leave out trials" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -300,4 +300,4 @@ def test_help_has_examples_that_parse(capsys):
         main(["sweep", "--help"])
     said = capsys.readouterr().out
     assert "dspreg sweep pacs.yaml --store runs/pacs --dry-run" in said
-    assert "several at once on one store share the work" in said
+    assert "several sweeps on one store share the work" in said

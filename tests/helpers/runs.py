@@ -9,6 +9,7 @@ from dspreg.protocol.selection import Trace
 from dspreg.runs.folder import RunFolder
 
 DOMAINS = ("ash", "birch", "cedar")
+QUOTED = ("step", "validation", "accuracy")  # of a record, in a result
 SETTINGS = {
     "protocol": "domainbed", "model": "small-cnn", "weights": "none", "image_size": 28, "steps": 301, "batch_size": 32,
     "lr": 1e-3, "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True, "augment": False, "augment_validation": False,
@@ -61,7 +62,7 @@ def random_traces(seed, *, levels=4, nan=0.0, missing=0.0, domains=DOMAINS, pair
 
 def write_run(
     path, records, *, targets=("ash",), algorithm="ERM", asked=None, domains=DOMAINS, dataset="trees", trial=0, draw=0,
-    finish=True, failure=None, threads=1, torch="2.10.0", environments=(), plan=None,
+    finish=True, failure=None, threads=1, torch="2.10.0", environments=(), plan=None, refreshes=0, images=80,
     profiles=None, **settings,
 ):  # fmt: skip
     """A run folder, as training leaves it, without models."""
@@ -72,7 +73,8 @@ def write_run(
         {
             "settings": made | {"trial": trial, "draw": draw},
             "data": {
-                "domains": list(domains), "classes": ["x", "y"], "sizes": {d: {"in": 80, "out": 20} for d in domains},
+                "domains": list(domains), "classes": ["x", "y"],
+                "sizes": {d: {"in": images, "out": images // 4} for d in domains},
                 "fingerprints": dict.fromkeys(domains, "0" * 64),
             },
             "weights": {"tag": "none", "sha256": None},
@@ -88,8 +90,19 @@ def write_run(
     if failure:
         write_json(folder / "failure.json", {"step": 3, "reason": failure})
     elif finish:
-        folder.finish({"environments": list(environments)})
+        folder.finish(outcome(folder) | {"environments": list(environments), "refreshes": refreshes})
     return path
+
+
+def outcome(folder):
+    """What training writes at the end, of a run that was begun and has its records."""
+    described, records = folder.description(), list(folder.records)
+    best = max(records, key=lambda each: each["validation"])
+    return {
+        "format": "dspreg.result/1", "run": described["id"], "targets": described["settings"]["targets"],
+        "selected": {name: best[name] for name in QUOTED}, "last": {name: records[-1][name] for name in QUOTED},
+        "environments": [], "refreshes": 0,
+    }  # fmt: skip
 
 
 def domainbed_records(runs):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspreg.cli.measure_text import comparison_text, profile_text
-from dspreg.cli.options import dataset, device, integer, positive, which
+from dspreg.cli.options import dataset, device, integer, positive, trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.config.measure_config import ESTIMATORS, OF, MeasureConfig
 from dspreg.errors import ConfigError
@@ -27,7 +27,7 @@ EXAMPLES = """examples:
   dspreg measure --compare runs/site-4/profiles/start.safetensors runs/site-4/profiles/end.safetensors
 
 folders are domain/class/image; with --of output or fisher, which need no labels, domain/image will do.
-of a run, its training images are measured, as in a refresh during training; of anything else, all images.
+a run is measured on its training images, as in a refresh during training; any other network on all images.
 null is c under random domain labels: what chance alone gives."""
 
 USUAL = MeasureConfig()  # the defaults
@@ -50,6 +50,7 @@ def add(commands: Commands) -> None:
     says = "a safetensors file, none, or default: timm's pretrained weights (also: hub); your own model's as it comes"
     group.add_argument("--weights", metavar="FILE", help=says)
     which(group)
+    trust(group)
     says = "measure nothing; compare two profiles of one network: which layers rose and which fell"
     group.add_argument("--compare", metavar=("BEFORE", "AFTER"), nargs=2, help=says)
     _add_images(parser.add_argument_group("on which images"))
@@ -112,7 +113,7 @@ def run(given: Any) -> int:
 
 
 def _make_room(places: dict[str, Path]) -> None:
-    """Folders that files go to, before an hour is spent on what can't be written."""
+    """Create the output folders first, rather than after an hour of measuring."""
     for name, path in places.items():
         if name != "figures" and path.is_dir():
             raise ConfigError(f"--{name} {path} is a folder; give a file in it, such as {path / 'profile.safetensors'}")
@@ -165,13 +166,13 @@ def _profile(given: Any) -> Profile:
     def reading(done: int, total: int) -> None:
         bar.update(task, completed=done, total=total)
         if done == total:
-            bar.stop()  # the next bar wants the terminal for itself
+            bar.stop()  # the next bar needs the terminal to itself
 
     progress = MeasureProgress(bar=console.is_terminal, reading=reading)
     how = Execution(device=given.device, threads=given.threads)
     with reproducible(how), nullcontext() if given.no_null else bar:
         if is_run:
-            return profile_run(given.model, config, which=given.which, progress=progress)
+            return profile_run(given.model, config, which=given.which, progress=progress, trust=given.trust)
         weights = "default" if given.weights in (None, "hub") else given.weights
         size = given.image_size
         return profile_network(given.model, config, weights=weights, image_size=size, progress=progress)

@@ -42,7 +42,7 @@ def metavar(each: Option) -> str:
 
 
 def help_text(each: Option) -> str:
-    """What an option is, and its default."""
+    """The help of an option, with its default."""
     text = each.help
     if each.name == "protocol":
         text = "; ".join(f"{name}: {protocol.help}" for name, protocol in PROTOCOLS.items())
@@ -74,6 +74,13 @@ def _which(text: str) -> str:
 
 def device(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+
+
+def trust(parser: argparse._ActionsContainer) -> None:
+    """Whose code the files of a run may have imported."""
+    says = "a module or package that the run's files may have imported, for a method or data set of your own; may be "
+    says += "given several times (default: dspreg alone)"
+    parser.add_argument("--trust", metavar="MODULE", action="append", default=[], help=says)
 
 
 def dataset(parser: argparse._ActionsContainer) -> None:

@@ -37,7 +37,7 @@ class Part:
         return self.count - self.statuses[RunStatus.FINISHED]
 
     def hours(self) -> float | None:
-        """Of what is left, from what is finished."""
+        """Estimate for the remaining runs, from the finished ones."""
         if not self.step_seconds:
             return None if self.left else 0.0
         steps = self.steps_planned or round(mean(self.steps))
@@ -118,7 +118,7 @@ def cost_notes(parts: Parts, runs: Iterable[tuple[Run, int]], execution: Executi
     measured = sum(len(part.sizes) for part in parts.values())
     if measured:
         return [f"hours one after the other, and gigabytes, as the {measured:,} finished took and left"]
-    unknown = "hours: nothing is known before a run of the same data set and algorithm is finished"
+    unknown = "hours: unknown until a run of the same data set and algorithm is finished"
     return [unknown, *kept_models(runs, execution)]
 
 
@@ -132,7 +132,7 @@ def kept_models(runs: Iterable[tuple[Run, int]], execution: Execution) -> list[s
     for run, count in runs:
         data = dataset_class(run.dataset)
         if data is None:
-            return [f"gigabytes: nothing is known of networks for {escape_terminal(run.data_name)} before it is read"]
+            return [f"gigabytes: unknown until {escape_terminal(run.data_name)} is read"]
         s = resolve_config(TrainConfig.of(run.settings()), cast(DatasetFacts, data))
         network = (s.model, s.image_size, len(data.classes))
         if network not in sizes:
@@ -142,8 +142,8 @@ def kept_models(runs: Iterable[tuple[Run, int]], execution: Execution) -> list[s
         largest = max(largest, sizes[network])
     checkpoints = 2 * 4 * largest  # two, each with the network, Adam's two moments and the selected model
     return [
-        f"gigabytes by the networks' sizes: {total / GB:,.2f} of models in the end (--keep {execution.keep}), and "
-        f"{checkpoints / GB:.2f} of checkpoints while a run goes on; methods with networks of their own need more"
+        f"gigabytes by the networks' sizes: {total / GB:,.2f} of models at the end (--keep {execution.keep}), and "
+        f"{checkpoints / GB:.2f} of checkpoints during a run; methods with additional networks need more"
     ]
 
 

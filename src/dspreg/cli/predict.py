@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import device, integer, which
+from dspreg.cli.options import device, integer, trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.io.text import align_columns, escape_csv, escape_terminal
 
@@ -31,6 +31,7 @@ def add(commands: Commands) -> None:
         "--batch", metavar="N", type=integer("evaluation_batch"), default=64, help="images per batch (default: 64)"
     )
     which(parser)
+    trust(parser)
     device(parser)
     parser.set_defaults(run=run)
 
@@ -48,6 +49,7 @@ def run(given: Any) -> int:
         task = bar.add_task("predicting", total=None)
         found = predict_images(
             given.run_folder, given.images, which=given.which, batch=given.batch, device=given.device,
+            trust=given.trust,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     good = [each for each in found if not each.fault]
@@ -55,7 +57,7 @@ def run(given: Any) -> int:
         _csv(good, found[0].classes)
     elif good:
         print("\n".join(_table(good, found[0].classes)))
-    sys.stdout.flush()  # before what is said on stderr, where both are one terminal
+    sys.stdout.flush()  # before the messages on stderr, if both go to one terminal
     for each in found:
         if each.fault:
             print(f"dspreg: {escape_terminal(str(each.path))}: {escape_terminal(each.fault)}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`dspreg sweep`: many runs, from a file, a recipe or the command line."""
+"""`dspreg sweep`: many runs, defined by a file, a recipe or flags."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ pacs.yaml:
   settings: {steps: 5001}
   execution: {root: data, keep: none}
 
-run the same command again to go on; several at once on one store share the work.
+run the same command again to resume; several sweeps on one store share the work.
 """
 
 MAX_RUNS = 10_000  # that start without a word: more than a benchmark of one method, fewer than a slip of the finger
@@ -56,7 +56,7 @@ GIVEN = {
     "only": "leave out the pairs of domains that only leave-one-domain-out selection needs",
 }
 OTHERWISE = {  # defaults that differ from those of train
-    "threads": "CPU threads of each run (default: 1, so that all machines give the same bits)",
+    "threads": "CPU threads of each run (default: 1, so that results do not depend on the number of cores)",
     "workers": "processes that read images, for each run (default: 0, or up to 4 with a GPU)",
 }
 FLAGS = {"datasets": "--dataset", "algorithms": "--algorithms", "targets": "--targets"}
@@ -86,7 +86,7 @@ def add(commands: Commands) -> None:
 
 def add_launch_options(group: Any) -> None:
     """The flags that `launch` takes."""
-    says_jobs = "runs at once (default: one per GPU, or core, of all machines); 0: one after the other, in this process"
+    says_jobs = "parallel runs (default: one per GPU or core of all machines); 0: one after the other, in this process"
     group.add_argument("--jobs", metavar="N", help=says_jobs)
     says_on = "this machine, or a Ray cluster (needs the extra ray)"
     group.add_argument("--on", choices=("local", "ray"), default="local", help=says_on)
@@ -158,7 +158,7 @@ def open_store(runs: Sequence[Run], given: Any, execution: Execution) -> RunStor
         print(plan_text(runs, store, execution))
         return None
     if store is None:
-        raise ConfigError("where should the runs go? Add --store DIR, or --dry-run to see what they are")
+        raise ConfigError("where should the runs go? Add --store DIR, or --dry-run to list them")
     return store
 
 
@@ -175,7 +175,7 @@ def read_plan(given: Any) -> tuple[Sweep | list[Run], Execution]:
     if file and Path(file).suffix not in (".yaml", ".yml"):
         if written or settings:
             name = next(iter([*written, *settings]))
-            raise ConfigError(f"a recipe says itself what is trained; leave out {name}, or write a sweep in YAML")
+            raise ConfigError(f"a recipe defines what is trained; leave out {name}, or write a sweep in YAML")
         return load_recipe(file, most_runs(given)), Execution(**how)
     values = read_sweep(file) if file else {}
     values = {**values, **written}
@@ -193,7 +193,7 @@ def launch(
     pause: Callable[[], None],
     say: Callable[[str], None] = lambda text: print(text, flush=True),
 ) -> int:
-    """Train what is left of the runs, and say how each ended; returns the exit code."""
+    """Train the runs that are left, and print how each ended; returns the exit code."""
     from rich.console import Console
 
     from dspreg.launch.progress import SweepProgress, SweepProgressBars
@@ -242,7 +242,7 @@ def chosen_launcher(given: Any, say: Callable[[str], None]) -> Launcher:
 
 
 def ignore_broken_pipe(say: Callable[[str], None]) -> Callable[[str], None]:
-    """The reader of the output may be gone, as after `| head`; runs are trained for the store, and go on."""
+    """Print, and continue if the reader closes the pipe, as `| head` does: results go to the store."""
 
     def say_or_not(text: str) -> None:
         with suppress(BrokenPipeError):
@@ -250,7 +250,7 @@ def ignore_broken_pipe(say: Callable[[str], None]) -> Callable[[str], None]:
             return
         try:
             sys.stdout.flush()
-        except BrokenPipeError:  # or Python would fail with what is left in it, at the end
+        except BrokenPipeError:  # otherwise Python would fail at exit, when it flushes the rest
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     return say_or_not

@@ -13,7 +13,7 @@ from dspreg.config.dataset_ref import DatasetRef
 from dspreg.config.parse import compose_yaml, iterate_entries, parse_integer, parse_mapping, parse_option, plain_value
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS
 from dspreg.errors import ConfigError, DspregError
-from dspreg.io.importing import import_object
+from dspreg.io.importing import import_object, search_here
 from dspreg.io.text import did_you_mean, shorten
 from dspreg.protocol.leave_one_out import ONLY, count_runs, distinct, leave_one_out
 from dspreg.runs.run import FURTHER, Run
@@ -178,6 +178,7 @@ def _module(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise ConfigError(f"there is no file {path}")
+    search_here()  # a recipe may import modules beside it
     module, loader = importlib.util.module_from_spec(spec), spec.loader
     _guarded(str(path), lambda: loader.exec_module(module))
     return module
