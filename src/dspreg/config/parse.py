@@ -92,7 +92,7 @@ def option_name(key: str, place: str, also: Iterable[str] = ()) -> str:
 def parse_assignment(text: str) -> tuple[str, Any]:
     """`"lr=1e-4"` → ("lr", 0.0001)."""
     key, equals, value = text.partition("=")
-    if not equals:
+    if not equals or not key.strip():
         raise ConfigError(f"--set {shorten(text)}; wanted key=value, such as lr=1e-4")
     return option_name(key.strip(), "--set"), parse_option(key.strip(), value.strip(), "--set")
 
@@ -134,7 +134,7 @@ def compose_yaml(path: str | Path) -> yaml.Node | None:
     try:
         text = read_regular_file(path, limit=LARGEST_FILE, follow=True).decode("utf-8")
     except (OSError, ValueError, IntegrityError) as error:
-        raise ConfigError(f"the configuration {shorten(str(path))[1:-1]} can't be read: {error}") from None
+        raise ConfigError(f"the configuration {shorten(str(path))[1:-1]} can't be read: {getattr(error, 'strerror', None) or error}") from None
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except RecursionError:

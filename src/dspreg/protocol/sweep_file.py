@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
@@ -154,6 +155,9 @@ def load_recipe(text: str, most: int | None = None) -> list[Run]:
         text: Where the function is.
         most: Runs that it may return; a recipe can't be counted but by running it, and one may have no end.
     """
+    if os.path.sep in text.removesuffix(".py") or Path(text).exists():
+        if ".py" not in text:
+            raise ConfigError(f"{text} is no sweep: wanted FILE.yaml, a recipe in FILE.py, or the import path of a function")
     path, _, name = text.partition(".py")
     if text.endswith(".py") or (name.startswith(":") and Path(f"{path}.py").exists()):
         made = getattr(_module(Path(f"{path}.py")), name.removeprefix(":") or "runs", None)
@@ -163,7 +167,10 @@ def load_recipe(text: str, most: int | None = None) -> list[Run]:
         made = import_object(text)
     if not callable(made):
         raise ConfigError(f"{text!r} is not a function; a recipe is one that returns runs")
-    found = _guarded(text, lambda: list(islice(made(), None if most is None else most + 1)))
+    returned = _guarded(text, made)
+    if not isinstance(returned, Iterable):
+        raise ConfigError(f"the recipe {text!r} returned {shorten(returned)}; wanted runs, as from dspreg.leave_one_out")
+    found = _guarded(text, lambda: list(islice(returned, None if most is None else most + 1)))
     if most is not None and len(found) > most:
         raise ConfigError(f"the recipe {text!r} returned more than {most:,} runs. If they are meant, add --max-runs N")
     for run in found:
