@@ -209,7 +209,8 @@ class Environment:
         self.root = small.make_images(folder / "images")
         folder.chmod(0o755)
         self.command(folder / "warm" / "run")
-        self.expected = json.dumps(self._ending(folder / "warm" / "run"), sort_keys=True)
+        self.ending = small.ending(folder / "warm" / "run")
+        self.expected = json.dumps(self.ending, sort_keys=True)
 
     def words(self, out: Path) -> list[str]:
         settings = tiny.settings(self.root, **small.SMALL)
@@ -224,9 +225,6 @@ class Environment:
             return command_line([*self.words(out), *words])
         except SystemExit as ending:
             return int(ending.code or 0)
-
-    def _ending(self, out: Path) -> Any:
-        return small.ending(out)
 
     def run(self, number: int, case: Case) -> str:
         """Empty where all was as expected."""
@@ -300,7 +298,7 @@ class Environment:
             told["said"] = os.pread(log, 100_000, 0).decode(errors="replace")
             remove()
             told["resumed"] = self.command(place / "out" / "run", case.words)
-            told["ending"] = json.dumps(self._ending(place / "out" / "run"), sort_keys=True)
+            told["ending"] = json.dumps(small.ending(place / "out" / "run"), sort_keys=True)
         except BaseException:
             told["error"] = traceback.format_exc()[-600:]
             told["error"] += told["said"][-300:]
