@@ -17,6 +17,7 @@ from dspreg.cli.parser import Commands, add_command
 from dspreg.config.parse import format_config, parse_assignment, parse_option, parse_targets, read_options, split_config
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS, TRAIN_OPTIONS, Execution, TrainConfig, resolve_config
 from dspreg.errors import ConfigError, Notice, Preempted
+from dspreg.io.text import escape_terminal
 
 if TYPE_CHECKING:
     from dspreg.data import DomainDataset
@@ -114,7 +115,7 @@ def collect_options(given: Any) -> dict[str, Any]:
 
 def summary(result: dict[str, Any], out: Path, finished_before: bool) -> str:
     chosen = result["selected"]
-    unseen = [f"{name} {100 * chosen['accuracy'][name]['in']:.1f} %" for name in result["targets"]]
+    unseen = [f"{escape_terminal(name)} {100 * chosen['accuracy'][name]['in']:.1f} %" for name in result["targets"]]
     lines = [f"held-out sources {100 * chosen['validation']:.1f} %, selected at step {chosen['step']}"]
     if unseen:
         lines.insert(0, f"unseen {', '.join(unseen)}")
