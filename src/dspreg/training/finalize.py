@@ -99,13 +99,14 @@ def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
         else "No domain was held out: how well it does on a new one is not known from this run."
     )
     kept = "" if experiment.execution.keep == "none" else USE
+    classes = [*map(escape_terminal, experiment.data.classes[:20])] + ["…"] * (len(experiment.data.classes) > 20)
     return CARD.format(
-        algorithm=s.algorithm, data=escape_terminal(experiment.data.name), rows="\n".join(rows), target=target, kept=kept,
+        algorithm=s.algorithm, data=escape_terminal(experiment.data.name), classes=", ".join(classes),
+        rows="\n".join(rows), target=target, kept=kept,
         step=chosen["step"], last=s.steps - 1, validation=f"{100 * chosen['validation']:.1f}", protocol=s.protocol,
         augmented=", augmented as in DomainBed; plain ones score otherwise" if s.augment_validation else "",
         trial=s.trial, draw=s.draw, model=s.model, tag=w.tag, sha=w.sha256 or "none", size=s.image_size,
         lr=s.lr, batch=s.batch_size, decay=s.weight_decay,
-        classes=", ".join(map(escape_terminal, experiment.data.classes[:20])) + (", …" if len(experiment.data.classes) > 20 else ""),
     )  # fmt: skip
 
 
