@@ -3,14 +3,12 @@
 import hashlib
 import pickle
 import socket
-import sys
 import threading
 import warnings
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFile
-from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 
 from dspreg import DataError
@@ -112,18 +110,6 @@ def test_it_goes_to_other_processes(tmp_path):
         assert getattr(copy, attribute) == getattr(images, attribute)
     loaded = DataLoader(images, batch_size=2, num_workers=1, collate_fn=list)
     assert [label for batch in loaded for _, label in batch] == images.labels
-
-
-def test_an_error_keeps_its_kind_and_words_on_the_way_from_a_worker(tmp_path):
-    """What a DataLoader does to an exception of its worker, without the five seconds it then waits."""
-    images = domain(tmp_path)
-    images.files[3].write_bytes(b"")
-    try:
-        images[3]
-    except BadImage:
-        sent = pickle.loads(pickle.dumps(ExceptionWrapper(sys.exc_info(), "in DataLoader worker process 0")))
-    with pytest.raises(BadImage, match=r"3\.png is not a usable image: the file is empty"):
-        sent.reraise()
 
 
 def test_uneven_lists_are_refused(tmp_path):

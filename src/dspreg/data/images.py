@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from dspreg.data.cache import Cache
 
+TOGETHER = 64  # files that a thread hashes at a time
 THREADS = min(4, os.cpu_count() or 1)  # each may hold one decoded image of the largest size
 
 
@@ -91,11 +92,20 @@ class Images(Sequence[tuple["Image", int]]):
             known = self._hashes[i] = hashlib.sha256(contents(self.files[i])).hexdigest()
         return known
 
+    def take_hashes(self, on_progress: Callable[[], None] = lambda: None) -> None:
+        """Read all files whose hash is not known. `on_progress` is called every few of them, and may raise."""
+        if None not in self._hashes:
+            return
+        parts = [range(len(self))[start : start + TOGETHER] for start in range(0, len(self), TOGETHER)]
+        pool = ThreadPoolExecutor(THREADS)
+        try:
+            for _ in pool.map(lambda part: [self.hash(i) for i in part], parts):
+                on_progress()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
     @property
     def hashes(self) -> list[str]:
         """SHA-256 of the bytes of each file, taken once."""
-        if None in self._hashes:
-            parts = [range(len(self))[start : start + 256] for start in range(0, len(self), 256)]
-            with ThreadPoolExecutor(THREADS) as pool:
-                list(pool.map(lambda part: [self.hash(i) for i in part], parts))
+        self.take_hashes()
         return [self.hash(i) for i in range(len(self))]
