@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +127,7 @@ def stopping() -> Iterator[Any]:
     """A signal stops at the next safe point, with a checkpoint; a second Ctrl-C at once.
 
     A second SIGTERM does not: schedulers send it to a process and to its group, and it is the checkpoint they wait for.
+    SIGHUP, of a terminal that is closed, is the same, unless it is ignored: that is what `nohup` is for.
     """
     received: list[int] = []
 
@@ -135,7 +136,8 @@ def stopping() -> Iterator[Any]:
             os._exit(130)  # the last checkpoint is whole: nothing is lost but steps
         if not received:
             again = "; Ctrl-C once more to stop at once" if number == signal.SIGINT else ""
-            print(f"\ndspreg: stopping after this step{again}", file=sys.stderr)
+            with suppress(OSError):  # the terminal may be gone
+                print(f"\ndspreg: stopping after this step{again}", file=sys.stderr)
         received.append(number)
 
     def pause() -> None:
@@ -144,7 +146,10 @@ def stopping() -> Iterator[Any]:
             stopped.exit_code = 130 if received[0] == signal.SIGINT else 75
             raise stopped
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield pause
     finally:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dspreg.data.images import Images
+from dspreg.data.images import TOGETHER, Images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,7 +23,7 @@ def fingerprint(domain: Sequence[tuple[Image, int]], on_progress: Callable[[], N
 
     Args:
         domain: All its images are read.
-        on_progress: Called every few images; may raise.
+        on_progress: Called now and then; may raise.
     """
     total = hashlib.sha256()
     if isinstance(domain, Images):
@@ -38,7 +38,8 @@ def fingerprint(domain: Sequence[tuple[Image, int]], on_progress: Callable[[], N
             image, label = domain[i]
             total.update(_line(*image.size, int(label)))
             total.update(image.convert("RGB").tobytes())
-            on_progress()
+            if i % TOGETHER == TOGETHER - 1:
+                on_progress()
     return total.hexdigest()
 
 

@@ -93,14 +93,15 @@ class Images(Sequence[tuple["Image", int]]):
         return known
 
     def take_hashes(self, on_progress: Callable[[], None] = lambda: None) -> None:
-        """Read all files whose hash is not known. `on_progress` is called every few of them, and may raise."""
+        """Read all files whose hash is not known. `on_progress` is called now and then, and may raise."""
         if None not in self._hashes:
             return
         parts = [range(len(self))[start : start + TOGETHER] for start in range(0, len(self), TOGETHER)]
         pool = ThreadPoolExecutor(THREADS)
         try:
-            for _ in pool.map(lambda part: [self.hash(i) for i in part], parts):
-                on_progress()
+            for n, _ in enumerate(pool.map(lambda part: [self.hash(i) for i in part], parts)):
+                if n:
+                    on_progress()
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -1,7 +1,7 @@
 """A process of the pool. It has torch loaded before it starts, attempts the runs it is sent, and says how it goes.
 
-It stops, with a checkpoint, on SIGTERM and when the sweep's own process is gone; Ctrl-C, which a terminal sends to all
-of them, is for that process to handle.
+It stops, with a checkpoint, on SIGTERM and when the sweep's own process is gone; Ctrl-C and SIGHUP, which a terminal sends
+to all of them, are for that process to handle.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def main(pipe: Connection, slot: Slot, store: Path, execution: Execution, attemp
     """What the process does, from start to end."""
     signals: list[int] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     sweep = multiprocessing.parent_process()
     assert sweep is not None
