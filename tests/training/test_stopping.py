@@ -78,8 +78,8 @@ def stop_readers_and_terminate():
 
 
 def run_stopped(images, out, callback, code=75, **execution):
+    settings, how = tiny.settings(images, steps=6), tiny.execution(profile="always", **execution)
     with stopping() as pause, pytest.raises(Preempted) as stopped:
-        settings, how = tiny.settings(images, steps=6), tiny.execution(profile="always", **execution)
         train(settings, how, out, callbacks=[callback], pause=pause)
     assert stopped.value.exit_code == code
 
@@ -149,8 +149,8 @@ def test_within_a_step_nothing_is_kept_of_it(images, tmp_path, whole, monkeypatc
 
 def test_a_reader_that_stalls_ends_the_run_with_its_checkpoint(images, tmp_path, whole, monkeypatch):
     monkeypatch.setenv("DSPREG_READER_PATIENCE", "1")
+    settings, how = tiny.settings(images, steps=6), tiny.execution(profile="always", workers=1)
     with pytest.raises(ResourceError, match="it is stopped"):
-        settings, how = tiny.settings(images, steps=6), tiny.execution(profile="always", workers=1)
         train(settings, how, tmp_path / "run", callbacks=[At("step", stop_readers)])
     assert multiprocessing.active_children() == []
     train(tiny.settings(images, steps=6), tiny.execution(profile="always"), tmp_path / "run")

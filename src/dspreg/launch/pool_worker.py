@@ -1,7 +1,7 @@
 """A process of the pool. It has torch loaded before it starts, attempts the runs it is sent, and says how it goes.
 
-It stops, with a checkpoint, on SIGTERM and when the sweep's own process is gone; Ctrl-C and SIGHUP, which a terminal sends
-to all of them, are for that process to handle.
+It stops, with a checkpoint, on SIGTERM and when the sweep's own process is gone; Ctrl-C and SIGHUP, which a terminal
+sends to all of them, are for that process to handle.
 """
 
 from __future__ import annotations

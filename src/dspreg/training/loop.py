@@ -21,6 +21,7 @@ from dspreg.data import DomainDataset
 from dspreg.data.loader import XY
 from dspreg.data.readers import iterate_batches
 from dspreg.data.registry import open_dataset
+from dspreg.data.verify import find_leaks
 from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted, resource_errors
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.status import FAILURE, read_failure
@@ -105,6 +106,8 @@ def train(
             checkpoints.clear()
             return result or {}
         raise_if_failed_before(folder)
+        for leak in find_leaks(experiment.images, experiment.settings.targets):
+            warnings.warn(f"{data.name}: {leak}", Notice, stacklevel=2)
 
         state = State(algorithm, folder)
         resume(state, checkpoints)
