@@ -3,9 +3,11 @@
 import ctypes
 import json
 import os
+import resource
 import select
 import signal
 import traceback
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +40,12 @@ def in_child(act, timeout=60):
     said = json.loads(text)
     assert "error" not in said, said["error"]
     return said["result"]
+
+
+def limit_memory(more):
+    """Let this process have so many bytes more than it has."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, resource.RLIM_INFINITY))
 
 
 def limit_shared_memory(size):

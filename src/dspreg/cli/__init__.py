@@ -28,7 +28,7 @@ from dspreg.cli import (
     train,
 )
 from dspreg.cli.parser import Parser
-from dspreg.errors import DspregError, Notice, ResourceError
+from dspreg.errors import DspregError, Notice, ResourceError, missing_resource
 from dspreg.io.text import escape_terminal
 
 COMMANDS = (train, sweep, status, retry, cancel, report, paper, measure, evaluate, predict, export, data, algorithms)
@@ -68,15 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return int(given.run(given))
         except DspregError as error:
             return _said(error)
-        except MemoryError:
-            return _said(ResourceError("not enough memory; a smaller batch_size or image_size needs less"))
         except KeyboardInterrupt:
             print("dspreg: interrupted", file=sys.stderr)
             return 130
         except BrokenPipeError:  # the reader of our output went away, as `head` does
             sys.stderr.close()
             return 0
-        except Exception:
+        except Exception as error:
+            if missing := missing_resource(error):
+                return _said(ResourceError(f"{missing}; a smaller batch_size or image_size needs less"))
             traceback.print_exc()
             print("dspreg: this is a bug; please report it with the lines above", file=sys.stderr)
             return 1
