@@ -1,4 +1,4 @@
-"""Batches of images, made in as many processes as wanted: each is a function of its key, so the number is free."""
+"""Batches of images, read by any number of processes: each batch is a function of its key alone."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class DomainSplit:
     def batch(self, chosen: Sequence[int], *key: Key) -> XY:
         """Pixels (B, 3, H, W), uint8, and labels of the chosen ones: small, for they travel between processes.
 
-        Each has random numbers of its own: keyed by its place in the batch.
+        The random numbers of each image are keyed by its position in the batch.
         """
         pairs = [self.images[self.positions[i]] for i in chosen]
-        shown = [self._pixels(image, *key, self.domain, place) for place, (image, _) in enumerate(pairs)]
-        return torch.stack(shown), torch.tensor([label for _, label in pairs])
+        pixels = [self._pixels(image, *key, self.domain, place) for place, (image, _) in enumerate(pairs)]
+        return torch.stack(pixels), torch.tensor([label for _, label in pairs])
 
     def _pixels(self, image: Image, *key: Key) -> Tensor:
         if not self.transform.augment:
