@@ -309,6 +309,24 @@ def running(pid):
         return False
 
 
+def stop_halfway(connection, _batch):
+    os.write(connection.fileno(), b"\0\0\1\0half")  # a length, and less than that
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stop_before_the_memory(connection, batch):
+    connection.send(readers.SentBatch(batch, 100, True))
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("stop", [stop_halfway, stop_before_the_memory])
+def test_a_reader_that_stops_while_it_sends_is_not_waited_for(stop, monkeypatch):
+    monkeypatch.setattr(readers, "send_batch", stop)
+    monkeypatch.setattr(readers, "HALF_SENT", 1)
+    with pytest.raises(ResourceError, match="it is stopped"):
+        list(iterate_batches(Who(), range(3), 1))
+
+
 # Ending.
 
 LEFT = """

@@ -12,6 +12,8 @@ import mmap
 import multiprocessing
 import os
 import signal
+import socket
+import struct
 import time
 import traceback
 import warnings
@@ -34,6 +36,7 @@ LARGE = 65_536  # bytes; smaller tensors go through the pipe, so that labels tha
 PATIENCE = 300.0  # seconds without a batch, unless $DSPREG_READER_PATIENCE says otherwise
 NOTICE_AFTER = 30.0  # seconds
 TICK = 0.5  # seconds between two looks at whether to go on waiting
+HALF_SENT = 20  # seconds that the rest of a batch may take once its first bytes are there
 GRACE = 0.5  # seconds in which a process may end by itself
 ORPHANED = 5.0  # seconds between two looks at whether the trainer is there
 
@@ -108,6 +111,7 @@ class Reader:
             arguments = (source, share, theirs, os.getpid())
             self.process = multiprocessing.Process(target=make_batches, args=arguments, daemon=True)
             try:
+                limit_receiving(self.connection, HALF_SENT)
                 self.process.start()
             except BaseException:
                 READERS.discard(self)
@@ -125,6 +129,8 @@ class Reader:
             if isinstance(sent, Failure):
                 sent.reraise()
             batch = sent.unpack(self.connection)
+        except BlockingIOError:  # part of it came, and then nothing
+            raise ResourceError(self._stalled(HALF_SENT)) from None
         except (EOFError, ConnectionError):
             raise ResourceError(self._obituary()) from None
         self._ask()
@@ -152,11 +158,7 @@ class Reader:
             on_wait()
             seconds = time.monotonic() - started
             if seconds > patience:
-                raise ResourceError(
-                    f"the process that reads images ({self.pid}) has sent nothing for {seconds:.0f} s: "
-                    f"{describe_process(self.pid)}. Run the same command again to go on from the last checkpoint, "
-                    "perhaps with --workers 0; where a disk is so slow, set DSPREG_READER_PATIENCE to more seconds"
-                )
+                raise ResourceError(self._stalled(seconds))
             if seconds > NOTICE_AFTER and not noticed:
                 noticed = True
                 text = f"waited for {seconds:.0f} s for the process that reads images ({self.pid})"
@@ -167,15 +169,29 @@ class Reader:
                     stacklevel=4,
                 )
 
+    def _stalled(self, seconds: float) -> str:
+        return (
+            f"the process that reads images ({self.pid}) has sent nothing for {seconds:.0f} s: "
+            f"{describe_process(self.pid)}. Run the same command again to resume from the last checkpoint, perhaps "
+            "with --workers 0; where a disk is so slow, set DSPREG_READER_PATIENCE to more seconds"
+        )
+
     def _obituary(self) -> str:
         self.process.join(GRACE)
         code = self.process.exitcode
         how = "" if code is None else f", {signal.Signals(-code).name}" if code < 0 else f", exit code {code}"
         why = ", perhaps for want of memory" if code in (None, -signal.SIGKILL, -signal.SIGBUS) else ""
         return (
-            f"a process that reads images died (process {self.pid}{how}){why}. Run the same command again to go on "
-            "from the last checkpoint; fewer --workers need less memory"
+            f"a process that reads images died (process {self.pid}{how}){why}. Run the same command again to "
+            "resume from the last checkpoint; fewer --workers need less memory"
         )
+
+
+def limit_receiving(connection: Connection, seconds: int) -> None:
+    """Let a message that stops halfway raise a `BlockingIOError`; it has begun, so that no disk is waited for."""
+    if os.name == "posix":
+        with socket.socket(fileno=os.dup(connection.fileno())) as end:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
 
 
 def end_readers(readers: Iterable[Reader]) -> None:
