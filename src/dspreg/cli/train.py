@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +128,7 @@ def stopping() -> Iterator[Any]:
     """A signal stops at the next safe point, with a checkpoint; a second Ctrl-C stops immediately.
 
     A second SIGTERM does not: schedulers send it both to a process and to its group, and wait for the checkpoint.
+    SIGHUP, of a terminal that was closed, is treated as SIGTERM, unless it is ignored, as under `nohup`.
     """
     received: list[int] = []
 
@@ -136,7 +137,8 @@ def stopping() -> Iterator[Any]:
             os._exit(130)  # the last checkpoint is intact: only steps are lost
         if not received:
             again = "; Ctrl-C once more to stop at once" if number == signal.SIGINT else ""
-            print(f"\ndspreg: stopping after this step{again}", file=sys.stderr)
+            with suppress(OSError):  # the terminal may be gone
+                print(f"\ndspreg: stopping after this step{again}", file=sys.stderr)
         received.append(number)
 
     def pause() -> None:
@@ -145,7 +147,10 @@ def stopping() -> Iterator[Any]:
             stopped.exit_code = 130 if received[0] == signal.SIGINT else 75
             raise stopped
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield pause
     finally:
