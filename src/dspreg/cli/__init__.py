@@ -73,13 +73,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
 
 
-def run_command(arguments: Sequence[str] | None) -> int:
+def build_parser() -> Parser:
+    """Of all commands."""
     parser = Parser(prog="dspreg", description="Domain generalisation at the level of parameters.", epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"dspreg {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for command in COMMANDS:
         command.add(commands)
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def run_command(arguments: Sequence[str] | None) -> int:
+    given = build_parser().parse_args(arguments)
     with warnings.catch_warnings(), importable_here():
         warnings.simplefilter("always", Notice)
         warnings.showwarning = _notice
