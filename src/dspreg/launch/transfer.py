@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from dspreg.io.atomic_files import read_regular_file
 from dspreg.launch.messages import Files
 from dspreg.runs.folder import OURS, RunFolder
 
@@ -32,7 +33,8 @@ class FolderWatch:
 
     def pack_changes(self) -> Files:
         now = {name: _stamp(self.folder / name) for name in _names(self.folder)}
-        new = {name: (self.folder / name).read_bytes() for name, stamp in now.items() if self.seen.get(name) != stamp}
+        changed = [name for name, stamp in now.items() if self.seen.get(name) != stamp]
+        new = {name: read_regular_file(self.folder / name) for name in changed}
         self.seen = now
         return Files(new, tuple(_checkpoints(self.folder)))
 
@@ -42,6 +44,7 @@ class FolderWatch:
 
 def pack(folder: Path) -> Files:
     """All files of a run."""
+    RunFolder(folder).check_parts()
     return FolderWatch(folder).pack_changes()
 
 
