@@ -100,7 +100,7 @@ def test_in_several_processes(images, tmp_path, capsys):
 @pytest.mark.parametrize("value", ["-1", "many", "1.5"])
 def test_numbers_that_are_none(images, tmp_path, capsys, flag, value):
     assert main(typed(images, tmp_path / "store", f"{flag}={value}")) == 2
-    assert f"{flag} {value}; wanted a whole number at least" in capsys.readouterr().err
+    assert f"{flag} {value!r}; wanted a whole number at least" in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
 
 

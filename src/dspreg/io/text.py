@@ -103,7 +103,7 @@ SYNONYMS = {  # ours → what others call it: DomainBed, WILDS, timm, Lightning,
     "draw": ("hparams_seed", "hparam_seed", "draws", "configuration"),
     "draws": ("n_hparams", "hparams", "draw", "num_hparams", "samples"),
     "dropout": ("resnet_dropout", "drop", "drop_rate"),
-    "evaluate_every": ("checkpoint_freq", "eval_every", "eval_freq", "eval_interval", "val_check_interval", "val_every"),
+    "evaluate_every": ("checkpoint_freq", "eval_every", "eval_freq", "eval_interval", "val_every"),
     "evaluation_batch": ("eval_batch", "eval_batch_size", "test_batch_size", "val_batch_size"),
     "frozen_bn": ("freeze_bn", "bn_freeze"),
     "holdout": ("holdout_fraction", "val_split", "validation_split", "val_fraction", "test_size"),
@@ -117,7 +117,7 @@ SYNONYMS = {  # ours → what others call it: DomainBed, WILDS, timm, Lightning,
     "save_every": ("checkpoint_every", "save_freq", "save_steps"),
     "selection": ("model_selection", "selection_method"),
     "set": ("override", "opts", "option"),
-    "steps": ("epochs", "epoch", "iterations", "iters", "max_steps", "num_steps", "n_steps", "max_epochs", "num_epochs"),
+    "steps": ("epochs", "epoch", "iterations", "iters", "max_steps", "num_steps", "n_steps", "num_epochs"),
     "store": ("out", "output", "output_dir", "out_dir", "work_dir", "folder"),
     "target": ("env", "envs", "test_env", "test_envs", "test_domain", "test_domains", "target_domain", "held_out"),
     "targets": ("target", "env", "envs", "test_env", "test_envs", "test_domain", "test_domains", "target_domain"),
@@ -168,7 +168,8 @@ def edit_distance(a: str, b: str, most: int) -> int:
     """Letters to be added, left out, changed or exchanged with their neighbour; `most` + 1 where there are more."""
     if abs(len(a) - len(b)) > most:
         return most + 1
-    before, last = [], list(range(len(b) + 1))
+    before: list[int] = []
+    last = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         row = [i]
         for j, y in enumerate(b, 1):

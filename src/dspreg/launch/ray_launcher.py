@@ -16,14 +16,14 @@ from typing import Any
 
 from dspreg.config.train_config import Execution
 from dspreg.data.registry import ROOT
-from dspreg.errors import ConfigError, InUse
+from dspreg.errors import ConfigError, IntegrityError, InUse
 from dspreg.launch.attempt import final_state
 from dspreg.launch.dispatcher import TICK, Dispatcher
 from dspreg.launch.heartbeat import Heartbeat
 from dspreg.launch.messages import Event, Failed, Files, Outcome, Progress, Succeeded, TaskMessage, WorkerDied
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import POLL, LeasedRun, RunQueue
-from dspreg.launch.ray_cluster import connected
+from dspreg.launch.ray_cluster import connected, require_cluster
 from dspreg.launch.ray_task import Assignment, attempt_run
 from dspreg.launch.resources import fill_execution
 from dspreg.launch.transfer import pack, unpack
@@ -58,6 +58,7 @@ class RayLauncher:
 
     def setup(self, execution: Execution) -> Execution:
         """Fill in defaults as in all sweeps; they must not depend on this machine."""
+        require_cluster(self.address)
         if execution.device.startswith("cuda:"):
             raise ConfigError(f"--device {execution.device}: Ray assigns GPUs to runs. Give --device cuda")
         if execution.device == "cuda" and execution.workers is None:
@@ -133,6 +134,9 @@ class RayTransport:
         except (InUse, LeaseLost):  # `dspreg train` uses the folder, or this process was suspended and lost its lease
             lock.close()
             return Outcome(None)
+        except IntegrityError as error:  # a part of the folder is a link, or no regular file
+            lock.close()
+            return Outcome(store.fail(run, error, fence=fence))
         settings, execution = use_absolute_paths(run, self.execution)
         messages = self.remote.remote(Assignment(settings, execution, run.to_json(), files, own_import_path()))
         self.tasks.append(Task(leased, folder, lock, messages, Heartbeat(self.queue.leases, leased.lease)))
@@ -157,6 +161,9 @@ class RayTransport:
             except LeaseLost:
                 self.cancel(task)
                 event = Outcome(None)
+            except IntegrityError as error:  # it sent files that a run does not have
+                self.cancel(task, force=True)
+                event = Outcome(self.queue.store.fail(task.leased.run, error, fence=task.folder.fence))
             if event is not None:
                 yield task.leased, event
 
