@@ -31,7 +31,7 @@ TABLE = {
     # without torch: results can be read on any laptop
     "errors": Place(1, NUMPY),
     "io": Place(2, frozenset(), frozenset({"jinja2", "matplotlib", "numpy", "rich", "safetensors"})),
-    "specs": Place(2),
+    "specs": Place(3),
     "domainbed/seeds.py": Place(2),  # stands below the rest of its package: draws, splits and defaults use its hash
     "distributions": Place(3, NUMPY),
     "config": Place(4, NUMPY | {"yaml"}),
@@ -262,7 +262,7 @@ INTERNAL = {
         "sensitivity.evaluation_mode sensitivity.meter sensitivity.refresh sensitivity.samples",
         "times one refresh without its training",
     ),
-    "bench/trajectory.py": ("batches data.loader penalty training.experiment", "swaps engines between two steps"),
+    "bench/trajectory.py": ("batches data.readers penalty training.experiment", "swaps engines between two steps"),
     "evidence/archives.py": ("runs.archive", "packs and unpacks stores"),
     "evidence/choices.py": ("data.sampling sensitivity.summary training.experiment", "measures at a checkpoint"),
     "evidence/load_checkpoint.py": (
