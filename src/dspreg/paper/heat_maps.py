@@ -17,8 +17,8 @@ from dspreg.paper.item import Item
 from dspreg.paper.render import REFRESHES, difference_table, scale_table
 from dspreg.paper.results import Refreshes, count_refreshes, load_item, refresh_notes
 from dspreg.paper.verdicts import Comparison, pairs_sentence
-from dspreg.protocol.selection import Trace
-from dspreg.reporting.contrasts import contrast
+from dspreg.protocol.selection import RunResult
+from dspreg.reporting.contrasts import contrast_differences
 from dspreg.reporting.table import Cell, Row, Table
 from dspreg.reporting.tables import count_cell
 from dspreg.runs.status import RunStatus
@@ -83,7 +83,7 @@ class ProfileColumn:
         return {trial: (mean_c_and_null(each, layer), each.reliability) for trial, each in found.items()}
 
 
-def find_profiles(item: Item, store: RunStore, traces: Mapping[str, Trace]) -> dict[str, ProfileColumn]:
+def find_profiles(item: Item, store: RunStore, traces: Mapping[str, RunResult]) -> dict[str, ProfileColumn]:
     """The profiles before training and after that of each variant. All variants of a trial start from the same
     parameters, so the first one's profile stands for before."""
     found = {"before": ProfileColumn(), **{variant.label: ProfileColumn() for variant in item.variants}}
@@ -173,5 +173,7 @@ def _compare(
             other = measured[second][trial][0][0]
             if one is not None and other is not None:
                 apart.append((one[0] - one[1]) - (other[0] - other[1]))
-    found = contrast([[each / 100 for each in apart]]) if apart else None  # it takes shares and gives per cent
+    found = (
+        contrast_differences([[each / 100 for each in apart]]) if apart else None
+    )  # it takes shares and gives per cent
     return Comparison(_when(first), _when(second), found, unit=" in c − null", decimals=3, larger="higher")
