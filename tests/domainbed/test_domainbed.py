@@ -14,6 +14,7 @@ from dspreg.domainbed.names import ALGORITHMS, DATASETS
 from dspreg.domainbed.records import sweep_arguments
 from dspreg.domainbed.write_sweep import write_sweep
 from dspreg.errors import ConfigError, DataError, IntegrityError, Notice
+from dspreg.runs.folder import RunFolder
 from helpers.runs import record, single, trace, write_jobs, write_run
 
 THREE = ("a", "b", "c")

@@ -273,9 +273,12 @@ def _read_only(path: Path) -> str:
 
 
 def _infos(rows: Iterable[tuple[str, str, int, str, float]], now: float, boot: str) -> list[LeaseInfo]:
-    return [
-        LeaseInfo(run, holder, step, (end - now) if then == boot else -1.0) for run, holder, step, then, end in rows
-    ]
+    found = []
+    for run, holder, step, then, end in rows:
+        if (type(run), type(holder), type(step)) != (str, str, int) or type(end) not in (int, float):
+            raise sqlite3.DatabaseError("a lease is of other types than were written")  # SQLite keeps any in any column
+        found.append(LeaseInfo(run, holder, step, (end - now) if then == boot else -1.0))
+    return found
 
 
 @contextmanager
