@@ -37,7 +37,7 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/mypy
 
 kills: $(READY)  ## thirty trainings killed at random moments, and compared with one left alone
-	$(BIN)/python tests/slow/kill.py --runs 30
+	$(BIN)/python tests/faults/kill.py --runs 30
 
 sweeps: $(READY)  ## a sweep of 72 runs killed ten times, and compared with one left alone: a quarter of an hour
 	$(BIN)/python tests/slow/sweeps.py

@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dspreg import Run, leave_one_out
 from dspreg.io.atomic_files import canonical_json, sha256
-from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.runs.folder import FORMAT, identity
-from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
 
 DATA = {"PACS": ("art_painting", "cartoon", "photo", "sketch"), "VLCS": ("Caltech101", "LabelMe", "SUN09", "VOC2007")}

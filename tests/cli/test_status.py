@@ -189,9 +189,9 @@ def test_whoever_holds_a_run_may_be_gone_or_hang(made, capsys):
         each.close()
     assert cells(said, "all")[1:4] == ["8", "0", "0"]  # nobody works on any of them
     lines = below(said, "being trained:")
-    assert "no progress, its lease is over" in lines[0]
-    assert re.search(rf"its process is gone +{machine_and_pid(dead)[0]}, process {machine_and_pid(dead)[1]} ", lines[1])
-    assert "no progress, its lease is over" in lines[2]
+    assert "no progress, its lease has expired" in lines[0]
+    assert re.search(rf"its process died +{machine_and_pid(dead)[0]}, process {machine_and_pid(dead)[1]} ", lines[1])
+    assert "no progress, its lease has expired" in lines[2]
 
 
 def test_a_lease_of_a_finished_run_is_not_told(made, capsys):
@@ -373,7 +373,7 @@ def test_a_store_that_may_only_be_read(sweeper):
     assert said.stdout.endswith("exit code 0\n"), said
     assert cells(said.stdout, "all")[1:4] == ["8", "0", "1" if sweeper in ("running", "gone") else "0"]
     assert (runs[0].id in said.stdout) == (sweeper != "none")
-    assert ("its process is gone" in said.stdout) == (sweeper == "killed")
+    assert ("its process died" in said.stdout) == (sweeper == "killed")
 
 
 def test_it_needs_no_torch(made):

@@ -22,6 +22,7 @@ from dspreg.runs.store import RunStore
 from helpers.small_runs import EXECUTION
 from helpers.sweeps import Seen, launched, three
 from helpers.sweeps import alone as serial
+from helpers.tampered import plant
 
 OWN = """
 import os, signal, time
@@ -173,12 +174,22 @@ def test_begun_in_one_place_and_finished_in_the_other(ray, node, images, store, 
     assert bits(store, run) == bits(other, run)
 
 
+def test_names_that_only_the_store_holds_are_not_imported(ray, images, own, store):
+    (run, *_) = three(images, steps=60, evaluate_every=1)
+    with pytest.raises(Preempted):
+        serial([run], store, EXECUTION, pause=stopping(store, run))
+    mark = plant(store, run, own)  # where tasks look for modules
+    ended = swept([run], store)
+    assert ended[run.id].status == "finished"
+    assert not mark.exists()
+
+
 def test_a_killed_process_costs_an_attempt_and_no_work(ray, images, own, store, tmp_path):
     (run, *_), told = three(images, "own_of_a_ray_test.Killed", steps=5, evaluate_every=1), []
     ended = swept([run], store, on_run=lambda run, s, _: told.append((s.status, s.attempts, s.reason)))
     assert [state for state, *_ in told] == ["failed", "finished"]
     assert told[0][1] == 1
-    assert "the Ray task that trained it is gone: WorkerCrashedError" in told[0][2]
+    assert "the Ray task that trained it died: WorkerCrashedError" in told[0][2]
     assert ended[run.id].status == "finished"
     assert not list((store.path / "failures").iterdir())
     other = made(tmp_path / "other")
@@ -199,7 +210,7 @@ def test_a_task_that_hangs_is_ended_and_its_run_goes_on(ray, images, own, store)
         queue.stalled = over
 
     ended = swept([run], store, on_run=lambda run, s, _: told.append((s.status, s.reason)), change=change)
-    assert told[0] == ("failed", "it made no progress for 600 s and was ended")
+    assert told[0] == ("failed", "it made no progress for 600 s and was stopped")
     assert ended[run.id].status == "finished"
 
 

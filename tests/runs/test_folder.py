@@ -91,7 +91,7 @@ def test_another_training_is_refused_and_the_difference_shown(folder, path, valu
     with pytest.raises(ConfigError) as caught:
         folder.agree(changed(path, value), changed_environment=allowed)
     assert str(caught.value).startswith(f"{folder.path} holds another training:\n{shown}")
-    assert str(caught.value).endswith("go on with the settings it has, or give another --out")
+    assert str(caught.value).endswith("resume with the settings it has, or give another --out")
     assert str(caught.value).count("→") == 1
     assert (folder / "run.json").read_bytes() == before
 

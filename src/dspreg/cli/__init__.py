@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TextIO
 
 from dspreg import __version__
@@ -29,6 +27,7 @@ from dspreg.cli import (
 )
 from dspreg.cli.parser import Parser
 from dspreg.errors import DspregError, Notice, ResourceError
+from dspreg.io.importing import importable_here
 from dspreg.io.text import escape_terminal
 
 COMMANDS = (train, sweep, status, retry, cancel, report, paper, measure, evaluate, predict, export, data, algorithms)
@@ -53,7 +52,7 @@ exit codes: 0 ok, 1 a bug, 2 usage, 3 data, 4 damaged or untrusted file, 5 a run
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without √ or → is no reason to lose a table
+    if isinstance(sys.stdout, io.TextIOWrapper):  # print a table even if the terminal lacks √ or →
         sys.stdout.reconfigure(errors="backslashreplace")
     parser = Parser(prog="dspreg", description="Domain generalisation at the level of parameters.", epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"dspreg {__version__}")
@@ -73,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("dspreg: interrupted", file=sys.stderr)
             return 130
-        except BrokenPipeError:  # the reader of our output went away, as `head` does
+        except BrokenPipeError:  # the reader of our output has closed the pipe, as `head` does
             sys.stderr.close()
             return 0
         except Exception:
@@ -82,27 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
 
 
-@contextmanager
-def importable_here() -> Iterator[None]:
-    """Import paths of one's own methods, data sets and networks may lie in the current folder, as for `python -m`.
-
-    Last on the path, so that a file there takes the place of nothing installed.
-    """
-    here = os.getcwd()
-    sys.path.append(here)
-    try:
-        yield
-    finally:
-        sys.path.remove(here)
-
-
 def _said(error: DspregError) -> int:
     print(f"dspreg: {_harmless(error)}", file=sys.stderr)
     return error.exit_code
 
 
 def _harmless(message: object) -> str:
-    """A file's name may hold what a terminal obeys."""
+    """Escape what is printed: a file name may contain control sequences of a terminal."""
     return "\n".join(map(escape_terminal, str(message).split("\n")))
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from dspreg.config.options import Option, require_option
+from dspreg.config.options import MOST, Option, format_limit, reason_against, require_option
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS, Execution, TrainConfig
 from dspreg.errors import ConfigError
+from dspreg.io.text import shorten
 
 PLAIN = {"null", "bool", "int", "float", "str", "timestamp", "seq", "map"}  # what YAML makes of values without a tag
 TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
@@ -51,14 +53,22 @@ def parse_typed(each: Option, given: Any) -> Any:
         return number
     if each.type is float and _is_number(given):
         return float(given)
-    raise ConfigError(f"{each.name}={given!r}; wanted {each.range}")
+    raise ConfigError(f"{each.name}={shorten(given)}; wanted {each.range}")
 
 
-def parse_integer(given: Any, at_least: int) -> int:
-    """A whole number from text: `"300"`, `"1e3"`."""
-    number = _whole_number(given)
-    if number is None or number < at_least:
-        raise ConfigError(f"{given!r}; wanted a whole number at least {at_least}")
+def parse_integer(given: Any, at_least: int, of: str | None = None) -> int:
+    """A whole number from text: `"300"`, `"1e3"`.
+
+    Args:
+        given: Text.
+        at_least: The smallest.
+        of: What is counted, a name of `MOST`, which has the largest.
+    """
+    number, most = _whole_number(given), MOST[of][0] if of else math.inf
+    if number is None or not at_least <= number <= most:
+        end = f" and at most {format_limit(most)}" if of else ""
+        why = reason_against(of, number) if of and number else ""
+        raise ConfigError(f"{shorten(given)}; wanted a whole number at least {at_least}{end}{why}")
     return number
 
 
@@ -81,7 +91,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     """`"lr=1e-4"` → ("lr", 0.0001)."""
     key, equals, value = text.partition("=")
     if not equals:
-        raise ConfigError(f"--set {text!r}; wanted key=value, such as lr=1e-4")
+        raise ConfigError(f"--set {shorten(text)}; wanted key=value, such as lr=1e-4")
     return option_name(key.strip(), "--set"), parse_option(key.strip(), value.strip(), "--set")
 
 
@@ -169,5 +179,5 @@ def _whole_number(given: Any) -> int | None:
 def _is_number(given: Any) -> bool:
     try:
         return abs(float(given)) < float("inf")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # too large for a float
         return False

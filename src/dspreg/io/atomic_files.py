@@ -194,7 +194,10 @@ def remove(path: Path, *, fence: Fence = nullcontext) -> None:
 def make_folder(path: Path) -> None:
     """A folder and those above it, where they are missing."""
     with os_errors_as_cant_write(path, 0):
+        missing = [each for each in (path, *path.parents) if not each.exists()]
         path.mkdir(parents=True, exist_ok=True)
+        for each in reversed(missing):
+            _sync(each.parent)  # else all that is synced inside of it would go with its name
 
 
 def remove_partial_files(folder: Path, *, fence: Fence = nullcontext) -> None:

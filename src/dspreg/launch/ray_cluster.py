@@ -1,4 +1,4 @@
-"""A Ray cluster to work on: one that is there, or one made of this machine for as long as it is needed."""
+"""Connection to a Ray cluster: an existing one, or a temporary one on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from dspreg.errors import ConfigError, Preempted, ResourceError
 from dspreg.launch.resources import usable_cores
 
-STORE = 500_000_000  # bytes of memory for files on their way, in a cluster started here; Ray puts the rest on disk
+STORE = 500_000_000  # bytes of object store memory of a cluster started here; Ray spills the rest to disk
 LOCAL = "local"
 
 
@@ -21,14 +21,14 @@ def connected(address: str | None, cpus: int | None, say: Callable[[str], None] 
     """The `ray` module, connected.
 
     Args:
-        address: `HOST:PORT` of a cluster; `auto`: the one of this machine; `local`: a new one, which ends with this;
-            None: RAY_ADDRESS, or the one that `ray start` made on this machine, or else a new one.
-        cpus: Of a new one; None: as many as this process may use.
-        say: Called with a line that says which it is.
+        address: `HOST:PORT` of a cluster; `auto`: the cluster of this machine; `local`: a new one, which ends with the
+            block; None: RAY_ADDRESS, else the cluster that `ray start` made on this machine, else a new one.
+        cpus: Of a new cluster; None: as many as this process may use.
+        say: Called with a line that names the cluster.
 
     Raises:
-        ConfigError: Ray is not installed, or the address is of a kind that can't be used.
-        ResourceError: There is no such cluster.
+        ConfigError: Ray is not installed, or this kind of address is not supported.
+        ResourceError: The cluster can't be reached or started.
     """
     try:
         import ray
@@ -53,8 +53,9 @@ def connected(address: str | None, cpus: int | None, say: Callable[[str], None] 
             ) from error
     say(found)
     # Ray prints "a worker died" and the like to stdout, between our lines, from a thread of the driver that neither
-    # log_to_driver nor logging_level silences (ray 2.60, `listen_error_messages`). This switch of its own debugger is
-    # the only one; should it go, there is more on the screen and nothing else changes. We report dead tasks ourselves.
+    # log_to_driver nor logging_level silences (ray 2.60, `listen_error_messages`). Only this switch of Ray's debugger
+    # does. If a later version removes it, there are more lines on the screen and nothing else changes. We report dead
+    # tasks ourselves.
     ray._private.worker._worker_logs_enabled = False
     try:
         yield ray
@@ -63,7 +64,7 @@ def connected(address: str | None, cpus: int | None, say: Callable[[str], None] 
 
 
 def _start(ray: Any, address: str | None, cpus: int | None) -> str:
-    """Connect, and say to what."""
+    """Connect, and report to which cluster."""
     quiet = {"log_to_driver": False, "logging_level": "error"}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     size = {"num_cpus": cpus or len(usable_cores()), "object_store_memory": STORE, "include_dashboard": False}
@@ -71,7 +72,7 @@ def _start(ray: Any, address: str | None, cpus: int | None) -> str:
         try:
             ray.init(address=address, **size, **quiet)
             return f"a Ray cluster of this machine was started, CPUs: {size['num_cpus']}"
-        except ValueError:  # there is one, and how large it is was said when it was started
+        except ValueError:  # it exists, and its size was fixed when it was started
             if address == LOCAL:
                 raise
     context = ray.init(address=address, **quiet)
@@ -80,7 +81,7 @@ def _start(ray: Any, address: str | None, cpus: int | None) -> str:
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself, and exits on it: good enough while it starts, and handled as before afterwards."""
+    """Restore our SIGTERM handler after Ray has installed its own, which exits; while Ray starts, that will do."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -88,6 +89,6 @@ def _signals_kept() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        raise Preempted("stopped; run the same command again to go on") from error
+        raise Preempted("stopped; run the same command again to resume") from error
     finally:
         signal.signal(signal.SIGTERM, before)

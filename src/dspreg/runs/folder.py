@@ -1,4 +1,4 @@
-"""The folder of one run: what it holds, and whether it can be trusted. Read without torch.
+"""The folder of one run: its files and their verification. Read without torch.
 
     run.json          what is trained: settings, data, weights, environment
     records.jsonl     one line per evaluation
@@ -6,7 +6,7 @@
     profiles/         c before and after training, with null
     selected.safetensors, last.safetensors, README.md
     result.json       the outcome, and the SHA-256 of every file above
-    failure.json      instead of it, where training could not go on
+    failure.json      instead of result.json, if the training diverged
     checkpoints/      while unfinished
 
 No file says "done": a run is finished when result.json and all it names have the SHA-256 they should have.
@@ -40,16 +40,16 @@ from dspreg.io.atomic_files import (
 )
 
 FORMAT = "dspreg.run/1"
-OURS = (  # what result.json vouches for; other files may lie there too, such as a scheduler's log
+OURS = (  # files that result.json lists; there may be others, such as a scheduler's log
     "run.json", "records.jsonl", "refreshes.jsonl", "results.jsonl", "README.md",
     "selected.safetensors", "last.safetensors", "profiles/*.safetensors", "models/*.safetensors",
 )  # fmt: skip
 HELD: set[IO[str]] = set()  # locks of this process
-LEASED = "under a claim\n"  # what stands in the lock of a sweep's worker; other versions of dspreg read it, too
+LEASED = "under a claim\n"  # contents of the lock file of a sweep's worker; other versions of dspreg read it, too
 
 
 class Contents(NamedTuple):
-    """What a run's folder says, as it was verified."""
+    """The verified contents of a run's folder."""
 
     description: dict[str, Any]
     result: dict[str, Any] | None  # None while unfinished
@@ -60,8 +60,8 @@ class RunFolder:
     """One run's folder.
 
     Args:
-        path: Where it is; it need not exist.
-        fence: Entered around every change of a file in it, for work under a lease: it raises once the lease is lost.
+        path: The folder, which need not exist.
+        fence: For work under a lease: entered around every change of a file, and raises once the lease is lost.
     """
 
     def __init__(self, path: str | Path, *, fence: Fence | None = None):
@@ -80,10 +80,10 @@ class RunFolder:
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
-    # What changes in it.
+    # Changing files.
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace a file as a whole, and make the folder it is in."""
+        """Replace a file atomically, and create its folder."""
         make_folder((self / name).parent)
         write(self / name, data, fence=self.fence)
 
@@ -94,13 +94,13 @@ class RunFolder:
         remove(self / name, fence=self.fence)
 
     def remove_partial_files(self) -> None:
-        """Remove what a crash left half-written."""
+        """Remove half-written files of a crash."""
         remove_partial_files(self.path, fence=self.fence)
 
     # What is trained.
 
     def description(self) -> dict[str, Any]:
-        """run.json, checked to be one of ours."""
+        """The contents of run.json, verified."""
         return self._described(self._run())
 
     def _run(self) -> bytes:
@@ -112,39 +112,41 @@ class RunFolder:
         found = parse_json(f"{self.path}/run.json", data)
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise IntegrityError(f"{self / 'run.json'} is not of the format {FORMAT!r}; which version wrote it?")
-        self._digest("run.json", [found.get("id"), found.get("where")])  # what the id is not made of
+        self._digest("run.json", [found.get("id"), found.get("where")])  # fields that are not part of the id
         if self._digest("run.json", essence(found)) != found.get("id"):
             raise IntegrityError(f"{self / 'run.json'} was changed: its id is not that of its contents")
         return found
 
     def agree(self, described: Mapping[str, Any], *, changed_environment: bool = False) -> str:
-        """Write what is trained, or compare it with what is there. Returns the run's id.
+        """Write run.json, or compare it with the one in the folder. Returns the run's id.
 
         Raises:
             ConfigError: The folder belongs to another training; the message shows the difference.
         """
-        mine = json.loads(canonical_json({**described, "format": FORMAT}))  # as it comes back: tuples are lists
+        mine = json.loads(canonical_json({**described, "format": FORMAT}))  # as read back: tuples become lists
         mine["id"] = identity(mine)
         if not (self / "run.json").exists():
             self.write_json("run.json", mine)
         there = self.description()
-        self.remove_partial_files()  # not before: the folder might not have been ours
+        self.remove_partial_files()  # not before: the folder might not have been a run
         ignored = {"environment"} if changed_environment else set()
         changes = [c for c in differences(there, mine) if c[0].split(".")[0] not in ignored | {"id", "where"}]
         if changes:
             lines = "\n".join(f"  {name}: {_brief(was)} → {_brief(now)}" for name, was, now in changes)
             environment = all(name.startswith("environment") for name, _, _ in changes)
             way = (
-                "the bits would differ. Go back to what it was, or add --allow-changed-environment to go on regardless"
+                "results would not be bitwise identical. Restore the environment, or resume with "
+                "--allow-changed-environment"
                 if environment
-                else "go on with the settings it has, or give another --out"
+                else "resume with the settings it has, or give another --out"
             )
             raise ConfigError(f"{self.path} holds another training:\n{lines}\n{way}")
         self._note_changes(there, mine)
         return str(there["id"])
 
     def _note_changes(self, there: dict[str, Any], mine: dict[str, Any]) -> None:
-        """Where the files lie now, and in which other environments it was gone on with; neither is part of the id."""
+        """Record where the files are now, and further environments that the run was resumed in; neither is part of the
+        id."""
         where = {**there.get("where", {}), **mine.get("where", {})}
         seen = [there["environment"], *where.get("environments", [])] if "environment" in there else []
         if mine.get("environment") not in seen and seen:
@@ -155,7 +157,7 @@ class RunFolder:
     # Whether it is finished.
 
     def finish(self, outcome: Mapping[str, Any]) -> None:
-        """Write result.json, which names every file and what it must be."""
+        """Write result.json, with the SHA-256 of every file."""
         names = sorted(str(p.relative_to(self.path)) for pattern in OURS for p in self.path.glob(pattern))
         result = {**outcome, "files": {name: sha256_of_file(self / name) for name in names}}
         self.write_json("result.json", {**result, "sha256": sha256(canonical_json(result).encode())})
@@ -164,8 +166,8 @@ class RunFolder:
         """The outcome of a finished run, every file verified; None while unfinished.
 
         Args:
-            weights: Read models and profiles too. Without, they only have to be there: a table of a thousand runs
-                quotes none of their bytes, and they are hundreds of gigabytes.
+            weights: Verify models and profiles, too. Otherwise they only have to exist: tables of a thousand runs don't
+                need their hundreds of gigabytes.
 
         Raises:
             IntegrityError: A file is damaged or missing.
@@ -173,9 +175,9 @@ class RunFolder:
         return self._sealed({}, weights=weights)[0] if self._holds("result.json") else None
 
     def contents(self) -> Contents:
-        """All that tables are made of, every file but models and profiles verified, and read once.
+        """What reports need; every file but models and profiles is verified and read once.
 
-        What was verified is then what is reported, even if another process writes meanwhile.
+        So the reported bytes are the verified ones, even if another process writes meanwhile.
         """
         run = self._run()
         described = self._described(run)
@@ -185,7 +187,7 @@ class RunFolder:
         return Contents(described, result, self.records.of(read.get("records.jsonl", b"")))
 
     def _sealed(self, read: dict[str, bytes], *, weights: bool) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """The outcome, verified, and the bytes of all that it names but models and profiles, which are large."""
+        """The verified outcome, and the bytes of all listed files except models and profiles, which are large."""
         result = parse_json(f"{self.path}/result.json", self._read("result.json"))
         stamp = result.pop("sha256", None) if isinstance(result, dict) else None
         if stamp != self._digest("result.json", result):
@@ -204,7 +206,7 @@ class RunFolder:
         return result, read
 
     def _holds(self, name: str) -> bool:
-        return isfile(f"{self.path}/{name}")  # a Path for each of the many files of ten thousand runs takes a second
+        return isfile(f"{self.path}/{name}")  # no Path: creating one per file takes a second for ten thousand runs
 
     def _read(self, name: str) -> bytes:
         try:
@@ -214,34 +216,34 @@ class RunFolder:
             raise IntegrityError(f"{self / name} can't be read: {error}") from error
 
     def _digest(self, name: str, value: Any) -> str:
-        """Of a value that a file holds; also the check that `parse_json` asks for."""
+        """SHA-256 of a value in a file; also refuses values that are not plain JSON, as `parse_json` requires."""
         try:
             return sha256(canonical_json(value).encode())
         except ValueError as error:
             raise IntegrityError(f"{self / name} can't be read: {error}") from error
 
-    # Who works on it.
+    # Locking.
 
     def _refuse_strangers(self) -> None:
-        """Before anything is written: the folder might not be ours."""
+        """Refuse a folder that holds something else, before anything is written."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.path} is a file; give --out a folder")
         if self.path.exists() and not (self / "run.json").exists():
-            ours = ("lock", f".run.json.*{UNFINISHED}")  # of a start that crashed
+            ours = ("lock", f".run.json.*{UNFINISHED}")  # left by a crash at the start
             strangers = sorted(p.name for p in self.path.iterdir() if not any(map(p.match, ours)))
-            if strangers and not (self / "run.json").exists():  # another start may have made it meanwhile
+            if strangers and not (self / "run.json").exists():  # another process may have written it meanwhile
                 raise ConfigError(f"{self.path} is not empty and holds no run ({strangers[0]}, …); take a new folder")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone in this folder; the lock goes with the process, however it ends.
+        """Exclusive use of the folder; the lock ends with the process, however it ends.
 
-        Work under a lease takes over from work under an older one: the process that has the lock then slept past its
-        lease, and its fence refuses whatever it writes.
+        A process with a lease takes the lock from one with an older lease: that process was suspended past the end of
+        its lease, and its fence refuses every write.
         """
         self._refuse_strangers()
+        make_folder(self.path)
         with os_errors_as_cant_write(self.path, 0):
-            self.path.mkdir(parents=True, exist_ok=True)
             handle = self._lock()
         with handle:
             HELD.add(handle)
@@ -255,7 +257,7 @@ class RunFolder:
                     self.path.rmdir()
 
     def _lock(self) -> IO[str]:
-        import fcntl  # here: reading results must work where it does not exist
+        import fcntl  # here, because Windows lacks it and must still be able to read results
 
         path = self / "lock"
         while True:
@@ -268,15 +270,15 @@ class RunFolder:
                 handle.close()
                 if not (self.leased and theirs_is_leased):
                     raise InUse(f"{self.path} is in use by another training; wait for it or stop it") from None
-                path.unlink(missing_ok=True)  # the sleeper keeps its lock, of a file that has no name any more
+                path.unlink(missing_ok=True)  # the suspended process keeps its lock, on a file without a name
                 continue
             if self._names(handle):
                 handle.truncate(0)
                 handle.write(LEASED if self.leased else "")
                 handle.flush()
-                if self._names(handle):  # what stood in it until now may have let another process take it over
+                if self._names(handle):  # the old contents may have let another process take the lock
                     return handle
-            handle.close()  # it was taken over, or removed, between the two
+            handle.close()  # it was taken over, or removed, in between
 
     def _names(self, handle: IO[str]) -> bool:
         """Whether the lock in the folder is this one."""
@@ -287,7 +289,7 @@ class RunFolder:
 
 
 def _let_go() -> None:
-    """In a forked worker: it would hold the lock for seconds after the trainer was killed."""
+    """Close locks in a forked worker, which would hold them for seconds after the training was killed."""
     for handle in HELD:
         handle.close()
 
@@ -297,7 +299,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _brief(value: Any) -> str:
-    """The start of a SHA-256 is enough to see that it changed."""
+    """A value in short; the start of a SHA-256 is enough to see that it changed."""
     return value[:8] + "…" if isinstance(value, str) and len(value) == 64 else repr(value)
 
 
@@ -307,7 +309,7 @@ def identity(described: Mapping[str, Any]) -> str:
 
 
 def essence(described: Mapping[str, Any]) -> dict[str, Any]:
-    """All that decides the result of a run."""
+    """Everything that decides the result of a run."""
     return {k: v for k, v in described.items() if k not in ("id", "where")}
 
 

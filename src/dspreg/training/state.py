@@ -1,4 +1,4 @@
-"""A training between two steps: all that must survive a crash, and nothing that can be computed again."""
+"""The state of a training between two steps: what must survive a crash, and nothing that can be recomputed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Selected:
 
 @dataclass
 class State:
-    """Where a training stands. Randomness needs no place in it: it is a function of the step."""
+    """The state of a training. It has no random state, since randomness is a function of the step."""
 
     algorithm: Algorithm
     folder: RunFolder
-    sums: dict[str, list[float]] = field(default_factory=dict)  # of the log since the last record: [sum, count]
-    seconds: dict[str, list[float]] = field(default_factory=dict)  # the same, of what a clock measured
+    sums: dict[str, list[float]] = field(default_factory=dict)  # the log since the last record: [sum, count]
+    seconds: dict[str, list[float]] = field(default_factory=dict)  # the same for measured times
     recorded: int | None = None  # step of the last record
     selected: Selected | None = None
 
@@ -39,7 +39,7 @@ class State:
         return self.algorithm.t
 
     def took(self, log: dict[str, float], seconds: float) -> None:
-        """Note one step for the next record."""
+        """Add one step to the next record."""
         for name, value in {**log, "step_seconds": seconds}.items():
             total = (self.seconds if name.endswith("seconds") else self.sums).setdefault(name, [0.0, 0])
             total[0] += value
@@ -52,7 +52,7 @@ class State:
         return result[0], result[1]
 
     def pack(self) -> dict[str, Any]:
-        """As a checkpoint keeps it."""
+        """The state as saved in a checkpoint."""
         chosen = self.selected
         return {
             "algorithm": dict(self.algorithm.state_dict()),
@@ -66,7 +66,7 @@ class State:
         }
 
     def unpack(self, saved: dict[str, Any]) -> None:
-        """Go back to where a checkpoint was made; lines written since are dropped and will be written again."""
+        """Restore the state of a checkpoint; lines written since then are removed, and will be written again."""
         self.folder.records.rewind(saved["records"])
         self.folder.refreshes.rewind(saved["refreshes"])
         self.algorithm.load_state_dict(saved["algorithm"])
@@ -75,21 +75,21 @@ class State:
         self.selected = Selected(**saved["selected"]) if saved["selected"] else None
 
     def restart(self) -> None:
-        """Nothing to resume: forget lines of an attempt that left no checkpoint."""
+        """Start anew: remove lines of an attempt that left no checkpoint."""
         self.folder.records.rewind(None)
         self.folder.refreshes.rewind(None)
 
 
 def first_bad(algorithm: Algorithm, batches: list[Any], log: dict[str, float]) -> str | None:
-    """The first thing that is not a number: an input, a logged value, a parameter, a buffer. None if all are."""
+    """The first input, logged value, parameter or buffer that is not finite; None if all are."""
     each = [t.detach().sum() for t in (*algorithm.parameters(), *algorithm.buffers())]
     total = float(torch.stack([t.to(torch.float64) for t in each]).sum())
     if math.isfinite(total) and all(map(math.isfinite, log.values())):
-        return None  # the quick way; below, which one
+        return None  # fast check; the rest finds out which one
     domains = algorithm.task.domains
     tensors = [(f"the images of {domains[b.domain]!r}", b.x) for b in batches]
     bad = next((name for name, tensor in tensors if not bool(tensor.isfinite().all())), None)
-    # a loss that is no number makes parameters that are none: the loss came first
+    # a loss that is not finite makes parameters that are not: report the loss
     bad = bad or next((f"the logged {name}" for name, value in log.items() if not math.isfinite(value)), None)
     tensors = [(f"the parameter {name}", p.detach()) for name, p in algorithm.net.named_parameters()]
     tensors += [(f"the buffer {name}", b) for name, b in algorithm.net.named_buffers()]
