@@ -54,7 +54,7 @@ TABLE = {
     ("run", "data", "classes"): NAMES,
     ("run", "data", "sizes"): OBJECTS,
     ("run", "data", "sizes", "ash"): OBJECTS,
-    ("run", "data", "sizes", "ash", "in"): COUNTS,
+    ("run", "data", "sizes", "ash", "in"): [*COUNTS, 0],
     ("run", "data", "fingerprints"): OBJECTS,
     ("run", "data", "fingerprints", "cedar"): [*TEXTS, None, MISSING],
     ("run", "weights"): OBJECTS,

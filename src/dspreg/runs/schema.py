@@ -66,6 +66,8 @@ def check_description(file: str, described: Mapping[str, Any]) -> None:
     for name, images in sizes.items():
         if type(images) is not dict or not (is_count(images.get("in")) and is_count(images.get("out"))):
             _refuse(file, f"data.sizes[{name!r}]", images, f"an object with 'in' and 'out', each {COUNT}")
+        if not images["in"]:
+            _refuse(file, f"data.sizes[{name!r}].in", 0, "1 or more: of what is trained on there is an image")
         if not _is_text(prints[name]):
             _refuse(file, f"data.fingerprints[{name!r}]", prints[name], TEXT)
     _check_settings(file, settings, domains)
