@@ -81,14 +81,26 @@ def _path(folder: RunFolder, time: str) -> Path:
     return folder / f"profiles/{time}.safetensors"
 
 
+def require_sealed(folder: RunFolder, time: str) -> Path:
+    """The profile of a finished run, `"start"` or `"end"`, if it is the one that result.json names.
+
+    Raises:
+        IntegrityError: It is damaged, or not the run's.
+    """
+    path, stamps = _path(folder, time), (folder.result(weights=False) or {}).get("files", {})
+    try:
+        found = sha256_of_file(path)
+    except OSError as error:
+        raise IntegrityError(f"{path} can't be read: {error.strerror}") from error
+    if stamps.get(f"profiles/{time}.safetensors") != found:
+        raise IntegrityError(f"{path} is damaged or was changed: its SHA-256 is not the one in result.json")
+    return path
+
+
 def _both(folder: RunFolder) -> Layers:
-    stamps = (folder.result(weights=False) or {}).get("files", {})
     made: Layers = {}
     for time in TIMES:
-        path = _path(folder, time)
-        if stamps.get(f"profiles/{time}.safetensors") != sha256_of_file(path):
-            raise IntegrityError(f"{path} is damaged or was changed: its SHA-256 is not the one in result.json")
-        for layer, values in layer_means(path).items():
+        for layer, values in layer_means(require_sealed(folder, time)).items():
             made.setdefault(layer, {}).update({f"{what} {time}": value for what, value in values.items()})
     return made
 
