@@ -80,9 +80,7 @@ class Sweep:
 
     def __init__(self, folder: Path):
         domains = {f"folder:{small.make_images(folder)}": tiny.DOMAINS[:3]}
-        self.runs = list(
-            leave_one_out(domains, ["ERM"], trials=1, draws=1, only="training", options=self.options)
-        )
+        self.runs = list(leave_one_out(domains, ["ERM"], trials=1, draws=1, only="training", options=self.options))
 
     def act(self, disk: Path) -> None:
         store = RunStore(disk / "store")
@@ -266,7 +264,9 @@ class Crashes:
 def _databases(disk: Path) -> Tree:
     """SQLite's files as they are now; its shared memory is no part of them."""
     return {
-        str(p.relative_to(disk)): p.read_bytes() for p in sorted(disk.rglob("claims.db*")) if not p.name.endswith("-shm")
+        str(p.relative_to(disk)): p.read_bytes()
+        for p in sorted(disk.rglob("claims.db*"))
+        if not p.name.endswith("-shm")
     }
 
 

@@ -106,9 +106,9 @@ def check_record(place: str, record: Any) -> None:
         if not is_count(value):
             _refuse(place, field, value, "a whole number, 0 or more")
     for name, value in record.items():
-        if ACCURACY.fullmatch(name):
-            if type(value) not in (int, float) or not (0 <= value <= 1 or value != value):  # NaN differs from itself
-                _refuse(place, name, value, "a number from 0 to 1, or NaN")
+        number = type(value) in (int, float) and (0 <= value <= 1 or value != value)  # NaN differs from itself
+        if not number and ACCURACY.fullmatch(name):
+            _refuse(place, name, value, "a number from 0 to 1, or NaN")
 
 
 def _is_name(value: Any) -> bool:

@@ -49,7 +49,7 @@ def count_runs(rows: Iterable[VariantRow]) -> Cell:
 
 
 def load_item(item: Item, store: RunStore) -> dict[str, Trace]:
-    """Every run of the item by plan id, finished or not; other runs of the store are not read. Damaged ones are named."""
+    """Every run of the item by plan id, finished or not; damaged ones are named. Other runs are not read."""
     runs = item.runs()
     traces, damaged = load_planned_runs(store, runs)
     for run in runs:

@@ -1,7 +1,7 @@
 """What the files of a run may say, checked before anything is made of it. Read without torch.
 
 A SHA-256 says that a file is as it was sealed, not that training wrote it: a run from a stranger may hold whatever JSON
-can. `check_run` holds run.json, records.jsonl and result.json to what training writes: types, bounds, and that the three
+can. `check_run` holds run.json, records.jsonl and result.json to what training writes: types, bounds, and that they
 agree with each other. The error names the file, the field and the value. Fields that nothing reads, such as those of a
 newer version, are left alone.
 """
@@ -31,7 +31,7 @@ NUMBERS = (float, int)  # and not bool, which is an int to `isinstance`
 COUNT, SHARE, NUMBER = "a whole number, 0 or more", "a number from 0 to 1", "a finite number"
 TEXT, OBJECT = f"a text of at most {LONGEST:,} characters", "an object"
 PLAIN = f"a finite number, true, false, null or {TEXT}"
-BRIEF = reprlib.Repr()
+BRIEF = reprlib.Repr()  # a value of any size and depth, in a line
 BRIEF.maxlevel, BRIEF.maxdict, BRIEF.maxlist, BRIEF.maxstring = 2, 2, 4, 60
 
 
@@ -59,8 +59,8 @@ def check_description(file: str, described: Mapping[str, Any]) -> None:
     )
     domains = _names(file, "data.domains", data.get("domains"), 1, MOST_DOMAINS)
     _names(file, "data.classes", data.get("classes"), 1, MOST_CLASSES)
-    sizes, prints = _object(file, "data.sizes", data.get("sizes")), data.get("fingerprints")
-    for field, value in (("data.sizes", sizes), ("data.fingerprints", _object(file, "data.fingerprints", prints))):
+    sizes, prints = (_object(file, f"data.{name}", data.get(name)) for name in ("sizes", "fingerprints"))
+    for field, value in (("data.sizes", sizes), ("data.fingerprints", prints)):
         if value.keys() != domains.keys():
             _refuse(file, field, value, f"an object with the domains {BRIEF.repr([*domains])}")
     for name, images in sizes.items():
@@ -85,8 +85,10 @@ def _check_settings(file: str, settings: dict[str, Any], domains: Collection[str
         raise IntegrityError(f"{file}: settings.{min(SETTINGS - settings.keys())} is missing")
     for name, value in settings.items():
         if name != "targets":
-            wanted = _wanted(name, value) if _is_plain(value) else PLAIN
-            if wanted:
+            if not _is_plain(value):
+                known = TRAIN_OPTIONS.get(name)
+                _refuse(file, f"settings.{name}", value, known.range if known else PLAIN)
+            if wanted := _wanted(name, value):
                 _refuse(file, f"settings.{name}", value, wanted)
     for name in _names(file, "settings.targets", settings.get("targets"), 0, len(domains) - 1):
         if name not in domains:
@@ -101,6 +103,7 @@ def check_records(file: str, records: Sequence[Any], described: Mapping[str, Any
     settings, domains = described["settings"], described["data"]["domains"]
     needed = {name: "in" if name in settings["targets"] else "out" for name in domains}
     steps, before = settings["steps"], -1
+    step: Any
     for number, record in enumerate(records, 1):
         if type(record) is not dict:
             _refuse(file, f"line {number}", record, OBJECT)
@@ -119,12 +122,14 @@ def check_records(file: str, records: Sequence[Any], described: Mapping[str, Any
                 if type(share) not in NUMBERS or not 0 <= share <= 1:
                     _refuse(file, f"line {number}: accuracy[{name!r}][{BRIEF.repr(split)}]", share, SHARE)
         for part in ("log", "seconds"):
-            values = record.get(part, {})
+            values = record.get(part)
             if type(values) is not dict:
                 _refuse(file, f"line {number}: {part}", values, OBJECT)
             for name, value in values.items():
                 if type(value) not in NUMBERS or not -FINITE <= value <= FINITE:
                     _refuse(file, f"line {number}: {part}[{BRIEF.repr(name)}]", value, NUMBER)
+        if "step_seconds" not in values or "evaluate_seconds" not in values:
+            _refuse(file, f"line {number}: seconds", values, "an object with step_seconds and evaluate_seconds")
 
 
 def check_result(

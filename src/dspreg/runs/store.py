@@ -132,7 +132,7 @@ class RunStore:
             IntegrityError: It holds another run.
         """
         where = description.get("where")
-        planned = where.get("plan") if isinstance(where, dict) else None
+        planned: Any = where.get("plan") if isinstance(where, dict) else None
         try:
             same = planned == run.to_json() or Run.from_json(planned) == run
         except ConfigError:
