@@ -30,7 +30,7 @@ SLOW = frozenset({"pandas", "matplotlib", "rich"})
 TABLE = {
     # without torch: results can be read on any laptop
     "errors": Place(1, NUMPY),
-    "io": Place(2, frozenset(), frozenset({"jinja2", "matplotlib", "rich"})),
+    "io": Place(2, frozenset(), frozenset({"jinja2", "matplotlib", "numpy", "rich", "safetensors"})),
     "specs": Place(2),
     "domainbed/seeds.py": Place(2),  # stands below the rest of its package: draws, splits and defaults use its hash
     "distributions": Place(3, NUMPY),
@@ -52,7 +52,7 @@ TABLE = {
     "inference": Place(9, TORCH, SLOW | {"onnxruntime"}),
     "testing": Place(9, TORCH | {"PIL"}),  # an image of a data set is PIL's
     "launch": Place(9, TORCH, SLOW | {"ray"}),
-    "reporting": Place(8, NUMPY, SLOW | {"safetensors"}),
+    "reporting": Place(8, NUMPY, SLOW),
     "domainbed/write_sweep.py": Place(9),  # stands above the rest: a report of ours as a folder of DomainBed's
     "paper": Place(10, TORCH, SLOW),
     "cli": Place(11, frozenset(), SLOW),

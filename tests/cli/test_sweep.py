@@ -12,6 +12,7 @@ import pytest
 from dspreg.cli import main
 from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
+from helpers.runs import seal
 from helpers.small_runs import photos
 
 SMALL = ["model=small-cnn", "weights=none", "image_size=28", "steps=2", "batch_size=4", "lr=1e-3", "augment=no"]
@@ -76,7 +77,7 @@ def test_hours_and_gigabytes_are_those_of_finished_runs(images, tmp_path, capsys
     records.write_text("".join(json.dumps(line, sort_keys=True, separators=(",", ":")) + "\n" for line in lines))
     result = json.loads((store.folder(run) / "result.json").read_text())
     outcome = {k: v for k, v in result.items() if k not in ("files", "sha256")}
-    store.folder(run).finish(outcome)
+    seal(store.folder(run), outcome)
     capsys.readouterr()
     assert main(typed(images, store.path, "--dry-run", algorithms=["ERM"])) == 0
     size = sum(p.stat().st_size for p in store.folder(run).path.rglob("*") if p.is_file())
@@ -99,7 +100,7 @@ def test_in_several_processes(images, tmp_path, capsys):
 @pytest.mark.parametrize("value", ["-1", "many", "1.5"])
 def test_numbers_that_are_none(images, tmp_path, capsys, flag, value):
     assert main(typed(images, tmp_path / "store", f"{flag}={value}")) == 2
-    assert f"{flag} {value}; wanted a whole number at least" in capsys.readouterr().err
+    assert f"{flag} {value!r}; wanted a whole number at least" in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
 
 

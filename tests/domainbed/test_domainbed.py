@@ -324,10 +324,15 @@ def test_a_fifo_in_place_of_records_does_not_wait(tmp_path):
         collect_results(tmp_path)
 
 
+NAMES = st.sampled_from(["args", "step", "env0_in_acc", "dataset", "test_envs", "x"])
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner),
+)
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
-                        st.sampled_from(["args", "step", "env0_in_acc", "dataset", "test_envs", "x"]), inner)))  # fmt: skip
+@given(ANYTHING)
 def test_anything_is_refused_by_name(value):
-    with pytest.raises(IntegrityError, match="^here: "):
+    with pytest.raises(IntegrityError, match=r"^here: "):
         check_record("here", value)

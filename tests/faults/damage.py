@@ -3,8 +3,8 @@
     python tests/faults/damage.py --checkpoints 500 --flips 1000
 
 Checkpoints are cut short, have a bit flipped or a stretch of zeros, come from another run or step, or are of another
-format: none may be loaded, and a training that meets one goes on from the one before, to the same bits. Then single bits
-are flipped anywhere in the files of finished and unfinished runs. A finished run is verified, loaded, reported and
+format: none may be loaded, and a training that meets one goes on from the one before, to the same bits. Single bits
+are then flipped anywhere in the files of finished and unfinished runs. A finished run is verified, loaded, reported and
 measured by; an unfinished one is resumed. What comes out is an error or a notice that names the damage (detected), or
 all that would have come out without it (harmless). Anything else is silent, and one silent flip is exit code 1.
 """
@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import torch
 from safetensors.torch import load as load_safetensors
 
 import dspreg
@@ -146,6 +147,44 @@ class DamagedCheckpoints:
             "by kind": {kind: f"{seen[kind]} of {kinds[kind]}" for kind in sorted(kinds)},
             "flips that safetensors alone detects": f"{stock['flipped bit']} of {kinds['flipped bit']}",
         } | ({"not detected": unseen[:5]} if unseen else {})
+
+
+class Bomb:
+    """A pickle of it makes a file when it is opened."""
+
+    def __init__(self, sentinel: Path):
+        self.sentinel = sentinel
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.sentinel,)
+
+
+def open_pickles(folder: Path, root: Path) -> dict[str, Any]:
+    """Pickles in place of a checkpoint, a model, a profile and weights, by names that fit: none may be opened."""
+    opened = []
+    for kind in ("checkpoint", "model", "profile", "weights"):
+        place, sentinel = folder / kind, folder / f"{kind} was opened"
+        place.mkdir(parents=True)
+        made = io.BytesIO()
+        torch.save({"state": Bomb(sentinel)}, made)
+        if kind == "checkpoint":
+            leave_unfinished(root, place / "run", 12)
+            (place / "run" / "checkpoints" / f"step-00000099-{sha256(made.getvalue())}.safetensors").write_bytes(
+                made.getvalue()
+            )
+            act: Callable[[], Any] = lambda place=place: small.run(root, place / "run", save_every=1)  # noqa: E731
+        elif kind == "weights":
+            (place / "file.pt").write_bytes(made.getvalue())
+            settings = small.SMALL | {"weights": str(place / "file.pt")}
+            act = lambda place=place, settings=settings: small.run(root, place / "run", settings)  # noqa: E731
+        else:
+            (place / "file.safetensors").write_bytes(made.getvalue())
+            load: Callable[[Path], Any] = dspreg.load if kind == "model" else dspreg.Profile.load
+            act = lambda place=place, load=load: load(place / "file.safetensors")  # noqa: E731
+        with contextlib.suppress(DspregError):
+            act()
+        opened += [kind] if sentinel.exists() else []
+    return {"pickles": 4, "pickles opened": len(opened)}
 
 
 class Flips:
@@ -278,10 +317,13 @@ def main(words: list[str] | None = None) -> int:
         root = small.make_images(folder)
         (folder / "checkpoints").mkdir()
         figures |= DamagedCheckpoints(folder / "checkpoints", root, chance).try_many(options.checkpoints)
+        figures |= open_pickles(folder / "pickles", root)
         (folder / "flips").mkdir()
         figures |= Flips(folder / "flips", root, chance).flip_many(options.flips)
     passed = figures["checkpoints detected"] == options.checkpoints
-    return part.finish(figures, passed=passed and not figures["silent"] and not figures[CRASHED])
+    return part.finish(
+        figures, passed=passed and not any(figures[name] for name in (SILENT, CRASHED, "pickles opened"))
+    )
 
 
 if __name__ == "__main__":

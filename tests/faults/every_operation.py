@@ -162,13 +162,13 @@ class Crashes:
             raise RuntimeError("something was written that was not recorded: the model of the disk does not see it")
         return operations, others
 
-    def try_all(self, every: int = 1, *, first: int = 0) -> dict[str, Any]:
+    def try_all(self, every: int = 1, *, until_wrong: bool = False) -> dict[str, Any]:
         """Crash at every operation, or every so many; the figures."""
         replay, points, lost = Replay(), 0, 0
         safe = -1.0  # how far it had come when a folder was last synced: from then on no power cut may take it back
         variants: Counter[str] = Counter()
         for number, operation in enumerate(self.operations):
-            tried = number % every == first % every or number == len(self.operations) - 1
+            tried = number % every == 0 or number == len(self.operations) - 1
             if tried:
                 points += 1
                 variants["before"] += self._try(f"before {number}", replay.tree(), number)
@@ -185,6 +185,8 @@ class Crashes:
                 for names in POWER:
                     tree = replay.after_power_cut(names, self.chance)
                     variants["power loss"] += self._try(f"power loss ({names} of the names) {number}", tree, None)
+            if until_wrong and (self.wrong or lost):
+                break
         figures = {
             "operations": len(self.operations),
             "tried": points,
@@ -248,7 +250,7 @@ class Crashes:
         return ""
 
     def refuse_all(self, errors: tuple[str, ...], every: int = 1) -> dict[str, Any]:
-        count, wrong = 0, []
+        count, wrong = 0, list[str]()
         for error in errors:
             for persistent in (False, True):
                 for number in range(0, len(self.operations), every):

@@ -4,9 +4,9 @@ import json
 import random
 from pathlib import Path
 
-from dspreg.io.atomic_files import write_json
+from dspreg.io.atomic_files import sha256_of_file, write_json
 from dspreg.protocol.selection import Trace
-from dspreg.runs.folder import RunFolder
+from dspreg.runs.folder import OURS, RunFolder
 
 DOMAINS = ("ash", "birch", "cedar")
 QUOTED = ("step", "validation", "accuracy")  # of a record, in a result
@@ -86,13 +86,21 @@ def write_run(
     for each in records:
         folder.records.append(each)
     for time, content in (profiles or {}).items():
-        (folder / "profiles").mkdir(exist_ok=True)
-        (folder / f"profiles/{time}.safetensors").write_bytes(content)
+        folder.write(f"profiles/{time}.safetensors", content)
     if failure:
         write_json(folder / "failure.json", {"step": 3, "reason": failure})
     elif finish:
         folder.finish(outcome(folder) | {"environments": list(environments), "refreshes": refreshes})
     return path
+
+
+def seal(folder, outcome):
+    """Finish a run with the files that lie there, whoever wrote them."""
+    folder = RunFolder(folder.path)
+    for pattern in OURS:
+        for path in folder.path.glob(pattern):
+            folder.written[path.relative_to(folder.path).as_posix()] = sha256_of_file(path)
+    folder.finish(outcome)
 
 
 def outcome(folder):

@@ -138,7 +138,7 @@ def test_any_number_is_counted_at_once():
     ("changes", "message"),
     [
         ({"trials": 0}, "trials=0; wanted"),
-        ({"draws": 10**400}, "draws=1000.*400 characters.*at most 1,000,000: each is a training"),
+        ({"draws": 10**400}, "draws=1000.*401 characters.*at most 1,000,000: each is a training"),
         ({"trials": True}, "trials=True; wanted a whole number"),
         ({"targets": ["q"]}, "target 'q' is a domain of none"),
         ({"only": "some"}, "only='some'"),

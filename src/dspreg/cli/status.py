@@ -65,7 +65,7 @@ def watch(store: RunStore, attempts: int) -> StoreStatus:
         while True:
             text = status_text(found, console.height - 1)
             live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
-            if found.is_final:
+            if found.is_final or getattr(sys.stdout, "failure", None):  # nobody looks any more
                 break
             time.sleep(EVERY)
             found = scan_store(store, attempts)

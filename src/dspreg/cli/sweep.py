@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -198,7 +195,7 @@ def launch(
 
     from dspreg.launch.progress import SweepProgress, SweepProgressBars
 
-    say, console, done = ignore_broken_pipe(say), Console(stderr=True), 0
+    console, done = Console(stderr=True), 0
     launcher, attempts = chosen_launcher(given, console.print), whole("--attempts", given.attempts, 1)
 
     def on_run(run: Run, state: RunState, already: bool) -> None:
@@ -239,21 +236,6 @@ def chosen_launcher(given: Any, say: Callable[[str], None]) -> Launcher:
     if given.ray_address is not None:
         raise ConfigError(f"--ray-address {given.ray_address} is for --on ray")
     return make_launcher("serial") if jobs == 0 else make_launcher("pool", jobs=jobs)
-
-
-def ignore_broken_pipe(say: Callable[[str], None]) -> Callable[[str], None]:
-    """Print, and continue if the reader closes the pipe, as `| head` does: results go to the store."""
-
-    def say_or_not(text: str) -> None:
-        with suppress(BrokenPipeError):
-            say(text)
-            return
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:  # otherwise Python would fail at exit, when it flushes the rest
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-    return say_or_not
 
 
 def whole(flag: str, given: str, least: int) -> int:

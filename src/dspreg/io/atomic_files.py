@@ -104,13 +104,26 @@ def read_regular_file(path: str | Path, *, limit: int | None = None, follow: boo
     return data
 
 
+def holds_file(path: str | Path) -> bool:
+    """Whether a regular file has this name; False where nothing has it.
+
+    Raises:
+        IntegrityError: Something else has it.
+    """
+    try:
+        _require_regular(path, os.lstat(path))
+    except OSError:  # not there, or not to be looked at: who reads it is told why
+        return False
+    return True
+
+
 def require_folder(path: str | Path) -> None:
     """Refuse what is there and no folder: above all a link, that would lead out of the folder it is in.
 
     Raises:
         IntegrityError: It is something else.
     """
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         kind = stat.S_IFMT(os.lstat(path).st_mode)
         if kind != stat.S_IFDIR:
             raise IntegrityError(f"{path} is {KINDS.get(kind, 'a file')}; wanted a folder. Put the folder itself there")
@@ -162,8 +175,12 @@ def _open_new(path: Path) -> IO[bytes]:
 
 def write_json(path: Path, value: Any, *, fence: Fence = nullcontext) -> None:
     """For people too: indented."""
-    text = json.dumps(value, allow_nan=False, ensure_ascii=False, indent=1, sort_keys=True)
-    write(path, (text + "\n").encode(), fence=fence)
+    write(path, format_json(value), fence=fence)
+
+
+def format_json(value: Any) -> bytes:
+    """What `write_json` writes."""
+    return (json.dumps(value, allow_nan=False, ensure_ascii=False, indent=1, sort_keys=True) + "\n").encode()
 
 
 def read_json(path: Path, *, limit: int = JSON_BYTES) -> Any:
@@ -283,9 +300,18 @@ class Lines:
 
     def __init__(self, path: Path, *, fence: Fence = nullcontext):
         self.path, self.fence = path, fence
+        self._written: bytes | None = None  # all that stands there, if it was written or verified by us
+
+    @property
+    def written(self) -> bytes:
+        """What stands in it by all that we know: not read again, where damage would be taken for truth."""
+        if self._written is None:
+            self._written = self._bytes()
+        return self._written
 
     def append(self, value: Any) -> None:
         line = (canonical_json(value) + "\n").encode()
+        before = self.written
         with os_errors_as_cant_write(self.path, len(line)):
             with self.fence():
                 new = not self.path.exists()
@@ -295,10 +321,10 @@ class Lines:
             _sync(self.path)  # not inside of the fence: all others would wait for this disk
             if new:
                 _sync(self.path.parent)
+        self._written = before + line
 
     def mark(self) -> dict[str, Any]:
-        data = self._bytes()
-        return {"bytes": len(data), "sha256": sha256(data)}
+        return {"bytes": len(self.written), "sha256": sha256(self.written)}
 
     def rewind(self, mark: dict[str, Any] | None) -> None:
         """Forget the lines after `mark`, a torn one too; they will be written again. None: all of them."""
@@ -312,6 +338,12 @@ class Lines:
                 with open_for_writing(self.path, os.O_RDWR, "r+b") as file:
                     file.truncate(size)
                     os.fsync(file.fileno())
+        self._written = kept
+
+    def restore(self, data: bytes) -> None:
+        """Write all of it again, as it is known to have been."""
+        write(self.path, data, fence=self.fence)
+        self._written = data
 
     def __iter__(self) -> Iterator[Any]:
         """What was written, without a torn last line: that one was never finished."""

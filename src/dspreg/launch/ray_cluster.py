@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from dspreg.errors import ConfigError, Preempted, ResourceError
+from dspreg.io.text import shorten
 from dspreg.launch.resources import usable_cores
 
 STORE = 500_000_000  # bytes of object store memory of a cluster started here; Ray spills the rest to disk
-LOCAL = "local"
+LOCAL, AUTO = "local", "auto"
+ANSWER = 4.0  # seconds that a cluster has to answer
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # with settings that set nothing
+SETTINGS = b"\x04"  # what a server's first frame is, too
 
 
 @contextmanager
@@ -37,11 +42,7 @@ def connected(address: str | None, cpus: int | None, say: Callable[[str], None] 
     if ray.is_initialized():  # the caller's own
         yield ray
         return
-    if address and address.startswith("ray://"):
-        raise ConfigError(
-            f"--ray-address {address}: sweeps don't go through Ray's client. Start the sweep on a machine of the "
-            f"cluster, where --ray-address auto finds it"
-        )
+    require_cluster(address, ray)
     with _signals_kept():
         try:
             found = _start(ray, address, cpus)
@@ -61,6 +62,79 @@ def connected(address: str | None, cpus: int | None, say: Callable[[str], None] 
         yield ray
     finally:
         ray.shutdown()
+
+
+def require_cluster(address: str | None, ray: Any = None) -> None:
+    """Refuse an address of the wrong form, and one where no cluster answers: Ray itself would wait for minutes.
+
+    Args:
+        address: As for `connected`.
+        ray: The module, which knows where the cluster of this machine is; without it only given addresses are looked at.
+
+    Raises:
+        ConfigError: It is no address that can be used.
+        ResourceError: Nobody answers there.
+    """
+    if ray is not None and ray.is_initialized():
+        return
+    given = os.environ.get("RAY_ADDRESS") or None if address in (None, AUTO) else address
+    said = f"--ray-address {shorten(address)[1:-1]}" if address not in (None, AUTO) else f"RAY_ADDRESS={given}"
+    if given in (LOCAL, AUTO):
+        return
+    if given is None:
+        given, said = _current_cluster(ray), f"--ray-address {address or AUTO}"
+        if given is None:
+            return  # there is none; Ray says so at once, or starts one
+    if given.startswith("ray://"):
+        raise ConfigError(
+            f"{said}: sweeps don't go through Ray's client. Start the sweep on a machine of the cluster, where "
+            f"--ray-address auto finds it"
+        )
+    host, port = _host_and_port(given, said)
+    found: list[str] = []
+    # in a thread, as looking up a name obeys no timeout
+    looking = threading.Thread(target=lambda: found.append(_look(host, port)), daemon=True)
+    looking.start()
+    looking.join(2 * ANSWER)
+    trouble = found[0] if found else "no answer"
+    if trouble:
+        raise ResourceError(
+            f"{said}: no Ray cluster answers there ({trouble}). Is it running? `ray status` on its head node says so, "
+            f"and `ray start --head` prints its address; with --ray-address local a new one is made of this machine"
+        )
+
+
+def _host_and_port(address: str, said: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if colon and host and "/" not in host and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65_536:
+        return host, int(port)
+    raise ConfigError(f"{said}; wanted HOST:PORT such as 10.0.0.5:6379, auto or local")
+
+
+def _look(host: str, port: int) -> str:
+    """What is wrong there; nothing if a server of gRPC, which Ray's is, says its first words."""
+    try:
+        with socket.create_connection((host, port), timeout=ANSWER) as there:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return ""  # it would want a certificate first
+            there.settimeout(ANSWER)
+            there.sendall(HTTP2_PREFACE)
+            return "" if there.recv(9)[3:4] == SETTINGS else "something else listens at this port"
+    except (OSError, UnicodeError) as error:  # UnicodeError: a part of the name is too long
+        return str(getattr(error, "strerror", None) or error)
+
+
+def _current_cluster(ray: Any) -> str | None:
+    """The address of the cluster that was last started on this machine; it may be gone since.
+
+    Ray keeps it to itself. Should this be called otherwise one day, a cluster that is gone is found by Ray, in minutes.
+    """
+    try:
+        found = ray._private.services.find_bootstrap_address(None)
+    except Exception:
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _start(ray: Any, address: str | None, cpus: int | None) -> str:

@@ -23,7 +23,7 @@ from dspreg.launch.heartbeat import Heartbeat
 from dspreg.launch.messages import Event, Failed, Files, Outcome, Progress, Succeeded, TaskMessage, WorkerDied
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import POLL, LeasedRun, RunQueue
-from dspreg.launch.ray_cluster import connected
+from dspreg.launch.ray_cluster import connected, require_cluster
 from dspreg.launch.ray_task import Assignment, attempt_run
 from dspreg.launch.resources import fill_execution
 from dspreg.launch.transfer import pack, unpack
@@ -58,6 +58,7 @@ class RayLauncher:
 
     def setup(self, execution: Execution) -> Execution:
         """Fill in defaults as in all sweeps; they must not depend on this machine."""
+        require_cluster(self.address)
         if execution.device.startswith("cuda:"):
             raise ConfigError(f"--device {execution.device}: Ray assigns GPUs to runs. Give --device cuda")
         if execution.device == "cuda" and execution.workers is None:

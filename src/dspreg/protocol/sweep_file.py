@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ from dspreg.config.parse import compose_yaml, iterate_entries, parse_integer, pa
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS
 from dspreg.errors import ConfigError, DspregError
 from dspreg.io.importing import import_object, search_here
-from dspreg.io.text import did_you_mean
+from dspreg.io.text import did_you_mean, shorten
 from dspreg.protocol.leave_one_out import ONLY, count_runs, distinct, leave_one_out
 from dspreg.runs.run import FURTHER, Run
 
@@ -134,7 +135,7 @@ def parse_sweep_value(key: str, given: Any, place: str) -> Any:
         texts = tuple(map(str, given if isinstance(given, list) else [given])) if given is not None else ()
         return None if key == "targets" and texts == ("all",) else texts
     if isinstance(given, list):
-        raise ConfigError(f"{place}: {key}={given!r}; wanted one value")
+        raise ConfigError(f"{place}: {key}={shorten(given)}; wanted one value")
     if key in NUMBERS:
         try:
             return parse_integer(given, 1, key)
@@ -143,7 +144,7 @@ def parse_sweep_value(key: str, given: Any, place: str) -> Any:
     if key == "same_draws":
         return parse_option(key, given, place)
     if given not in (None, *ONLY):
-        raise ConfigError(f"{place}: only={given!r}; wanted training, or leave it out")
+        raise ConfigError(f"{place}: only={shorten(given)}; wanted training, or leave it out")
     return given
 
 
@@ -154,6 +155,9 @@ def load_recipe(text: str, most: int | None = None) -> list[Run]:
         text: Where the function is.
         most: Runs that it may return; a recipe can't be counted but by running it, and one may have no end.
     """
+    if os.path.sep in text.removesuffix(".py") or Path(text).exists():
+        if ".py" not in text:
+            raise ConfigError(f"{text} is no sweep: wanted FILE.yaml, a recipe in FILE.py, or the import path of a function")
     path, _, name = text.partition(".py")
     if text.endswith(".py") or (name.startswith(":") and Path(f"{path}.py").exists()):
         made = getattr(_module(Path(f"{path}.py")), name.removeprefix(":") or "runs", None)
@@ -163,7 +167,10 @@ def load_recipe(text: str, most: int | None = None) -> list[Run]:
         made = import_object(text)
     if not callable(made):
         raise ConfigError(f"{text!r} is not a function; a recipe is one that returns runs")
-    found = _guarded(text, lambda: list(islice(made(), None if most is None else most + 1)))
+    returned = _guarded(text, made)
+    if not isinstance(returned, Iterable):
+        raise ConfigError(f"the recipe {text!r} returned {shorten(returned)}; wanted runs, as from dspreg.leave_one_out")
+    found = _guarded(text, lambda: list(islice(returned, None if most is None else most + 1)))
     if most is not None and len(found) > most:
         raise ConfigError(f"the recipe {text!r} returned more than {most:,} runs. If they are meant, add --max-runs N")
     for run in found:
@@ -199,7 +206,7 @@ def _key(key: str, place: str) -> str:
     if key not in KEYS:
         where = "execution" if key in EXECUTION_OPTIONS else "settings"
         near = f" Write it below {where}:" if key in OPEN or key in EXECUTION_OPTIONS else did_you_mean(key, KEYS)
-        raise ConfigError(f"{place}: unknown key {key!r} of a sweep.{near} Known: {', '.join(KEYS)}")
+        raise ConfigError(f"{place}: unknown key {shorten(key)} of a sweep.{near} Known: {', '.join(KEYS)}")
     return key
 
 

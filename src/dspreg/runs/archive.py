@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from dspreg.errors import ConfigError, DspregError, IntegrityError, InUse
-from dspreg.io.atomic_files import UNFINISHED, make_folder, os_errors_as_cant_write
+from dspreg.io.atomic_files import UNFINISHED, make_folder, open_regular_file, os_errors_as_cant_write
 from dspreg.runs.leases import list_leases
 from dspreg.runs.store import RunStore
 
@@ -79,7 +79,7 @@ def pack_store(path: str | Path, file: str | Path) -> None:
     Raises:
         InUse: A sweep is running in the store.
     """
-    store, archive = RunStore(path), Path(file)
+    store, archive = RunStore(path), Path(os.path.realpath(file))  # of a link, its target is meant
     store.check()
     if not archive.name.endswith(SUFFIX):
         raise ConfigError(f"{archive}: an archive of runs is called *{SUFFIX}")
@@ -126,7 +126,7 @@ def _refuse(error: OSError) -> None:
 def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
     """One file, without its time, owner and mode."""
     try:
-        file = path.open("rb")
+        file = os.fdopen(open_regular_file(path), "rb")
     except OSError as error:
         raise IntegrityError(f"{path} can't be read: {error.strerror}") from error
     with file:

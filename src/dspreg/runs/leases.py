@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.errors import CantWrite, DspregError, IntegrityError
+from dspreg.io.atomic_files import holds_file
 from dspreg.runs.process_id import is_gone, this_process
 
 LEASE_SECONDS = 600.0  # without progress, after which other sweeps take over a run; longer than any single step
@@ -54,6 +55,9 @@ RETURNING run, token
 """
 
 NEWEST = "run = :run AND token = :token AND holder = :holder"
+COLUMNS = ("run", "token", "holder", "boot", "expires", "progress", "step")
+BESIDE = ("", "-wal", "-shm", "-journal")  # names of SQLite's files, after that of the database
+ADVICE = "It holds nothing but leases: stop all sweeps and remove it"
 HELD = "SELECT run, holder, step, boot, expires FROM claims WHERE holder IS NOT NULL ORDER BY run"
 
 
@@ -172,7 +176,7 @@ class Leases:
         """Expire the leases of dead processes of this machine, so that no sweep waits for them; returns how many."""
         ended = 0
         for run, token, holder in self._do("SELECT run, token, holder FROM claims WHERE holder IS NOT NULL", {}):
-            if is_gone(holder.partition(" ")[2]):
+            if isinstance(holder, str) and is_gone(holder.partition(" ")[2]):
                 values = {"run": run, "token": token, "holder": holder}
                 ended += len(self._do(f"UPDATE claims SET expires = 0 WHERE {NEWEST} RETURNING run", values))
         return ended
@@ -204,7 +208,7 @@ class Leases:
 
     def list_all(self) -> list[LeaseInfo]:
         """All leases that were not released, including expired ones."""
-        return _infos(self._do(HELD, {}), self.now(), self.boot)
+        return _infos(self._do(HELD, {}), self.now(), self.boot, self.path)
 
     def close(self) -> None:
         self._connection.close()
@@ -212,14 +216,13 @@ class Leases:
     # The database.
 
     def _open(self) -> sqlite3.Connection:
+        _require_files(self.path)
         with self._refusals():
             connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+            _require_ours(connection, self.path)
             connection.execute("PRAGMA journal_mode = WAL")
             # a power cut may lose the last leases, but it also ends their holders; the file stays intact
             connection.execute("PRAGMA synchronous = NORMAL")
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version > FORMAT:
-                raise IntegrityError(f"{self.path} is of the format {version}; this version of dspreg knows {FORMAT}")
             connection.execute(TABLE)
             connection.execute(f"PRAGMA user_version = {FORMAT}")
         return connection
@@ -254,11 +257,15 @@ def list_leases(
     """
     path = Path(path)
     for last in (False, False, True):
+        _require_files(path)
         if not path.exists():
             return []
         try:
             with _refusals(path), closing(sqlite3.connect(_read_only(path), uri=True)) as connection:
-                return _infos(connection.execute(HELD).fetchall(), now(), this_boot() if boot is None else boot)
+                if not _require_ours(connection, path):
+                    return []
+                rows = connection.execute(HELD).fetchall()
+            return _infos(rows, now(), this_boot() if boot is None else boot, path)
         except DspregError:  # the first sweep was opening it, or the last one closing it
             if last:
                 raise
@@ -272,11 +279,38 @@ def _read_only(path: Path) -> str:
     return f"{path.absolute().as_uri()}?{'mode=ro&readonly_shm=1' if shared else 'immutable=1'}"
 
 
-def _infos(rows: Iterable[tuple[str, str, int, str, float]], now: float, boot: str) -> list[LeaseInfo]:
+def _require_files(path: Path) -> None:
+    """Refuse what SQLite would follow out of the store, or share with a file outside of it."""
+    for beside in BESIDE:
+        each = path.with_name(path.name + beside)
+        if holds_file(each) and each.stat().st_nlink > 1:
+            raise IntegrityError(f"{each} has several names, and a change would be one of all of them. {ADVICE}")
+
+
+def _require_ours(connection: sqlite3.Connection, path: Path) -> bool:
+    """Refuse a database that holds anything but leases, such as views and triggers that do who knows what.
+
+    Returns:
+        Whether there is a table yet.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > FORMAT:
+        raise IntegrityError(f"{path} is of the format {version}; this version of dspreg knows {FORMAT}")
+    there = connection.execute("SELECT type, name FROM sqlite_master").fetchall()
+    if not there:
+        return False
+    columns = tuple(row[1] for row in connection.execute("PRAGMA table_info(claims)"))
+    if there != [("table", "claims")] or columns != COLUMNS:
+        raise IntegrityError(f"{path} holds something else than leases. {ADVICE}")
+    return True
+
+
+def _infos(rows: Iterable[tuple[str, str, int, str, float]], now: float, boot: str, path: Path) -> list[LeaseInfo]:
     found = []
     for run, holder, step, then, end in rows:
-        if (type(run), type(holder), type(step)) != (str, str, int) or type(end) not in (int, float):
-            raise sqlite3.DatabaseError("a lease is of other types than were written")  # SQLite keeps any in any column
+        texts = all(isinstance(text, str) for text in (run, holder, then))
+        if not (texts and isinstance(step, int) and isinstance(end, int | float)):
+            raise IntegrityError(f"{path} is damaged: a lease of {run!r} is not as it is written. {ADVICE}")
         found.append(LeaseInfo(run, holder, step, (end - now) if then == boot else -1.0))
     return found
 
@@ -289,9 +323,7 @@ def _refusals(path: Path) -> Iterator[None]:
         advice = "is the folder writable, on a disk of this machine, and no sweep stopped (SIGSTOP)?"
         raise CantWrite(f"{path}: {error}; {advice}") from error
     except sqlite3.DatabaseError as error:
-        raise IntegrityError(
-            f"{path} is damaged: {error}. It holds nothing but leases: stop all sweeps and remove it"
-        ) from error
+        raise IntegrityError(f"{path} is damaged: {error}. {ADVICE}") from error
 
 
 def this_boot() -> str:

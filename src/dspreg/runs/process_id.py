@@ -15,7 +15,7 @@ def this_process() -> str:
 def is_gone(name: str) -> bool:
     """Whether the process of that name has certainly ended; False if this machine can't know."""
     place, number, start, *_ = [*name.rsplit(" ", 2), "", ""]
-    if place != _place() or not number.isdecimal() or start == "0":
+    if place != _place() or not number.isdecimal() or len(number) > 10 or start == "0":
         return False
     return _start(int(number)) != start
 
@@ -23,7 +23,7 @@ def is_gone(name: str) -> bool:
 def machine_and_pid(name: str) -> tuple[str, int | None]:
     """Machine and number of a process, for display; (name, None) if it is no such name."""
     place, number, _, *_ = [*name.rsplit(" ", 2), "", ""]
-    return (place.partition(" ")[0], int(number)) if number.isdecimal() else (name, None)
+    return (place.partition(" ")[0], int(number)) if number.isdecimal() and len(number) <= 10 else (name, None)
 
 
 def _place() -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.errors import DspregError, IntegrityError, ResourceError
-from dspreg.io.atomic_files import read_json
+from dspreg.io.atomic_files import holds_file, read_json, require_folder
 from dspreg.runs.leases import LeaseInfo, list_leases
 from dspreg.runs.run import Run
 from dspreg.runs.schema import LONGEST, check_failure, is_count
@@ -149,7 +149,7 @@ def read_failure(path: Path) -> Failure | None:
     try:
         record = read_json(path)
     except IntegrityError:
-        if path.exists():
+        if os.path.lexists(path):
             raise
         return None
     check_failure(str(path), record)
@@ -216,20 +216,22 @@ def scan_store(store: RunStore, attempts: int) -> StoreStatus:
     finished_summary = finished.summary(attempts)
     for run in found.runs:
         folder, there = f"{place}{run}{os.sep}", run in begun
-        if there and os.path.exists(folder + "result.json"):
-            found.states[run], found.summaries[run] = finished, finished_summary
-            continue
-        record: Path | None = None
-        if there and os.path.exists(folder + FAILURE):
-            record = Path(folder, FAILURE)
-        elif f"{run}.json" in failed:
-            record = store.path / "failures" / f"{run}.json"
+        failure, damage = None, ""
         try:
-            failure, damage = read_failure(record) if record else None, ""
+            if there:
+                require_folder(folder[:-1])
+                if holds_file(folder + "result.json"):
+                    found.states[run], found.summaries[run] = finished, finished_summary
+                    continue
+            if there and holds_file(folder + FAILURE):
+                failure = read_failure(Path(folder, FAILURE))
+            elif f"{run}.json" in failed:
+                failure = read_failure(store.path / "failures" / f"{run}.json")
+            there = there and holds_file(folder + "run.json")
         except IntegrityError as error:
-            failure, damage = None, str(error)
-        lease, there = leases.get(run), there and os.path.exists(folder + "run.json")
-        steps = _read_steps(Path(folder, "run.json")) if there and lease is not None else None
+            damage = str(error)
+        lease = leases.get(run)
+        steps = _read_steps(Path(folder, "run.json")) if there and lease is not None and not damage else None
         state = derive_state(begun=there, failure=failure, lease=lease, damage=damage, steps=steps)
         found.states[run], found.summaries[run] = state, state.summary(attempts)
     return found

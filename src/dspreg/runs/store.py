@@ -6,11 +6,13 @@
     failures/<plan id>.json why the last attempt ended, and how many there were; or that it was cancelled
     claims.db               leases: which process works on which run
 
-No file says which runs are finished: their folders are verified.
+No file says which runs are finished: their folders are verified. Only the store itself may be a link: its parts are
+regular files and folders, or refused by name.
 """
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -18,7 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.errors import ConfigError, DspregError, IntegrityError
-from dspreg.io.atomic_files import Fence, canonical_json, make_folder, read_json, remove, sha256, write_json
+from dspreg.io.atomic_files import (
+    Fence,
+    canonical_json,
+    holds_file,
+    make_folder,
+    read_json,
+    remove,
+    require_folder,
+    sha256,
+    write_json,
+)
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.leases import Leases
 from dspreg.runs.run import Run
@@ -26,6 +38,9 @@ from dspreg.runs.status import FAILURE, Failure, RunState, derive_state, read_fa
 
 FORMAT = "dspreg.store/1"
 PLAN = "dspreg.plan/1"
+PLAN_BYTES = 2**30  # of one plan: a million runs have a quarter of it
+ID = re.compile("[0-9a-f]{16}")  # a plan id: it names files, so it is nothing else
+FOLDERS = ("plans", "runs", "failures")
 CANCELLED = "dspreg retry takes it up again"
 
 
@@ -41,33 +56,43 @@ class RunStore:
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.path} is a file; give --store a folder")
         about = self.path / "store.json"
-        if self.path.exists() and not about.exists():
+        if self.path.exists() and not holds_file(about):
             there = sorted(p.name for p in self.path.iterdir() if not p.match(".*.part"))
-            if there and not about.exists():  # checked again: another sweep may have created it meanwhile
+            if there and not holds_file(about):  # checked again: another sweep may have created it meanwhile
                 raise ConfigError(f"{self.path} is not empty and no store of runs ({there[0]}, …); take a new folder")
 
     def make(self) -> None:
         """Create the store, or use an existing one."""
         self.require_free()
         about = self.path / "store.json"
-        if not about.exists():
+        if not holds_file(about):
             make_folder(self.path)
             write_json(about, {"format": FORMAT})
         self.check()
-        for name in ("plans", "runs", "failures"):
+        for name in FOLDERS:
             make_folder(self.path / name)
 
     def check(self) -> None:
-        """Require that it is a store, without creating one."""
+        """Require that it is a store, and one that this version reads, without creating one.
+
+        Raises:
+            ConfigError: It is none.
+            IntegrityError: It is of another format, or a part of it is a link, a FIFO or the like.
+        """
         about = self.path / "store.json"
-        if not about.is_file():
+        if not holds_file(about):
             raise ConfigError(f"{self.path} is no store of runs: there is no store.json. Give the --store of a sweep")
         found = read_json(about)
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise IntegrityError(f"{about} is not of the format {FORMAT!r}; which version wrote it?")
+        found = found.get("format") if isinstance(found, dict) else None
+        if found != FORMAT:
+            raise IntegrityError(
+                f"{about} is of the format {found!r}; this version of dspreg reads {FORMAT!r}. A newer one may read it"
+            )
+        for name in FOLDERS:
+            require_folder(self.path / name)
 
     def folder(self, run: Run, *, fence: Fence | None = None) -> RunFolder:
-        return RunFolder(Path(self.path, "runs", run.id), fence=fence)
+        return RunFolder(Path(self.path, "runs", run.id), fence=fence, linked=False)
 
     def leases(self) -> Leases:
         return Leases(self.path / "claims.db")
@@ -115,7 +140,8 @@ class RunStore:
         """
         folder, result = self.folder(run), None
         try:
-            begun = (folder / "run.json").exists()
+            folder.check_parts()
+            begun = holds_file(folder / "run.json")
             if begun:
                 self.require_plan(folder, folder.description(), run)
                 result = folder.result(weights=weights)
@@ -131,10 +157,11 @@ class RunStore:
         Raises:
             IntegrityError: It holds another run.
         """
+        require_folder(folder.path)
         where = description.get("where")
         planned: Any = where.get("plan") if isinstance(where, dict) else None
         try:
-            same = planned == run.to_json() or Run.from_json(planned) == run
+            same = planned is not None and (planned == run.to_json() or Run.from_json(planned) == run)
         except ConfigError:
             same = False
         if not same:
@@ -160,7 +187,9 @@ class RunStore:
     def succeed(self, run: Run, *, fence: Fence = nullcontext) -> None:
         """Remove the record of failed attempts, and the checkpoints."""
         remove(self._failure(run), fence=fence)
-        checkpoints = self.folder(run) / "checkpoints"
+        folder = self.folder(run)
+        folder.check_parts()
+        checkpoints = folder / "checkpoints"
         for path in checkpoints.glob("step-*"):
             remove(path, fence=fence)
         with suppress(OSError):  # there is no such folder, or it holds files of others
@@ -178,12 +207,13 @@ class RunStore:
     def retry(self, run: Run) -> None:
         """Remove a failure or cancellation: the run resumes from its last checkpoint, with all its attempts."""
         remove(self._failure(run))
+        require_folder(self.folder(run).path)
         remove(self.folder(run) / FAILURE)
 
     def _reached(self, run: Run) -> int:
         """The step of the newest checkpoint."""
-        names = (p.name for p in (self.folder(run) / "checkpoints").glob("step-*"))
-        return max((int(name.split("-")[1]) for name in names), default=-1)
+        names = (re.match(r"step-(\d{1,18})-", p.name) for p in (self.folder(run) / "checkpoints").glob("step-*"))
+        return max((int(name[1]) for name in names if name), default=-1)
 
     def _failure(self, run: Run) -> Path:
         return self.path / "failures" / f"{run.id}.json"
@@ -191,9 +221,12 @@ class RunStore:
 
 def read_plan(path: Path) -> Any:
     """One file of `plans`: `runs` as JSON for `Run.from_json`, and their `ids`, which the first stores lack."""
-    value = read_json(path)
-    if not isinstance(value, dict) or value.get("format") != PLAN or not isinstance(value.get("runs"), list):
-        raise IntegrityError(f"{path} is not of the format {PLAN!r}; which version wrote it?")
+    value = read_json(path, limit=PLAN_BYTES)
+    found = value.get("format") if isinstance(value, dict) else None
+    if found != PLAN:
+        raise IntegrityError(f"{path} is of the format {found!r}; this version of dspreg reads {PLAN!r}")
+    if not isinstance(value.get("runs"), list):
+        raise IntegrityError(f"{path} is damaged: it has no list of runs")
     return value
 
 
@@ -213,7 +246,7 @@ def _read_entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for run in _read_runs(path, runs):
             yield run.id, run.to_json()
         return
-    texts = isinstance(ids, list) and all(isinstance(each, str) for each in ids)
+    texts = isinstance(ids, list) and all(isinstance(each, str) and ID.fullmatch(each) for each in ids)
     if not texts or not isinstance(runs, list) or len(ids) != len(runs) or not all(map(_is_entry, runs)):
         raise IntegrityError(f"{path} is damaged: its ids and runs are not as they are written")
     yield from zip(ids, runs, strict=True)

@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.errors import IntegrityError, Notice
-from dspreg.io.atomic_files import Fence, make_folder, remove, remove_partial_files, sha256, write
+from dspreg.io.atomic_files import (
+    Fence,
+    make_folder,
+    read_regular_file,
+    remove,
+    remove_partial_files,
+    require_folder,
+    sha256,
+    write,
+)
 from dspreg.training.serialization import pack, unpack
 
 FORMAT = "dspreg.checkpoint/1"
@@ -34,6 +43,7 @@ class Checkpoints:
 
     def save(self, step: int, state: Any) -> None:
         """Write a checkpoint, and only then remove older ones, and damaged ones of later steps."""
+        require_folder(self.folder)
         make_folder(self.folder)
         data = pack(state, format=FORMAT, run=self.run, step=str(step))
         new = self.folder / f"step-{step:08d}-{sha256(data)}.safetensors"
@@ -45,11 +55,13 @@ class Checkpoints:
             remove(path, fence=self.fence)
 
     def files(self) -> list[Path]:
-        """Newest first."""
+        """Newest first. A folder that is a link would be another run's, and its files removed."""
+        require_folder(self.folder)
         return sorted(self.folder.glob("step-*.safetensors"), reverse=True)
 
     def good(self) -> Iterator[tuple[int, Any]]:
         """Step and state of every intact checkpoint, newest first; damaged ones are reported and skipped."""
+        require_folder(self.folder)
         if self.folder.exists():
             remove_partial_files(self.folder, fence=self.fence)
         for path in self.files():
@@ -63,7 +75,7 @@ class Checkpoints:
         try:
             number, expected = path.stem.split("-")[1:]
             step = int(number)
-            data = path.read_bytes()
+            data = read_regular_file(path)
         except (ValueError, OSError) as error:
             raise IntegrityError(f"{path} can't be read: {error}") from error
         if sha256(data) != expected:

@@ -20,6 +20,7 @@ from dspreg.data import DomainDataset
 from dspreg.data.loader import XY, iterate_batches, reader_errors
 from dspreg.data.registry import open_dataset
 from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted
+from dspreg.io.atomic_files import sha256
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.status import FAILURE, read_failure
 from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
@@ -29,7 +30,7 @@ from dspreg.training.experiment import Experiment, prepare_experiment, threads
 from dspreg.training.finalize import finish_run, model_path_at, save_model
 from dspreg.training.model import saved_attributes_of, tensors_of
 from dspreg.training.records import TensorBoard, make_record, require_tensorboard
-from dspreg.training.state import Selected, State, first_bad
+from dspreg.training.state import START_PROFILE, Selected, State, first_bad
 from dspreg.training.step import train_step
 
 SECONDS = 120.0  # between checkpoints, unless steps are given
@@ -98,9 +99,10 @@ def train(
         state = State(algorithm, folder)
         resume(state, checkpoints)
         on.on_train_start(experiment, state.t)
-        if state.t == 0 and should_profile(state, execution):
+        if (state.t == 0 and should_profile(state, execution)) or START_PROFILE in state.lost:
             on.on_phase("measuring c before training")
-            folder.write("profiles/start.safetensors", profile_stack(state.algorithm).to_bytes())
+            first = state.algorithm if state.t == 0 else experiment.algorithm(on.on_progress)
+            write_start_profile(state, profile_stack(first).to_bytes())
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
         steps = experiment.settings.steps
         batches = iterate_batches(experiment.steps(), range(state.t, steps), experiment.workers)
@@ -135,6 +137,17 @@ def train(
         result = finish_run(experiment, state, run)
         checkpoints.clear()
         return result
+
+
+def write_start_profile(state: State, data: bytes) -> None:
+    """c before training; where it was damaged, only if it is to the bit what it was."""
+    expected = state.lost.pop(START_PROFILE, sha256(data))
+    if sha256(data) != expected:
+        raise IntegrityError(
+            f"{state.folder / START_PROFILE} is damaged, and measuring it again gave other bits. Put it back from a "
+            f"copy, or remove {state.folder / 'checkpoints'} to train again from the start"
+        )
+    state.folder.write(START_PROFILE, data)
 
 
 def with_display(callbacks: Iterable[TrainingCallback], display: Any) -> list[TrainingCallback]:
@@ -230,15 +243,19 @@ def should_profile(state: State, execution: Execution) -> bool:
 
 def resume(state: State, checkpoints: Checkpoints) -> None:
     """Restore the newest intact checkpoint, or start anew if there was none."""
+    reasons = []
     for _, saved in checkpoints.good():
         try:
             state.unpack(saved)
             return
         except IntegrityError as error:
+            reasons.append(str(error))
             warnings.warn(f"{error}; trying the checkpoint before it", Notice, stacklevel=2)
     if checkpoints.files():
+        why = f": {reasons[0]}" if reasons else "; all are damaged"
         raise IntegrityError(
-            f"no checkpoint in {checkpoints.folder} can be used; remove the run's folder to start again"
+            f"no checkpoint in {checkpoints.folder} can be used{why}. With a copy of the damaged file in its place the "
+            f"run goes on; without one, remove {checkpoints.folder}, and it is trained again from the start"
         )
     state.restart()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +12,12 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.errors import IntegrityError, Notice
+from dspreg.io.atomic_files import sha256
 from dspreg.runs.folder import RunFolder
+
+START_PROFILE = "profiles/start.safetensors"
+LINES = ("records", "refreshes")  # files that grow, as checkpoints call them
 
 
 @dataclass
@@ -32,6 +39,7 @@ class State:
     seconds: dict[str, list[float]] = field(default_factory=dict)  # the same for measured times
     recorded: int | None = None  # step of the last record
     selected: Selected | None = None
+    lost: dict[str, str] = field(default_factory=dict)  # files to be made again, and the SHA-256 they had
 
     @property
     def t(self) -> int:
@@ -63,21 +71,77 @@ class State:
             "selected": chosen and {"step": chosen.step, "validation": chosen.validation, "model": chosen.model},
             "records": self.folder.records.mark(),
             "refreshes": self.folder.refreshes.mark(),
+            "lines": {name: _as_tensor(getattr(self.folder, name).written) for name in LINES},
+            "files": {name: digest for name, digest in self.folder.written.items() if name != "run.json"},
+            "where": self.folder.carried,
         }
 
     def unpack(self, saved: dict[str, Any]) -> None:
-        """Restore the state of a checkpoint; lines written since then are removed, and will be written again."""
-        self.folder.records.rewind(saved["records"])
-        self.folder.refreshes.rewind(saved["refreshes"])
+        """Restore the state of a checkpoint; lines written since then are removed, and will be written again.
+
+        Raises:
+            IntegrityError: A file that was written before is not what it was.
+        """
+        files = self._files(saved)
+        for name in LINES:
+            self._rewind(name, saved)
         self.algorithm.load_state_dict(saved["algorithm"])
         self.algorithm.stack.optimizer.load_state_dict(saved["optimizer"])
         self.sums, self.seconds, self.recorded = saved["sums"], saved["seconds"], saved["recorded"]
         self.selected = Selected(**saved["selected"]) if saved["selected"] else None
+        self.folder.written |= files
+        if "where" in saved:
+            self.folder.carry(saved["where"])
+
+    def _files(self, saved: Mapping[str, Any]) -> dict[str, str]:
+        """What a checkpoint vouches for, verified. A file that it does not name is written again, not trusted."""
+        if "files" not in saved:
+            return self._unverified_files()
+        files: dict[str, str] = dict(saved["files"])
+        damaged = self.folder.verify(files)
+        if START_PROFILE in damaged:  # it can be made again
+            warnings.warn(f"{damaged.pop(START_PROFILE)}; it is measured again", Notice, stacklevel=4)
+            self.lost[START_PROFILE] = files.pop(START_PROFILE)
+        for name in [name for name in damaged if not (self.folder / name).exists()]:
+            warnings.warn(f"{damaged.pop(name)}; the run goes on without this model", Notice, stacklevel=4)
+            del files[name]
+        if damaged:
+            way = "put it back from a copy, or remove it to go on without this model"
+            raise IntegrityError("; ".join(f"{said}: {way}" for said in damaged.values()))
+        return files
+
+    def _unverified_files(self) -> dict[str, str]:
+        """Of a checkpoint of an earlier version, which says nothing about them."""
+        names = self.folder.unverified()
+        if names:
+            text = "was saved by an earlier version of dspreg, which kept no SHA-256 of other files: can't verify"
+            warnings.warn(f"the checkpoint {text} {', '.join(names)} of {self.folder.path}", Notice, stacklevel=4)
+        return {name: self.folder.hash(name) for name in names}
+
+    def _rewind(self, name: str, saved: Mapping[str, Any]) -> None:
+        """Forget lines after those of the checkpoint, which has a copy of them should the file be damaged."""
+        lines = getattr(self.folder, name)
+        try:
+            lines.rewind(saved[name])
+        except IntegrityError as error:
+            copy = _as_bytes(saved["lines"][name]) if "lines" in saved else None
+            if copy is None or sha256(copy) != saved[name]["sha256"]:
+                raise
+            lines.restore(copy)
+            warnings.warn(f"{error}; it was written again from there", Notice, stacklevel=4)
 
     def restart(self) -> None:
         """Start anew: remove lines of an attempt that left no checkpoint."""
         self.folder.records.rewind(None)
         self.folder.refreshes.rewind(None)
+
+
+def _as_tensor(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _as_bytes(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()
 
 
 def first_bad(algorithm: Algorithm, batches: list[Any], log: dict[str, float]) -> str | None:
