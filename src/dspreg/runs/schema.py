@@ -104,6 +104,8 @@ def check_records(file: str, records: Sequence[Any], described: Mapping[str, Any
     needed = {name: "in" if name in settings["targets"] else "out" for name in domains}
     steps, before = settings["steps"], -1
     step: Any
+    accuracy: Any
+    validation: Any
     for number, record in enumerate(records, 1):
         if type(record) is not dict:
             _refuse(file, f"line {number}", record, OBJECT)
@@ -122,7 +124,7 @@ def check_records(file: str, records: Sequence[Any], described: Mapping[str, Any
                 if type(share) not in NUMBERS or not 0 <= share <= 1:
                     _refuse(file, f"line {number}: accuracy[{name!r}][{BRIEF.repr(split)}]", share, SHARE)
         for part in ("log", "seconds"):
-            values = record.get(part)
+            values: Any = record.get(part)
             if type(values) is not dict:
                 _refuse(file, f"line {number}: {part}", values, OBJECT)
             for name, value in values.items():
