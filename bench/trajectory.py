@@ -31,7 +31,7 @@ from torch import Tensor
 import dspreg
 from dspreg import Batch, DSPReg, ParamVector, train_step, vectors
 from dspreg.batches import Objective
-from dspreg.data.loader import iterate_batches
+from dspreg.data.readers import iterate_batches
 from dspreg.penalty import Step, parse_engine
 from dspreg.training.experiment import Experiment
 
