@@ -221,11 +221,11 @@ def ours(root, **changes):
 
 
 def test_what_is_written_gives_our_own_numbers(tmp_path):
-    from dspreg.reporting.load import load_runs
+    from dspreg.reporting.load import read_runs
     from dspreg.reporting.tables import select_rows
 
     assert write_sweep(ours(tmp_path / "runs"), tmp_path / "sweep") == 8
-    (row,) = select_rows(load_runs(tmp_path / "runs")[0])
+    (row,) = select_rows(read_runs(tmp_path / "runs")[0])
     cells = [row.cell(target).format(" +/- ") for target in PACS]
     printed = collect_results(tmp_path / "sweep").splitlines()
     assert printed[0] == "Total records: 32"

@@ -19,9 +19,8 @@ from dspreg.paper.item import Item
 from dspreg.paper.render import REFRESHES, difference_table, scale_table
 from dspreg.paper.results import Refreshes, count_refreshes, load_item, refresh_notes
 from dspreg.paper.verdicts import Comparison, pairs_sentence
-from dspreg.protocol.selection import Trace
-from dspreg.reporting.contrasts import contrast
-from dspreg.reporting.html.layer_profiles import TIMES, require_sealed
+from dspreg.protocol.selection import RunResult
+from dspreg.reporting.contrasts import contrast_differences
 from dspreg.reporting.table import Cell, Row, Table
 from dspreg.reporting.tables import count_cell
 from dspreg.runs.status import RunStatus
@@ -99,7 +98,7 @@ class ProfileColumn:
         warnings.warn(f"left out: {error}", Notice, stacklevel=3)
 
 
-def find_profiles(item: Item, store: RunStore, traces: Mapping[str, Trace]) -> dict[str, ProfileColumn]:
+def find_profiles(item: Item, store: RunStore, traces: Mapping[str, RunResult]) -> dict[str, ProfileColumn]:
     """The profiles before training and after that of each variant. All variants of a trial start from the same
     parameters, so the first one's profile stands for before."""
     found = {"before": ProfileColumn(), **{variant.label: ProfileColumn() for variant in item.variants}}
@@ -113,7 +112,7 @@ def find_profiles(item: Item, store: RunStore, traces: Mapping[str, Trace]) -> d
             after.missing.append("was trained without --profile always; take another store")
         else:
             try:
-                start, end = (require_sealed(folder, time) for time in TIMES)
+                start, end = (folder.profile(time) for time in ("start", "end"))
             except DspregError as error:
                 after.leave_out(error)
                 continue
@@ -193,5 +192,7 @@ def _compare(
             other = measured[second][trial][0][0]
             if one is not None and other is not None:
                 apart.append((one[0] - one[1]) - (other[0] - other[1]))
-    found = contrast([[each / 100 for each in apart]]) if apart else None  # it takes shares and gives per cent
+    found = (
+        contrast_differences([[each / 100 for each in apart]]) if apart else None
+    )  # it takes shares and gives per cent
     return Comparison(_when(first), _when(second), found, unit=" in c − null", decimals=3, larger="higher")

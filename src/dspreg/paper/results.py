@@ -11,7 +11,7 @@ from dspreg.algorithms import DSPReg, parse
 from dspreg.data.splits import steps_per_epoch
 from dspreg.errors import DspregError, Notice
 from dspreg.paper.item import Item, Variant
-from dspreg.protocol.selection import Trace
+from dspreg.protocol.selection import RunResult
 from dspreg.reporting.load import load_planned_runs
 from dspreg.reporting.table import Cell, mean
 from dspreg.reporting.tables import SelectedRow, count_cell, select_rows
@@ -48,7 +48,7 @@ def count_runs(rows: Iterable[VariantRow]) -> Cell:
     return count_cell(sum(row.finished for row in every), sum(row.wanted for row in every))
 
 
-def load_item(item: Item, store: RunStore) -> dict[str, Trace]:
+def load_item(item: Item, store: RunStore) -> dict[str, RunResult]:
     """Every run of the item by plan id, finished or not; damaged ones are named. Other runs are not read."""
     runs = item.runs()
     traces, damaged = load_planned_runs(store, runs)
@@ -65,7 +65,7 @@ def load_item(item: Item, store: RunStore) -> dict[str, Trace]:
     return {run.id: replace(traces[run.id], algorithm=run.algorithm) for run in runs}
 
 
-def rows_by_dataset(item: Item, traces: Iterable[Trace]) -> dict[str, list[VariantRow]]:
+def rows_by_dataset(item: Item, traces: Iterable[RunResult]) -> dict[str, list[VariantRow]]:
     """By data set, in the item's order; a variant whose runs were made under several conditions has several rows."""
     rows = select_rows(traces)
     found: dict[str, list[VariantRow]] = {}
@@ -94,7 +94,7 @@ class Refreshes:
         return Cell(text=_range(self.happened)), Cell(text=_range(self.planned))
 
 
-def count_refreshes(item: Item, store: RunStore, traces: Mapping[str, Trace]) -> dict[str, Refreshes]:
+def count_refreshes(item: Item, store: RunStore, traces: Mapping[str, RunResult]) -> dict[str, Refreshes]:
     """Of every algorithm of the item."""
     counted = {variant.algorithm: Refreshes() for variant in item.variants}
     for run in item.runs():

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dspreg.errors import IntegrityError
-from dspreg.io.atomic_files import sha256_of_file
+from dspreg.errors import DspregError
 from dspreg.io.profile_file import opened_profile
 from dspreg.reporting.html.svg import Picture, fit_scale
 from dspreg.reporting.tables import SelectedRow
@@ -64,7 +63,7 @@ def load_profiles(found: Sequence[SelectedRow]) -> tuple[list[RowProfiles], list
                     spent += size
                     try:
                         one.read.append(_both(folder))
-                    except IntegrityError as error:
+                    except DspregError as error:
                         damaged.append(str(error))
     return list(made.values()), damaged
 
@@ -72,7 +71,7 @@ def load_profiles(found: Sequence[SelectedRow]) -> tuple[list[RowProfiles], list
 def _with_profiles(row: SelectedRow) -> list[RunFolder]:
     """First those of draw 0, which has the same options in all rows."""
     runs = sorted((run for run in row.runs if run.finished), key=lambda r: (r.draw, r.trial, len(r.targets), r.targets))
-    folders = [RunFolder(run.place) for run in runs if run.place]
+    folders = [RunFolder(run.folder) for run in runs if run.folder]
     return [each for each in folders if all(_path(each, time).is_file() for time in TIMES)]
 
 
@@ -80,26 +79,10 @@ def _path(folder: RunFolder, time: str) -> Path:
     return folder / f"profiles/{time}.safetensors"
 
 
-def require_sealed(folder: RunFolder, time: str) -> Path:
-    """The profile of a finished run, `"start"` or `"end"`, if it is the one that result.json names.
-
-    Raises:
-        IntegrityError: It is damaged, or not the run's.
-    """
-    path, stamps = _path(folder, time), (folder.result(weights=False) or {}).get("files", {})
-    try:
-        found = sha256_of_file(path)
-    except OSError as error:
-        raise IntegrityError(f"{path} can't be read: {error.strerror}") from error
-    if stamps.get(f"profiles/{time}.safetensors") != found:
-        raise IntegrityError(f"{path} is damaged or was changed: its SHA-256 is not the one in result.json")
-    return path
-
-
 def _both(folder: RunFolder) -> Layers:
     made: Layers = {}
     for time in TIMES:
-        for layer, values in layer_means(require_sealed(folder, time), verified=True).items():
+        for layer, values in layer_means(folder.profile(time), verified=True).items():
             made.setdefault(layer, {}).update({f"{what} {time}": value for what, value in values.items()})
     return made
 
