@@ -26,6 +26,7 @@ from faults.results import RECORD, ROOT, command, read_results, revision
 FAULTS = {
     "every_operation": "",
     "mutants": "",
+    "bad_inputs": "",
     "kill": "--runs 300 --processes 2",
     "damage": "--checkpoints 500 --flips 300",
     "claims": "--claims 20000 --processes 4 --zombies 20 --clocks 20",
@@ -37,6 +38,7 @@ FAULTS = {
 SOAK = {
     "every_operation": "--refuse-every 1",
     "mutants": "",
+    "bad_inputs": "",
     "kill": "--runs 3000 --processes 2",
     "damage": "--checkpoints 500 --flips 1000",
     "claims": "--claims 100000 --processes 4 --zombies 50 --clocks 100",

@@ -1,6 +1,6 @@
 """The figures of the last full run, as a table.
 
-    python tests/faults/figures.py [--markdown] [--results FILE]
+    python tests/faults/figures.py [--markdown] [--results FILE] [--page docs/reliability.md]
 
 Of every part the last line of the record that passed or failed: what was tried, what came out, by which command, when,
 and how long it took. What has no line was not run, and is said to be so.
@@ -17,6 +17,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from faults.results import RECORD, read_results
+
+MARK, END = "<!-- figures: python tests/faults/figures.py --page docs/reliability.md -->", "<!-- end -->"
 
 # What each part promises, and the figures that show it.
 PROMISES = {
@@ -57,6 +59,10 @@ PROMISES = {
     "soak": (
         "thousands of runs in one store cost no more than the first ones",
         "{runs:,} runs beside {reads:,} reads: memory {memory slope}, descriptors {descriptor slope}",
+    ),
+    "bad_inputs": (
+        "a wrong command line or file is answered with what came, what was wanted and what to do",
+        "{well} of {inputs} answered well",
     ),
     "mutants": ("the checks above see what they should", "{mutants caught} of {mutants} faulty versions caught"),
 }
@@ -106,13 +112,23 @@ def format_text(table: list[tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
+def put_into_page(text: str, table: str) -> str:
+    """The page with this table between the two comments that mark its place."""
+    start, end = text.index(MARK) + len(MARK), text.index(END)
+    return f"{text[:start]}\n{table}\n{text[end:]}"
+
+
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=RECORD)
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--page", type=Path, help="put the table into this page instead of printing it")
     options = parser.parse_args(words)
     table = rows(options.results)
-    print(format_markdown(table) if options.markdown else format_text(table))
+    if options.page:
+        options.page.write_text(put_into_page(options.page.read_text("utf-8"), format_markdown(table)), "utf-8")
+    else:
+        print(format_markdown(table) if options.markdown else format_text(table))
     return 0
 
 

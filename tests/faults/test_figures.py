@@ -3,7 +3,7 @@
 import json
 
 from faults import figures
-from faults.results import Part, command, read_results
+from faults.results import RECORD, ROOT, Part, command, read_results
 
 
 def test_a_part_leaves_one_line_and_the_table_shows_it(tmp_path, capsys):
@@ -35,3 +35,11 @@ def test_the_command_is_as_one_types_it():
     assert command("kill", ["--runs", "3", "--results", "/tmp/x", "--seed", "1"]) == (
         "python tests/faults/kill.py --runs 3 --seed 1"
     )
+
+
+def test_the_page_has_the_figures_of_the_record():
+    """`python tests/faults/figures.py --page docs/reliability.md` puts them there."""
+    page = (ROOT / "docs/reliability.md").read_text("utf-8")
+    table = figures.format_markdown(figures.rows(RECORD))
+    assert page == figures.put_into_page(page, table)
+    assert table in page
