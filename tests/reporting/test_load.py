@@ -68,7 +68,7 @@ def test_a_run_with_other_contents_is_named_too(tmp_path):
     folder.agree({"settings": {}, "data": None})
     found, damaged = read_runs(tmp_path)
     assert len(found) == 1
-    assert "is not laid out as a run" in damaged[0]
+    assert f"{tmp_path}/b/run.json: data is None; wanted an object" in damaged[0]
 
 
 def test_weights_must_be_there_but_are_not_read(tmp_path):

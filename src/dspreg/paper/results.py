@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dspreg.algorithms import DSPReg, parse
 from dspreg.data.splits import steps_per_epoch
+from dspreg.errors import DspregError, Notice
 from dspreg.paper.item import Item, Variant
 from dspreg.protocol.selection import RunResult
 from dspreg.reporting.load import load_planned_runs
 from dspreg.reporting.table import Cell, mean
 from dspreg.reporting.tables import SelectedRow, count_cell, select_rows
+from dspreg.runs.status import derive_state
 from dspreg.runs.store import RunStore
 
 
@@ -46,9 +49,18 @@ def count_runs(rows: Iterable[VariantRow]) -> Cell:
 
 
 def load_item(item: Item, store: RunStore) -> dict[str, RunResult]:
-    """Every run of the item by plan id, finished or not; other runs of the store are not read."""
+    """Every run of the item by plan id, finished or not; damaged ones are named. Other runs are not read."""
     runs = item.runs()
-    results, _ = load_planned_runs(store, runs)
+    results, damaged = load_planned_runs(store, runs)
+    for run in runs:
+        if results[run.id].finished:
+            try:
+                planned_refreshes(store.folder(run).description())
+            except DspregError as error:  # its algorithm can't be read, or is of a stranger's module
+                damaged[run.id] = f"{store.folder(run).path}/run.json: settings.algorithm: {error}"
+                results[run.id] = replace(results[run.id], state=derive_state(damage=damaged[run.id]), records=())
+    for each in damaged.values():
+        warnings.warn(f"left out: {each}", Notice, stacklevel=3)
     # as the item spells it: options that are given are part of a name, though they have their defaults
     return {run.id: replace(results[run.id], algorithm=run.algorithm) for run in runs}
 

@@ -22,8 +22,8 @@ from dspreg.runs.status import FAILURE, RunState, derive_state, read_failure
 from dspreg.runs.store import RunStore
 
 IDENTITY = ("dataset", "algorithm", "targets", "trial", "draw", "protocol")
+PLACE = ("trial", "draw", "protocol")  # which run of a method it is, beside its targets
 OPTIONS = ("lr", "weight_decay", "batch_size", "dropout")  # what search draws, whatever the algorithm
-KEPT = ("step", "accuracy", "validation")  # of a record: ten thousand runs are to fit into memory
 ELSEWHERE = {*IDENTITY, *OPTIONS, "evaluate", "weights"}  # settings that are no conditions, or only in another form
 ENVIRONMENT = {
     "torch": None,
@@ -209,13 +209,12 @@ def load_run(folder: RunFolder, planned: Planned | None = None, *, whole: bool =
 
 def _require_settings(folder: RunFolder, settings: Mapping[str, Any], run: Run) -> None:
     """Whether what was trained is what was planned, as far as it says which cell of a table the run is."""
-    wanted = {"trial": run.trial, "draw": run.draw, "protocol": run.protocol}
-    there = {name: settings[name] for name in wanted}
-    if there != wanted or sorted(settings["targets"]) != sorted(run.targets):
-        found, planned = (
-            {**each, "targets": [*of]} for each, of in ((there, settings["targets"]), (wanted, run.targets))
+    same = [settings[name] == getattr(run, name) for name in PLACE]
+    if not all(same) or {*settings["targets"]} != {*run.targets}:
+        name = next((name for name, fits in zip(PLACE, same, strict=True) if not fits), "targets")
+        raise IntegrityError(
+            f"{folder.path}/run.json: settings.{name} is {settings[name]!r}; the store planned {getattr(run, name)!r}"
         )
-        raise IntegrityError(f"{folder.path}/run.json: settings are of {found}; the store planned {planned}")
 
 
 def _unfinished(folder: RunFolder, described: Mapping[str, Any], planned: Planned | None) -> RunState:
@@ -288,9 +287,10 @@ def _asked_for(run: Run) -> str:
 
 
 def _record(each: dict[str, Any]) -> dict[str, Any]:
-    """What a report needs of it."""
-    loss = each.get("log", {}).get("loss")
-    return {name: each[name] for name in KEPT} | ({} if loss is None else {"log": {"loss": float(loss)}})
+    """What a report needs of it, and no more: ten thousand runs are to fit into memory."""
+    loss, validation = each.get("log", {}).get("loss"), float(each["validation"])
+    kept = {"step": each["step"], "accuracy": each["accuracy"], "validation": validation}
+    return kept if loss is None else {**kept, "log": {"loss": float(loss)}}
 
 
 def _made(described: dict[str, Any], result: dict[str, Any] | None) -> dict[str, Any]:
