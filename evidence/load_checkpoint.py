@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import dspreg
 from dspreg import Batch, DSPReg, Execution, RunResult
-from dspreg.inference.load import model_file, read_model_file
 from dspreg.training.experiment import Experiment, prepare_experiment
-from dspreg.training.model import load_tensors
 
 SPEC = "DSPReg(weight=0.001)"
 NEW = 10**6  # steps from here on are never trained
@@ -18,7 +17,7 @@ def load_checkpoint(run: RunResult, step: int, root: str, weights: str) -> tuple
     experiment = prepare_experiment(given, how)
     algorithm = experiment.algorithm()
     assert isinstance(algorithm, DSPReg)
-    load_tensors(algorithm, read_model_file(model_file(run.folder, str(step)))[1], run.folder)
+    algorithm.net.load_state_dict(dspreg.load(run.folder, str(step))[0].algorithm.net.state_dict())
     algorithm.stack.steps = step + 1
     return experiment, algorithm
 

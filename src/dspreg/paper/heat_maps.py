@@ -98,7 +98,7 @@ class ProfileColumn:
         warnings.warn(f"left out: {error}", Notice, stacklevel=3)
 
 
-def find_profiles(item: Item, store: RunStore, traces: Mapping[str, RunResult]) -> dict[str, ProfileColumn]:
+def find_profiles(item: Item, store: RunStore, results: Mapping[str, RunResult]) -> dict[str, ProfileColumn]:
     """The profiles before training and after that of each variant. All variants of a trial start from the same
     parameters, so the first one's profile stands for before."""
     found = {"before": ProfileColumn(), **{variant.label: ProfileColumn() for variant in item.variants}}
@@ -106,8 +106,8 @@ def find_profiles(item: Item, store: RunStore, traces: Mapping[str, RunResult]) 
     for run in item.runs():
         folder, after = store.folder(run), found[labels[run.algorithm]]
         after.wanted += 1
-        if not traces[run.id].finished:
-            after.missing.append(traces[run.id].why)
+        if not results[run.id].finished:
+            after.missing.append(results[run.id].why)
         elif not (folder / "profiles/end.safetensors").exists():
             after.missing.append("was trained without --profile always; take another store")
         else:
@@ -126,9 +126,9 @@ def find_profiles(item: Item, store: RunStore, traces: Mapping[str, RunResult]) 
 def render_tables(item: Item, store: RunStore) -> list[Table]:
     """Means of the layer and of all parameters, refreshes, and differences of c − null in words."""
     layer, number = layer_of(item.setting("model"), item.setting("image_size"))
-    traces = load_item(item, store)
-    refreshes = count_refreshes(item, store, traces)
-    columns = find_profiles(item, store, traces)
+    results = load_item(item, store)
+    refreshes = count_refreshes(item, store, results)
+    columns = find_profiles(item, store, results)
     measured = {label: each.measure(layer) for label, each in columns.items()}
     of = {variant.label: refreshes[variant.algorithm] for variant in item.variants}
     rows = []

@@ -38,9 +38,9 @@ SEEDS = {  # as far as the paper says
 
 def render_tables(item: Item, store: RunStore) -> list[Table]:
     """The scale if it is not the paper's, the figures, the differences; the last note is the sentence."""
-    traces = load_item(item, store)
-    refreshes = count_refreshes(item, store, traces)
-    found = rows_by_dataset(item, traces.values())
+    results = load_item(item, store)
+    refreshes = count_refreshes(item, store, results)
+    found = rows_by_dataset(item, results.values())
     made = _several(item, found, refreshes) if item.name == "main" else _one(item, found, refreshes)
     compared = [_compare(item, found, first, second) for first, second in item.pairs]
     words = [pairs_sentence(compared)]

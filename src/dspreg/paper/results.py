@@ -51,23 +51,23 @@ def count_runs(rows: Iterable[VariantRow]) -> Cell:
 def load_item(item: Item, store: RunStore) -> dict[str, RunResult]:
     """Every run of the item by plan id, finished or not; damaged ones are named. Other runs are not read."""
     runs = item.runs()
-    traces, damaged = load_planned_runs(store, runs)
+    results, damaged = load_planned_runs(store, runs)
     for run in runs:
-        if traces[run.id].finished:
+        if results[run.id].finished:
             try:
                 planned_refreshes(store.folder(run).description())
             except DspregError as error:  # its algorithm can't be read, or is of a stranger's module
                 damaged[run.id] = f"{store.folder(run).path}/run.json: settings.algorithm: {error}"
-                traces[run.id] = replace(traces[run.id], state=derive_state(damage=damaged[run.id]), records=())
+                results[run.id] = replace(results[run.id], state=derive_state(damage=damaged[run.id]), records=())
     for each in damaged.values():
         warnings.warn(f"left out: {each}", Notice, stacklevel=3)
     # as the item spells it: options that are given are part of a name, though they have their defaults
-    return {run.id: replace(traces[run.id], algorithm=run.algorithm) for run in runs}
+    return {run.id: replace(results[run.id], algorithm=run.algorithm) for run in runs}
 
 
-def rows_by_dataset(item: Item, traces: Iterable[RunResult]) -> dict[str, list[VariantRow]]:
+def rows_by_dataset(item: Item, results: Iterable[RunResult]) -> dict[str, list[VariantRow]]:
     """By data set, in the item's order; a variant whose runs were made under several conditions has several rows."""
-    rows = select_rows(traces)
+    rows = select_rows(results)
     found: dict[str, list[VariantRow]] = {}
     for dataset in item.domains():
         targets = item.held_out(dataset)
@@ -94,15 +94,15 @@ class Refreshes:
         return Cell(text=_range(self.happened)), Cell(text=_range(self.planned))
 
 
-def count_refreshes(item: Item, store: RunStore, traces: Mapping[str, RunResult]) -> dict[str, Refreshes]:
+def count_refreshes(item: Item, store: RunStore, results: Mapping[str, RunResult]) -> dict[str, Refreshes]:
     """Of every algorithm of the item."""
     counted = {variant.algorithm: Refreshes() for variant in item.variants}
     for run in item.runs():
-        if traces[run.id].finished:
+        if results[run.id].finished:
             wanted = planned_refreshes(store.folder(run).description())
             if wanted is not None:
                 counted[run.algorithm].planned.append(wanted)
-                counted[run.algorithm].happened.append(int(traces[run.id].made["refreshes"]))
+                counted[run.algorithm].happened.append(int(results[run.id].made["refreshes"]))
     return counted
 
 

@@ -22,13 +22,13 @@ Key = tuple[str, str]  # data set, label of the row
 Group = tuple[str, str, str]  # data set, algorithm, plan: what was asked for alike
 
 
-def group_runs(traces: Iterable[RunResult]) -> dict[Key, list[RunResult]]:
+def group_runs(results: Iterable[RunResult]) -> dict[Key, list[RunResult]]:
     """All runs of each row, planned ones too; sorted, so that the order they were found in decides nothing.
 
     Raises:
         ConfigError: Two finished runs claim the same place.
     """
-    once = {(t.id or id(t)): t for t in sorted(traces, key=lambda t: (t.finished, t.folder))}  # of copies the finished
+    once = {(t.id or id(t)): t for t in sorted(results, key=lambda t: (t.finished, t.folder))}  # of copies the finished
     every = sorted(once.values(), key=_order)
     known, planned = [t for t in every if t.conditions], [t for t in every if not t.conditions]
     searched = {(t.dataset, t.algorithm) for t in every if t.draw}
@@ -67,9 +67,9 @@ def _fill(found: dict[Key, list[RunResult]], planned: list[RunResult], labels: d
                     found[key].append(replace(each, records=(), elsewhere=True) if each.conditions else each)
 
 
-def _labels(traces: list[RunResult]) -> dict[Group, str]:
+def _labels(results: list[RunResult]) -> dict[Group, str]:
     """Of rows in which nothing was begun: what was asked for where the plan asks for several things."""
-    asked: dict[Group, dict[str, Any]] = {_group(t): json.loads(t.plan) if t.plan else {} for t in traces}
+    asked: dict[Group, dict[str, Any]] = {_group(t): json.loads(t.plan) if t.plan else {} for t in results}
     made = {}
     for (dataset, algorithm, plan), mine in asked.items():
         others = [each for group, each in asked.items() if group[:2] == (dataset, algorithm)]
@@ -82,11 +82,11 @@ def _labels(traces: list[RunResult]) -> dict[Group, str]:
     return made
 
 
-def _varying(traces: list[RunResult], facts: list[dict[str, Any]]) -> set[tuple[str, str]]:
+def _varying(results: list[RunResult], facts: list[dict[str, Any]]) -> set[tuple[str, str]]:
     """The facts that differ, each with the data set they differ in, or with none."""
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     before = None
-    for each, fact in zip(traces, facts, strict=True):
+    for each, fact in zip(results, facts, strict=True):
         if (each.dataset, fact) != before:  # thousands are alike
             for name, value in fact.items():
                 values[_scope(each, name), name].add(str(value))
@@ -94,25 +94,25 @@ def _varying(traces: list[RunResult], facts: list[dict[str, Any]]) -> set[tuple[
     return {key for key, different in values.items() if len(different) > 1}
 
 
-def _scope(trace: RunResult, name: str) -> str:
-    return "" if name in SHARED else trace.dataset
+def _scope(run: RunResult, name: str) -> str:
+    return "" if name in SHARED else run.dataset
 
 
-def _facts(trace: RunResult, searched: bool) -> dict[str, Any]:
-    options: Mapping[str, Any] = {} if searched else trace.options
-    return {"protocol": trace.protocol, **trace.conditions, **options}
+def _facts(run: RunResult, searched: bool) -> dict[str, Any]:
+    options: Mapping[str, Any] = {} if searched else run.options
+    return {"protocol": run.protocol, **run.conditions, **options}
 
 
-def _group(trace: RunResult) -> Group:
-    return trace.dataset, trace.algorithm, trace.plan
+def _group(run: RunResult) -> Group:
+    return run.dataset, run.algorithm, run.plan
 
 
-def _place(trace: RunResult) -> tuple[Any, ...]:
-    return trace.targets, trace.trial, trace.draw
+def _place(run: RunResult) -> tuple[Any, ...]:
+    return run.targets, run.trial, run.draw
 
 
-def _order(trace: RunResult) -> tuple[Any, ...]:
-    return trace.dataset, trace.algorithm, trace.targets, trace.trial, trace.draw, trace.id, trace.folder
+def _order(run: RunResult) -> tuple[Any, ...]:
+    return run.dataset, run.algorithm, run.targets, run.trial, run.draw, run.id, run.folder
 
 
 def _refuse_two(dataset: str, label: str, runs: list[RunResult]) -> None:

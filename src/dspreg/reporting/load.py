@@ -76,10 +76,10 @@ def read_runs(path: str | Path, *, whole: bool = False) -> tuple[list[RunResult]
     runs = store.planned_runs()
     if not runs:
         raise ConfigError(f"nothing is planned in {store.path}; for the runs that are there give {store.path / 'runs'}")
-    traces, damaged = load_planned_runs(store, runs, whole=whole)
+    results, damaged = load_planned_runs(store, runs, whole=whole)
     unplanned = _folders_in(store.path / "runs", {run.id for run in runs})
     strange = [f"{folder.path} holds a run that no plan of the store names" for folder in unplanned]
-    return list(traces.values()), [*damaged.values(), *strange]
+    return list(results.values()), [*damaged.values(), *strange]
 
 
 def load_planned_runs(
@@ -104,10 +104,10 @@ def load_planned_runs(
             else:
                 damaged[run.id] = found
     names = _Names(runs, begun)
-    traces = {}
+    results = {}
     for run in runs:
         if run.id in begun:
-            traces[run.id] = begun[run.id]
+            results[run.id] = begun[run.id]
             continue
         try:
             failure = None if run.id in damaged else store.failure(run)
@@ -115,8 +115,8 @@ def load_planned_runs(
             failure, damaged[run.id] = None, str(error)
         lease, damage = leases.get(run), damaged.get(run.id, "")
         state = derive_state(failure=failure, lease=lease, damage=damage, steps=run.options.get("steps"))
-        traces[run.id] = names.trace(run, state)
-    return traces, damaged
+        results[run.id] = names.result(run, state)
+    return results, damaged
 
 
 def find_store(path: str | Path) -> RunStore | None:
@@ -266,7 +266,7 @@ class _Names:
         for name, targets in held_out.items():
             self.domains.setdefault(name, tuple(targets))  # all that is known of a data set before it is read
 
-    def trace(self, run: Run, state: RunState) -> RunResult:
+    def result(self, run: Run, state: RunState) -> RunResult:
         name = self.datasets.get(run.data_name, run.data_name)
         return RunResult(
             dataset=name,

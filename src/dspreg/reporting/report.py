@@ -118,13 +118,13 @@ def _path_hider(path: str | Path, folder: Path) -> Callable[[str], str]:
 def _load(
     folder: Path, path: str | Path, selection: str, contrasts: Sequence[tuple[str, str]]
 ) -> tuple[list[SelectedRow], list[Table], list[str]]:
-    traces, damaged = read_runs(folder)
+    results, damaged = read_runs(folder)
     hide = _path_hider(path, folder)
     for each in damaged:
         warnings.warn(f"left out: {hide(each)}", Notice, stacklevel=4)
-    if not traces:
+    if not results:
         raise ConfigError(f"all {len(damaged)} runs in {path} are damaged; nothing is left to report")
-    rows = select_rows(traces, selection)
+    rows = select_rows(results, selection)
     labels = {each.label for each in rows} | {each.algorithm for each in rows}
     tables = make_tables(rows, damaged)
     tables += [contrast_table(rows, *(_row_label(name, labels) for name in pair)) for pair in contrasts]

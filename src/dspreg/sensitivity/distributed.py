@@ -26,7 +26,7 @@ class ProcessGroup:
 
     @contextmanager
     def raise_together(self) -> Iterator[None]:
-        """Inside, an error in one process is raised in all of them; the others would wait for it for ever."""
+        """Inside, an error in one process is raised in all of them; otherwise the others would wait for ever."""
         error: Exception | None = None
         try:
             yield
@@ -51,7 +51,7 @@ class ProcessGroup:
         shares = []  # of this process in every domain; a pseudo-domain is as large as its domain
         for domain in domains.values():
             own = domain.within.weight
-            if self.rank % 2:  # or the first batch of every process would be in the same half
+            if self.rank % 2:  # otherwise the first batch of every process would be in the same half
                 rest = {
                     name: (domain.within.mean[name] * own - total).clamp_(min=0) for name, total in domain.odd.items()
                 }

@@ -35,7 +35,7 @@ _separate: WeakKeyDictionary[nn.Module, set[tuple[object, ...]]] = WeakKeyDictio
 
 
 def require_separate_samples(net: nn.Module, f: Function, samples: Samples) -> None:
-    """Refuse a network that mixes samples. Checked once for each network and signature of samples."""
+    """Refuse a network that mixes samples; checked once for each network and signature of samples."""
     key = (architecture(net), samples.signature)
     checked = _separate.setdefault(net, set())
     if key not in checked:

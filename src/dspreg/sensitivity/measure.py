@@ -82,7 +82,7 @@ def measure(
     if max_batches is not None and max_batches < 1:
         raise ConfigError(f"max_batches={max_batches}; wanted at least 1, or None for all")
     processes = ProcessGroup(group) if group is not None else None
-    rank: tuple[Key, ...] = () if processes is None else (processes.rank,)  # or all would draw the same signs
+    rank: tuple[Key, ...] = () if processes is None else (processes.rank,)  # otherwise all would draw the same signs
     meter = Meter(
         model,
         of=of,
@@ -197,7 +197,7 @@ def _accumulate(
 def attach_labels(
     meter: Meter, f: FunctionOf, name: str, d: int, batches: Iterable[Samples], *, again: bool
 ) -> Iterator[Samples]:
-    """The batches of one domain with the labels to be used, checked. `again`: they will be measured twice."""
+    """The batches of one domain, checked, with the labels to use. `again`: they will be measured twice."""
     for b, samples in enumerate(batches):
         if b == 0:
             require_separate_samples(meter.net, f(samples, d), samples)

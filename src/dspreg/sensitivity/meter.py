@@ -28,13 +28,13 @@ class Meter:
 
     Args:
         net: Its trainable parameters are the θ_k.
-        of: What is differentiated, one of `choices.OF`.
-        estimator: One of `choices.ESTIMATORS`.
+        of: What is differentiated, one of `config.measure_config.OF`.
+        estimator: One of `config.measure_config.ESTIMATORS`.
         draws: Sign draws per batch, only for `"signed"`; 1 by default.
         loss: Maps (output, y) to (B,) values; cross-entropy by default.
         only, exclude: Which parameters, by patterns on their names.
-        key: Of the drawn labels and signs.
-        on_pass: Called at every pass of the network: one batch may take minutes.
+        key: Seed of drawn labels and signs.
+        on_pass: Called at every forward pass, for progress and heartbeats: one batch may take minutes.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Meter:
         """Add Σ_i s(sample i) to the one row of `sums`, or Σ_i groups_gi s(sample i) to every row.
 
         `place` identifies the batch, so that each has its own signs. Without `takes_groups` all samples of a batch must
-        be of the same groups.
+        be in the same groups.
         """
         f = self._report_passes(f)
         device = next(iter(self.params.values())).device

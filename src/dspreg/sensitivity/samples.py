@@ -140,13 +140,13 @@ def batches_of(domain: str, loader: Iterable[Any], max_batches: int | None, devi
 def _has_length(loader: Iterable[Any]) -> bool:
     try:
         len(loader)  # type: ignore[arg-type]
-    except Exception:  # some that never end have a length that raises
+    except Exception:  # `len` of an endless loader may raise
         return False
     return True
 
 
 def _require_an_end(domain: str, loader: Iterable[Any]) -> Iterator[Any]:
-    """The batches of a loader that does not say how many there are, which may be without end."""
+    """The batches of a loader without a length, which may never end."""
     for i, batch in enumerate(loader):
         if i == NOTICED:
             text = f"the domain {domain!r} has given {NOTICED} batches and does not say how many there are"
@@ -160,7 +160,7 @@ def _require_an_end(domain: str, loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def notice_same_data(domains: Mapping[str, Iterable[Any]]) -> None:
-    """Notice domains that are one and the same: their c is 0, or the noise of drawing twice."""
+    """Warn about domains with the same data: c would be 0, or the noise of two draws."""
     names: dict[tuple[int, ...], Any] = {}
     for name, loader in domains.items():
         earlier = names.setdefault(_identity(loader), name)
@@ -172,7 +172,7 @@ def notice_same_data(domains: Mapping[str, Iterable[Any]]) -> None:
 def _identity(loader: Iterable[Any]) -> tuple[int, ...]:
     """Equal for the same object, and for loaders of all of one data set."""
     if isinstance(loader, DataLoader):
-        plain = type(loader.sampler) in (SequentialSampler, RandomSampler)  # others may show a part of it
+        plain = type(loader.sampler) in (SequentialSampler, RandomSampler)  # others may select a part of the data set
         if plain and type(loader.batch_sampler) is BatchSampler:
             return (id(loader.dataset), 0)
     return (id(loader),)

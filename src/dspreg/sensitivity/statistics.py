@@ -62,7 +62,7 @@ class Spread:
         return self.relative.map(Tensor.contiguous)
 
     def squared_error(self, name: str) -> Tensor:
-        """Squared relative standard error of the mean, if what was added are means of `weight` independent samples."""
+        """Squared relative standard error of the mean, if each x is the mean of `weight` independent samples."""
         return self.relative[name].double() / (self.weight * (self.count - 1))
 
 

@@ -117,7 +117,7 @@ class Summary:
             even = total - inputs["odd"]
             even = torch.where(
                 even > 2 * rounding * batches * total, even, 0
-            )  # what is left by rounding would have a large c
+            )  # a residue of rounding would have a large c
             even = even / (samples - in_odd)
             for what, half in zip(HALVES, (inputs["odd"] / in_odd, even), strict=True):
                 results[what] = c(relative_variance(half), half.mean(0) * factor)
@@ -137,8 +137,8 @@ class Summary:
     def reliability(self) -> float | None:
         """Rank correlation over parameters that some domain is sensitive to: the others agree on c = 0 trivially.
 
-        For a large network over two million keyed samples of them, which is exact to about 0.001: sorting all takes
-        longer than measuring them.
+        A large network is represented by two million keyed samples of them, accurate to about 0.001: sorting all would
+        take longer than measuring.
         """
         if not self.halves[HALVES[0]]:
             return None

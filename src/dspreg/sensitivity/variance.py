@@ -51,7 +51,7 @@ Variance = float | Mapping[str, Tensor] | RunningVariance
 
 
 def variance_of(given: Variance, params: Mapping[str, Tensor]) -> ParamVector | float:
-    """`given` as a factor of a `ParamVector`."""
+    """`given` as a number or a `ParamVector` that scales s."""
     if isinstance(given, RunningVariance):
         given = given.vector()
     if not isinstance(given, Mapping):
