@@ -41,8 +41,11 @@ def test_an_item_without_a_scale_is_explained(capsys):
         (["components", "--scale", "smoke", "--engine", "exat", "--dry-run"], "'exat'"),
         (["components", "--scale", "smoke", "--set", "algorithm=ERM", "--dry-run"], "--set algorithm: the item sets"),
         (["components", "--scale", "smoke", "--set", "stepz=3", "--dry-run"], "Did you mean 'steps'?"),
-        (["components", "--scale", "smoke", "--trials", "0", "--dry-run"], "--trials 0; wanted a whole number"),
-        (["maps", "--scale", "smoke", "--draws", "2", "--dry-run"], "--draws: a map is of one training"),
+        (["components", "--scale", "smoke", "--trials", "0", "--dry-run"], "--trials '0'; wanted a whole number"),
+        (
+            ["maps", "--scale", "smoke", "--draws", "2", "--dry-run"],
+            "--draws: a map compares one training",
+        ),
         (["overhead", "--scale", "smoke", "--engine", "exat"], "'exat'"),
         (["components", "--scale", "smoke", "--store", "new", "--device", "abacus"], "device='abacus'; wanted cpu"),
         (["components", "--scale", "smoke", "--show"], "--show: of which runs? Add the --store DIR"),

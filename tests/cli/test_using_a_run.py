@@ -195,4 +195,4 @@ def test_no_name_from_a_run_reaches_the_terminal_raw(odd, capsys, tmp_path):
         assert not set("\x1b\x07\x9b\u202e") & set(printed.out + printed.err), each
     card = (tmp_path / "run" / "README.md").read_text()
     assert not set("\x1b\x07\x9b\u202e") & set(card)
-    assert r"\x1b[2Jdawn" in card
+    assert r"\\x1b\[2Jdawn" in card  # as text, in markdown

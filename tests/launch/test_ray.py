@@ -263,7 +263,7 @@ def test_as_it_is_typed(ray, images, tmp_path, capsys):
     assert main([*what, "--store", str(tmp_path / "store"), "--ray-address", "auto"]) == 2
     assert "--ray-address auto is for --on ray" in capsys.readouterr().err
     assert main([*what, "--store", str(tmp_path / "store"), "--on", "ray", "--jobs", "0"]) == 2
-    assert "--jobs 0; wanted a whole number at least 1" in capsys.readouterr().err
+    assert "--jobs '0'; wanted a whole number at least 1" in capsys.readouterr().err
 
 
 # What needs no cluster.

@@ -114,7 +114,7 @@ def test_of_equal_evaluations_the_first_is_selected(tmp_path, monkeypatch, stack
     for t in range(6):
         train_step(stack, toy_batches(t))
         state.took({"loss": 1.0}, 0.1)
-        record = loop.evaluate(experiment, state, lambda: None)
+        record = loop.evaluate(experiment, state, lambda: None, lambda: None)
         assert record["step"] == state.recorded == t
         chosen.append(state.selected.step)
     assert chosen == [0, 0, 2, 2, 2, 2]

@@ -6,6 +6,8 @@
 - By name: `open_dataset`, `dataset_names`, `dataset_table`. Before training: `verify`, `fingerprint`, `open_cache`.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from dspreg.data.base import DomainDataset, labels_of
 from dspreg.data.benchmarks import BENCHMARKS, PACS, VLCS, DomainNet, OfficeHome, TerraIncognita
 from dspreg.data.cache import Cache, open_cache
@@ -17,8 +19,10 @@ from dspreg.data.folders import Folder, ImageFolders
 from dspreg.data.images import Images
 from dspreg.data.registry import dataset_names, dataset_table, open_dataset
 from dspreg.data.splits import split
-from dspreg.data.tensors import TensorDomains
 from dspreg.data.verify import Verification, verify
+
+if TYPE_CHECKING:
+    from dspreg.data.tensors import TensorDomains
 
 __all__ = [
     "BENCHMARKS",
@@ -47,3 +51,11 @@ __all__ = [
     "split",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TensorDomains":  # the only one here that needs torch, which takes seconds to import
+        from dspreg.data.tensors import TensorDomains
+
+        return TensorDomains
+    raise AttributeError(f"module 'dspreg.data' has no attribute {name!r}")

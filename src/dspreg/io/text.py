@@ -135,7 +135,8 @@ SYNONYMS = {  # ours → what others call it: DomainBed, WILDS, timm, Lightning,
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.65) -> str | None:
     """The known name that `name` was probably meant to be, or None where any guess would be a bad one.
 
-    The same but for case and punctuation, what others call it, a typing error, or the beginning of one name.
+    The same but for case and punctuation, what others call it, a typing error, the beginning of one name, or the first
+    word of several.
 
     Args:
         name: What was typed.
@@ -158,7 +159,8 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.65) -> str | None
     if distances:
         return min(distances, key=lambda each: distances[each])
     begun = [each for each, letters in names.items() if len(bare) > 2 and letters.startswith(bare)]
-    return begun[0] if len(begun) == 1 else None
+    whole_words = all(each.replace("-", "_").startswith(f"{name}_") for each in begun)
+    return begun[0] if len(begun) == 1 or (begun and whole_words) else None
 
 
 LONGEST = 100  # letters of a name that somebody may have mistyped

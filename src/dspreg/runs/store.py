@@ -38,6 +38,7 @@ from dspreg.runs.status import FAILURE, Failure, RunState, derive_state, read_fa
 
 FORMAT = "dspreg.store/1"
 PLAN = "dspreg.plan/1"
+ID = re.compile("[0-9a-f]{16}")  # a plan id: it names files, so it is nothing else
 PLAN_BYTES = 2**30  # of one plan: a million runs have a quarter of it
 FOLDERS = ("plans", "runs", "failures")
 CANCELLED = "dspreg retry takes it up again"
@@ -247,7 +248,7 @@ def _read_entries(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for run in _read_runs(path, runs):
             yield run.id, run.to_json()
         return
-    texts = isinstance(ids, list) and all(isinstance(each, str) for each in ids)
+    texts = isinstance(ids, list) and all(isinstance(each, str) and ID.fullmatch(each) for each in ids)
     if not texts or not isinstance(runs, list) or len(ids) != len(runs) or not all(map(_is_entry, runs)):
         raise IntegrityError(f"{path} is damaged: its ids and runs are not as they are written")
     yield from zip(ids, runs, strict=True)
