@@ -6,6 +6,7 @@ import glob
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from dspreg.errors import ConfigError
 from dspreg.io.text import join_few
-from dspreg.penalty.closures import Closure, Passes
+from dspreg.penalty.closures import Closure, ClosureTangent, Passes
 from dspreg.penalty.coefficients import Coefficients
 from dspreg.penalty.engine_spec import parse_engine
 from dspreg.penalty.engines import Figures, Memory, Step, exact, figures, inner_of, kind_of
@@ -37,8 +38,9 @@ class Penalty:
     Args:
         model: Any network; compiled, or wrapped in DistributedDataParallel, as it is called in the closures.
         weight: λ. An attribute that may be changed at any time. 0 is `loss.backward()`.
-        engine: `"exact"`, `"lookahead"`, `"momentum"`, `"lazy(30)"`, …; see `dspreg.penalty.engines`. `exact` is the
-            paper's formula and takes as long as three passes; a compiled model needs one of the others.
+        engine: `"exact"`, `"gauss_newton"`, `"lookahead"`, `"momentum"`, `"lazy(30)"`, …; see
+            `dspreg.penalty.engines`. `exact` is the paper's formula and takes as long as three passes; a compiled model
+            needs one of the others. `gauss_newton` takes two, and closures that return `(loss, logits)`.
         only, exclude: Which parameters are penalised, by shell patterns on their names. The others have c = 0.
         warmup: Steps before the penalty is added.
     """
@@ -137,6 +139,8 @@ class Penalty:
         step = Step(
             passes.gradient, passes.loss, closures, self.net, self._c.current(), self.weight, self._memory,
             keeps_plain=record, second=passes.second if in_parts else None,
+            linearise=partial(ClosureTangent, passes, keeps_graph=not is_compiled(self.model)),
+            sample=partial(passes.sample, closures, ("Penalty", self.steps)),
         )  # fmt: skip
         try:
             result = self._engine(step)
@@ -193,8 +197,8 @@ class Penalty:
 
 
 _COMPILED = (
-    "engine 'exact' differentiates twice, which torch.compile cannot. Use engine 'lookahead', 'momentum' or "
-    "'lazy(30)', or the model before it was compiled"
+    "engine 'exact' differentiates twice, which torch.compile cannot. Use engine 'lookahead', 'gauss_newton', "
+    "'momentum' or 'lazy(30)', or the model before it was compiled"
 )
 
 
