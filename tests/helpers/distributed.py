@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import dspreg
-from helpers.environments import EVERY, LINEARISED, NETWORKS, WEIGHT, Problem, both, scaled_by
+from helpers.environments import ALL, NETWORKS, WEIGHT, Problem, both, scaled_by
 
 WORLD = 2
 SIZES = (4, 3, 5, 2, 6)  # of batches
@@ -70,7 +70,7 @@ def work(rank: int, out: Path) -> None:
     problem = Problem("smooth")
     mine = slice(rank, None, WORLD)
     for view in (False, True):
-        for engine in (*EVERY, *LINEARISED):
+        for engine in ALL:
             for kind in ("whole", "parts"):
                 found[f"part/{view}/{engine}/{kind}"] = penalty_part(problem, engine, view, kind, mine)
 

@@ -18,7 +18,12 @@ from torch import Tensor, nn
 import dspreg
 
 WEIGHT = 1e-2
-LATER = {"momentum": 2, "lazy(2)": 2, "lazy(2, exact)": 2, "lazy(2, gauss_newton)": 2}  # calls until an engine adds its penalty part
+LATER = {
+    "momentum": 2,
+    "lazy(2)": 2,
+    "lazy(2, exact)": 2,
+    "lazy(2, gauss_newton)": 2,
+}  # calls until an engine adds its penalty part
 
 
 class Attention(nn.Module):
@@ -207,18 +212,19 @@ def scaled(engine: str) -> tuple[Tensor, Tensor]:
 FIRST = ("lookahead", "momentum", "lazy(2)")
 EVERY = ("exact", *FIRST, "lazy(2, exact)")
 LINEARISED = ("gauss_newton", "lazy(2, gauss_newton)")  # these need closures that return logits too
+ALL = (*EVERY, *LINEARISED)
 ENVIRONMENTS: dict[str, tuple[Callable[[str], tuple[Tensor, Tensor]], tuple[str, ...], float]] = {
     # name: how, engines, and the relative error that float32's rounding, or what `curved` leaves, may make
-    "float64": (lambda e: plain(e, torch.float64), (*EVERY, *LINEARISED), 1e-6),
-    "float32": (plain, (*EVERY, *LINEARISED), 1e-3),
-    "micro-batches, float64": (in_parts, (*EVERY, *LINEARISED), 1e-6),
+    "float64": (lambda e: plain(e, torch.float64), ALL, 1e-6),
+    "float32": (plain, ALL, 1e-3),
+    "micro-batches, float64": (in_parts, ALL, 1e-6),
     "torch.compile, aot_eager": (lambda e: compiled(e, "aot_eager"), (*FIRST, *LINEARISED), 1e-3),
     "torch.compile, inductor": (lambda e: compiled(e, "inductor"), (*FIRST, *LINEARISED), 1e-3),
     "aot_eager and bf16 autocast": (lambda e: compiled(e, "aot_eager", half=True), (*FIRST, *LINEARISED), 1e-3),
-    "bf16 autocast in the closure": (lambda e: autocast(e, "inside"), (*EVERY, *LINEARISED), 1e-3),
-    "bf16 autocast around": (lambda e: autocast(e, "around"), (*EVERY, *LINEARISED), 1e-3),
-    "GradScaler": (scaled, (*EVERY, *LINEARISED), 1e-3),
-    "channels last": (lambda e: plain(e, layout=torch.channels_last), (*EVERY, *LINEARISED), 1e-3),
-    "fused attention": (lambda e: plain(e, network="attention"), (*EVERY, *LINEARISED), 1e-3),
+    "bf16 autocast in the closure": (lambda e: autocast(e, "inside"), ALL, 1e-3),
+    "bf16 autocast around": (lambda e: autocast(e, "around"), ALL, 1e-3),
+    "GradScaler": (scaled, ALL, 1e-3),
+    "channels last": (lambda e: plain(e, layout=torch.channels_last), ALL, 1e-3),
+    "fused attention": (lambda e: plain(e, network="attention"), ALL, 1e-3),
 }
 COMPILER = shutil.which("g++") or shutil.which("clang++")

@@ -8,7 +8,7 @@ import torch
 
 import dspreg
 from helpers.distributed import DOMAINS, OF, TIMES, loaders, tiny, together
-from helpers.environments import EVERY, LINEARISED, Problem, likeness
+from helpers.environments import ALL, Problem, likeness
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def ranks(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", ["whole", "parts"])
 @pytest.mark.parametrize("view", [False, True])
-@pytest.mark.parametrize("engine", [*EVERY, *LINEARISED])
+@pytest.mark.parametrize("engine", ALL)
 def test_the_penalty_part_is_that_of_one_process_with_the_whole_batch(ranks, engine, view, kind):
     target = Problem("smooth").target(engine)
     (first, _), (second, _) = ranks

@@ -40,7 +40,9 @@ class Dense:
         """Λ, (N·C, N·C): blocks w_i (diag p − p pᵀ) Σ_c y_ic."""
         p = self.logits(self.flat.theta).detach().softmax(1)
         mass = self.w * self.y.sum(1)
-        return torch.block_diag(*[m * (torch.diag(one) - torch.outer(one, one)) for m, one in zip(mass, p, strict=True)])
+        return torch.block_diag(
+            *[m * (torch.diag(one) - torch.outer(one, one)) for m, one in zip(mass, p, strict=True)]
+        )
 
     def gauss_newton(self):
         """G, (P, P)"""
@@ -53,6 +55,8 @@ class Dense:
         r = self.w[:, None] * (p * self.y.sum(1, keepdim=True) - self.y)
         theta = self.flat.theta.clone().requires_grad_()
         (g,) = torch.autograd.grad((self.logits(theta) * r).sum(), theta, create_graph=True)
+        if not g.requires_grad:  # the outputs are linear in θ
+            return theta.new_zeros(len(theta), len(theta))
         rows = [torch.autograd.grad(one, theta, retain_graph=True, allow_unused=True)[0] for one in g]
         return torch.stack([torch.zeros_like(theta) if row is None else row for row in rows])
 

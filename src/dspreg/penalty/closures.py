@@ -104,10 +104,13 @@ class Passes:
 
         return self.loss, [partial(replay, i) for i in chosen]
 
-    def graph(self, closure: Closure) -> Graph:
-        """The loss of a closure, cut at the logits that it returned with it."""
+    def outputs(self, closure: Closure) -> tuple[Tensor, Tensor]:
+        """The loss of a closure, and the logits that it returned with it."""
         loss, others = self._call(closure)
-        logits = check_logits(others)
+        return loss, check_logits(others)
+
+    def cut(self, loss: Tensor, logits: Tensor) -> Graph:
+        """The graph of a loss, cut at the logits."""
         before, after = ({id(leaf) for leaf in leaves(t)} for t in (logits, loss))
         direct = {name: leaf for name, leaf in self.named.items() if id(leaf) in after - before}
         graph = Graph(loss, [logits], [logits], direct)
@@ -208,27 +211,30 @@ class ClosureTangent:
 
     Args:
         passes: Of this step.
-        objective: `passes.loss`, or that times a factor.
-        closures: Which.
+        closures: All, or some as `Passes.sample` returns them.
         keeps_graph: Use the graph of the gradient for the product too. Not for several closures, which are never in
             memory together, nor for compiled models, whose graphs can be used once.
     """
 
-    def __init__(self, passes: Passes, objective: Objective, closures: Sequence[Closure], keeps_graph: bool):
-        self.passes, self.objective, self.closures = passes, objective, closures
+    def __init__(self, passes: Passes, closures: Sequence[Closure], keeps_graph: bool):
+        self.passes, self.closures = passes, closures
         self.keeps_graph = keeps_graph and len(closures) == 1
         self._graph: Graph | None = None
 
     def gradient(self) -> tuple[Tensor, ParamVector]:
         """L and g at θ."""
-        if not self.keeps_graph:
-            return self.passes.gradient(self.objective, self.closures)
+        kept: list[tuple[Tensor, Tensor]] = []
 
         def keep(closures: Sequence[Any]) -> Tensor:
-            self._graph = self.passes.graph(closures[0])
-            return self._graph.loss
+            loss, logits = self.passes.outputs(closures[0])
+            if self.keeps_graph:
+                kept.append((loss, logits))
+            return loss
 
-        return self.passes.gradient(keep, self.closures, retain_graph=True)
+        result = self.passes.gradient(keep, self.closures, retain_graph=self.keeps_graph)
+        if kept:
+            self._graph = self.passes.cut(*kept[0])
+        return result
 
     def product(self, v: ParamVector) -> ParamVector:
         """G v, averaged over processes."""
@@ -244,11 +250,11 @@ class ClosureTangent:
         else:
             with processes.no_sync():
                 with standing_at(passes.net, point), passes.replayed():
-                    there = [_split(closure())[1][0].detach() for closure in self.closures]
+                    there = [check_logits(_split(closure())[1]).detach() for closure in self.closures]
                 with passes.replayed():
                     total = ParamVector()
                     for closure, ahead in zip(self.closures, there, strict=True):
-                        total = total + self._curve(passes.graph(closure), ahead, v, h)
+                        total = total + self._curve(passes.cut(*passes.outputs(closure)), ahead, v, h)
         return processes.mean(total, passes.named)
 
     def _curve(self, graph: Graph, ahead: Tensor, v: ParamVector, h: float) -> ParamVector:

@@ -139,7 +139,7 @@ class Penalty:
         step = Step(
             passes.gradient, passes.loss, closures, self.net, self._c.current(), self.weight, self._memory,
             keeps_plain=record, second=passes.second if in_parts else None,
-            linearise=partial(ClosureTangent, passes, keeps_graph=not is_compiled(self.model)),
+            linearise=lambda _, some: ClosureTangent(passes, some, keeps_graph=not is_compiled(self.model)),
             sample=partial(passes.sample, closures, ("Penalty", self.steps)),
         )  # fmt: skip
         try:
