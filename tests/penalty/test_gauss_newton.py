@@ -16,6 +16,7 @@ from dspreg import ConfigError, ParamVector
 from dspreg.batches import Batch, OutputObjective, Outputs
 from dspreg.penalty import Step, parse_engine
 from dspreg.penalty.tangent import StackTangent, sample_batches
+from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.vectors import gradient, trainable
 from helpers import problems
 from helpers.environments import WEIGHT, Problem, both, likeness, scaled_by
@@ -467,6 +468,144 @@ def draw(step, count):
     from dspreg.randomness import generator
 
     return int(torch.randperm(count, generator=generator("Penalty", step, "part"))[0])
+
+
+# As every engine in a loop.
+
+
+@pytest.mark.parametrize(("kind", "calls"), [("one", 2), ("list", 9), ("part", 5), ("weightless", 1)])
+def test_how_often_a_closure_is_asked_and_that_gradients_are_added(kind, calls):
+    """A list is asked for the gradient, for the displaced logits and for the graph; of a part, one closure twice."""
+    problem = Problem("smooth")
+    model, asked = copy.deepcopy(problem.net), []
+    count = 3 if kind in ("list", "part") else 1
+
+    def counted(closure):
+        asked.append(0)
+        return closure()
+
+    closures = [lambda c=c: counted(c) for c in closures_of(model, problem, [12 // count] * count)]
+    engine, weight = "gauss_newton(part=0.34)" if kind == "part" else "gauss_newton", WEIGHT * (kind != "weightless")
+    dspreg.Penalty(model, weight=weight, engine=engine).backward(closures if count > 1 else closures[0])
+    assert len(asked) == calls
+    once = [p.grad.clone() for p in model.parameters()]
+    dspreg.Penalty(model, weight=weight, engine=engine).backward(closures if count > 1 else closures[0])
+    for p, g in zip(model.parameters(), once, strict=True):
+        torch.testing.assert_close(p.grad, 2 * g, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("failing", [2, 3])
+@pytest.mark.parametrize("kind", ["one", "list"])
+def test_after_an_exception_everything_is_where_it_was(kind, failing):
+    problem = Problem()
+    model, calls = copy.deepcopy(problem.net), []
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] = 1e-30  # rounding would show
+    before = [t.clone() for t in model.parameters()]
+    grads = [torch.rand_like(p) for p in model.parameters()]
+    for p, g in zip(model.parameters(), grads, strict=True):
+        p.grad = g.clone()
+
+    def closure():
+        calls.append(0)
+        if len(calls) == failing:
+            raise ZeroDivisionError
+        return both(model, problem.x, problem.y)
+
+    penalty = dspreg.Penalty(model, weight=WEIGHT, engine="gauss_newton")
+    if kind == "one" and failing == 3:
+        penalty.backward(closure)
+        for p, g in zip(model.parameters(), grads, strict=True):
+            p.grad = g.clone()
+    buffers = [b.clone() for b in model.buffers()]
+    with pytest.raises(ZeroDivisionError):
+        penalty.backward(closure if kind == "one" else [closure, closure])
+    for p, old, g in zip(model.parameters(), before, grads, strict=True):
+        assert torch.equal(p, old)
+        assert torch.equal(p.grad, g)
+    if failing == 3 and kind == "one":  # it failed in the first pass, before batch norm
+        assert all(torch.equal(a, b) for a, b in zip(model.buffers(), buffers, strict=True))
+
+
+def test_what_is_recorded():
+    problem = Problem("smooth")
+    g, c = (torch.cat([t.reshape(-1) for t in each.values()]) for each in (problem.g, problem.c))
+    for engine, times in {"gauss_newton": 1, "lazy(2, gauss_newton)": 2}.items():
+        model = copy.deepcopy(problem.net)
+        penalty = dspreg.Penalty(model, weight=WEIGHT, engine=engine)
+        penalty.coefficients = problem.c
+        penalty.backward(lambda m=model: both(m, problem.x, problem.y), record=True)
+        assert float(penalty.record.R) == pytest.approx(float(c @ g**2), rel=1e-12)
+        expected = float(problem.target(engine).norm() / g.norm()) / times
+        assert float(penalty.record.ratio) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_step_that_the_scaler_skips_leaves_nothing_behind():
+    problem = Problem("smooth")
+    model = copy.deepcopy(problem.net).float()
+    x, optimizer = problem.x.float(), torch.optim.SGD(model.parameters(), lr=0.1)
+    penalty = dspreg.Penalty(model, weight=WEIGHT, engine="gauss_newton")
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=100)
+    moved = []
+    for factor in (1.0, float("inf"), 1.0):
+        before = nn.utils.parameters_to_vector(model.parameters()).clone()
+        penalty.backward(lambda factor=factor: scaled_by(factor, both(model, x, problem.y)), scaler=scaler)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        after = nn.utils.parameters_to_vector(model.parameters())
+        assert torch.isfinite(after).all()
+        moved.append(bool((after != before).any()))
+    assert moved == [True, False, True]
+
+
+@pytest.mark.parametrize("engine", ["gauss_newton", "lazy(2, gauss_newton)"])
+def test_a_loop_with_a_penalty_is_the_trainer_with_dsp_reg(engine):
+    algorithm = dspreg.DSPReg(weight=WEIGHT, engine=engine, refresh_steps=2, measure_batches=2)
+    task = toy_task(dropout=0.0)
+    algorithm = ready(algorithm, task, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9))
+    model = copy.deepcopy(algorithm.net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    penalty = dspreg.Penalty(model, weight=WEIGHT, engine=engine)
+    for t in range(6):
+        batches = toy_batches(t)
+        if t in (2, 4):
+            penalty.refresh({name: [(b.x, b.y) for b in each] for name, each in task.samples(t, 2).items()})
+        x, y = torch.cat([b.x for b in batches]), torch.cat([b.y for b in batches])
+        penalty.backward(lambda x=x, y=y: both(model, x, y))
+        optimizer.step()
+        optimizer.zero_grad()
+        dspreg.train_step(algorithm, batches)
+    for (name, ours), theirs in zip(model.named_parameters(), algorithm.net.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9, msg=name)
+
+
+class Donated(torch.autograd.Function):
+    """What inductor's graphs say where a graph is to be used again; with small networks it does not come to that."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        raise RuntimeError("This backward function was compiled with non-empty donated buffers which requires …")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("what", ["loss and logits", "logits"])
+def test_compiled_functions_are_told_to_compile_the_model_alone(what):
+    problem = Problem()
+    model = copy.deepcopy(problem.net)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda: both(model, problem.x, problem.y), backend="aot_eager")
+
+    def closure():
+        logits = Donated.apply(model(problem.x))
+        return F.cross_entropy(logits, problem.y), logits
+
+    with pytest.raises(ConfigError, match=r"[Cc]ompile the model alone"):
+        dspreg.Penalty(model, engine="gauss_newton").backward(compiled if what == "loss and logits" else closure)
 
 
 # What is refused.

@@ -152,6 +152,8 @@ class Penalty:
             self._memory.seen = []
             if "does not currently support double backward" in str(error):
                 raise ConfigError(_COMPILED) from error
+            if "donated buffer" in str(error):
+                raise ConfigError(_COMPILED_ONCE) from error
             raise
         finally:
             passes.finish()
@@ -199,6 +201,11 @@ class Penalty:
 _COMPILED = (
     "engine 'exact' differentiates twice, which torch.compile cannot. Use engine 'lookahead', 'gauss_newton', "
     "'momentum' or 'lazy(30)', or the model before it was compiled"
+)
+
+_COMPILED_ONCE = (
+    "engine 'gauss_newton' goes back twice through a graph, which a compiled function allows once. Compile the model "
+    "alone, and pass the compiled model to Penalty"
 )
 
 
