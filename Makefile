@@ -14,7 +14,7 @@ export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint kills sweeps ray pairs same parity pacs maps bench evidence evidence-open evidence-pack evidence-tables pacs-erm-variance pacs-variants pacs-ruler pacs-arms pacs-c wheel clean
+.PHONY: help demo test lint kills faults soak reliability-figures sweeps ray pairs same parity pacs maps bench evidence evidence-open evidence-pack evidence-tables pacs-erm-variance pacs-variants pacs-ruler pacs-arms pacs-c wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 25
@@ -37,7 +37,18 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/mypy
 
 kills: $(READY)  ## thirty trainings killed at random moments, and compared with one left alone
-	$(BIN)/python tests/slow/kill.py --runs 30
+	$(BIN)/python tests/faults/kill.py --runs 30
+
+faults: $(READY)  ## kills, crashes, damage, claims, limits, mutants: a round of 45 minutes on two cores
+	@mkdir -p build
+	$(BIN)/python tests/faults/campaign.py faults --results build/faults.jsonl
+	$(BIN)/python tests/faults/figures.py --results build/faults.jsonl
+
+soak: $(READY)  ## the same at full length, hours, resumable part by part; leaves the record of the figures
+	$(BIN)/python tests/faults/campaign.py soak
+
+reliability-figures: $(READY)  ## the table of figures of the last full run
+	$(BIN)/python tests/faults/figures.py
 
 sweeps: $(READY)  ## a sweep of 72 runs killed ten times, and compared with one left alone: a quarter of an hour
 	$(BIN)/python tests/slow/sweeps.py

@@ -26,14 +26,10 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
 
+from dspreg import Algorithm, Batch, Execution, Notice, train, train_step
 from dspreg.algorithms import GGA
-from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.registry import PUBLISHED, algorithms
-from dspreg.batches import Batch
-from dspreg.config.train_config import Execution
-from dspreg.errors import Notice
 from dspreg.io.atomic_files import write_json
-from dspreg.training import train, train_step
 from penalty import stack
 
 NETWORK, PIXELS, IMAGES, ROUNDS = "resnet18", 64, 8, 30

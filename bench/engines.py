@@ -16,9 +16,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-from penalised import Problem, mutant, quadratic, relative, settle
-
 from dspreg.penalty import parse_engine
+from helpers.penalties import Problem, mutant, quadratic, relative, settle
 
 WEIGHTS = (1e-1, 1e-2, 1e-3, 1e-4)
 

@@ -18,8 +18,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-import processes
-from environments import COMPILER, ENVIRONMENTS, EVERY, Problem, likeness
+from helpers import distributed
+from helpers.environments import COMPILER, ENVIRONMENTS, EVERY, Problem, likeness
 
 
 def cell(part: torch.Tensor, target: torch.Tensor) -> str:
@@ -37,7 +37,7 @@ def main() -> int:
             continue
         table.add_row(name, *(cell(*how(engine)) if engine in engines else "refused" for engine in EVERY))
     with tempfile.TemporaryDirectory() as folder:
-        (found, _), _ = processes.together(Path(folder))
+        (found, _), _ = distributed.together(Path(folder))
     for kind in ("whole", "parts"):
         cells = [cell(found[f"part/False/{e}/{kind}"], Problem("smooth").target(e)) for e in EVERY]
         table.add_row(f"DDP, 2 processes, {'one batch each' if kind == 'whole' else 'in parts'}", *cells)

@@ -16,9 +16,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
-import problems
-
 import dspreg
+from helpers import problems
 from reference.sensitivity import largest_difference, mean_squares, squared_means
 
 

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from dspreg.batches import Batch, Objective
+from dspreg import Batch, ParamVector, gradient, trainable
+from dspreg.batches import Objective
 from dspreg.penalty import Step, exact, lookahead
-from dspreg.vectors import ParamVector, gradient, trainable
 
 RADII = (20.0, 2.0, 0.2, 0.02, 2e-4, 2e-6)  # times λ
 WEIGHT = 1e-3

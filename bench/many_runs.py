@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dspreg import Run, leave_one_out
 from dspreg.io.atomic_files import canonical_json, sha256
-from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.runs.folder import FORMAT, identity
-from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
 
 DATA = {"PACS": ("art_painting", "cartoon", "photo", "sketch"), "VLCS": ("Caltech101", "LabelMe", "SUN09", "VOC2007")}
@@ -48,14 +47,16 @@ def make(path: Path, planned: Sequence[Run], state: Callable[[int], str] = lambd
 def _folder(path: Path, run: Run, finished: bool) -> None:
     r, domains = random.Random(run.id), DATA[run.dataset]
     path.mkdir()
-    files = {"run.json": _text(_description(run, r)), **FILES}
+    description = _description(run, r)
+    files = {"run.json": _text(description), **FILES}
     records = [_record(step, domains, run.targets, r) for step in range(0, RECORDS * EVERY, EVERY)]
     files["records.jsonl"] = "".join(canonical_json(each) + "\n" for each in records).encode()
     for name, data in files.items():
         (path / name).write_bytes(data)
     if finished:
         outcome = {name: records[-1][name] for name in ("step", "accuracy", "validation")}
-        result = {"environments": [], "last": outcome, "selected": outcome, "targets": list(run.targets)}
+        result = {"format": "dspreg.result/1", "run": description["id"], "targets": list(run.targets)}
+        result |= {"environments": [], "last": outcome, "refreshes": 0, "selected": outcome}
         result["files"] = {name: sha256(data) for name, data in sorted(files.items())}
         _write(path / "result.json", {**result, "sha256": sha256(canonical_json(result).encode())})
 

@@ -20,10 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 import dspreg
-from dspreg.config.train_config import Execution
+from dspreg import Execution, Profile
 from dspreg.paper.figures import draw_heat_maps
 from dspreg.paper.heat_maps import layer_of, mean_c_and_null
-from dspreg.sensitivity import Profile
 
 STEPS = {LITE0: 100, "resnet50": 60}
 ALGORITHMS = ("ERM", "DSPReg")

@@ -34,12 +34,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 import dspreg
-from dspreg.algorithms import Algorithm
-from dspreg.batches import Batch
+from dspreg import Algorithm, Batch, Profile
 from dspreg.inference.adapt_bn import batch_norms
 from dspreg.io.atomic_files import write
 from dspreg.randomness import generator
-from dspreg.sensitivity import Profile
 from dspreg.sensitivity.statistics import rank_correlation
 
 ESTIMATORS: dict[str, dict[str, Any]] = {

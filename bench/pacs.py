@@ -9,6 +9,7 @@ chain works on real data, and what a step costs. Start it again to resume.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -19,9 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dspreg
-from dspreg.config.train_config import Execution
-from dspreg.runs.folder import RunFolder
-from dspreg.training.callbacks import ProgressBar
+from dspreg import Execution, ProgressBar
 
 ALGORITHMS = ("ERM", "DSPReg")
 
@@ -46,7 +45,8 @@ def main() -> int:
             settings |= {"steps": options.steps, "evaluate_every": 50}
             callbacks = [ProgressBar(console, f"{algorithm}, seed {trial}")] if console.is_terminal else []
             result = dspreg.train(settings, Execution(root=root), out, callbacks=callbacks)
-            records, chosen = list(RunFolder(out).records), result["selected"]
+            lines, chosen = (out / "records.jsonl").read_text().splitlines(), result["selected"]
+            records = list(map(json.loads, lines))
             seconds = {n: median(r["seconds"][n] for r in records) for n in ("step_seconds", "evaluate_seconds")}
             ratios = [r["log"]["DSPReg.ratio"] for r in records if "DSPReg.ratio" in r["log"]]
             shown = " ".join(f"{r:.2%}" for r in ratios)

@@ -28,12 +28,9 @@ from real import without_sketch
 from rich.console import Console
 from rich.table import Table
 
-from dspreg.algorithms import Task, parse
-from dspreg.algorithms.base import Algorithm
-from dspreg.batches import Batch
-from dspreg.networks.pretrained import make_backbone
+from dspreg import Algorithm, Batch, Task, parse, train_step
+from dspreg.networks import make_backbone
 from dspreg.paper.overhead import TimedVariant
-from dspreg.training.step import train_step
 
 CASES = {  # network: pixels, images per domain, rounds
     "resnet18": (64, 16, 30),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from dspreg.config.train_config import Execution
+from dspreg import Execution
 from dspreg.training.experiment import Experiment, prepare_experiment
 
 LITE0 = "tf_efficientnet_lite0"

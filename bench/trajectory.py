@@ -29,14 +29,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import dspreg
-from dspreg import vectors
-from dspreg.algorithms import DSPReg
-from dspreg.batches import Batch, Objective
+from dspreg import Batch, DSPReg, ParamVector, train_step, vectors
+from dspreg.batches import Objective
 from dspreg.data.loader import iterate_batches
 from dspreg.penalty import Step, parse_engine
 from dspreg.training.experiment import Experiment
-from dspreg.training.step import train_step
-from dspreg.vectors import ParamVector
 
 BLOCK = 10  # steps summed into one vector; windows are made of these
 WINDOWS = {20: 10, 60: 30}  # length: a new one begins every so many steps

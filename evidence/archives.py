@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dspreg.errors import ConfigError, DspregError, IntegrityError
+from dspreg import ConfigError, DspregError, IntegrityError
 from dspreg.io.atomic_files import sha256_of_file, write
 from dspreg.runs.archive import SUFFIX, pack_store, unpack_store
 

@@ -17,8 +17,7 @@ from typing import Any
 from load_checkpoint import load_checkpoint
 from measure_checkpoints import make_parser, measure_checkpoints
 
-from dspreg.algorithms import DSPReg
-from dspreg.sensitivity import Profile
+from dspreg import DSPReg, Profile
 
 ENDS = (0, 299)
 ALL = 10**6  # batches: more than any domain has

@@ -16,9 +16,8 @@ from load_checkpoint import NEW, load_checkpoint
 from measure_checkpoints import make_parser, measure_checkpoints
 
 import dspreg
-from dspreg.algorithms import DSPReg
+from dspreg import DSPReg, Profile
 from dspreg.data.sampling import draw_measure_batches as positions
-from dspreg.sensitivity import Profile
 from dspreg.sensitivity.summary import agreement
 from dspreg.training.experiment import Experiment
 

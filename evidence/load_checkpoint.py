@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dspreg.algorithms import DSPReg
-from dspreg.batches import Batch
-from dspreg.config.train_config import Execution
+from dspreg import Batch, DSPReg, Execution
 from dspreg.inference.load import model_file, read_model_file
 from dspreg.runs.folder import RunFolder
 from dspreg.training.experiment import Experiment, prepare_experiment

@@ -24,11 +24,9 @@ from load_checkpoint import NEW, load_checkpoint, new_batches
 from measure_checkpoints import make_parser, measure_checkpoints
 from torch import Tensor
 
-from dspreg.algorithms import DSPReg
-from dspreg.batches import Batch
+from dspreg import Batch, DSPReg, ParamVector, gradient, trainable
 from dspreg.penalty import Step
 from dspreg.training.experiment import Experiment
-from dspreg.vectors import ParamVector, gradient, trainable
 
 BATCHES = 8
 Parts = dict[str, Tensor]  # pattern → penalty part

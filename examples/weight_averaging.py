@@ -5,7 +5,7 @@ PYTHONPATH=examples dspreg train --dataset digits --target print --steps 60 --ou
 """
 
 import dspreg
-from dspreg.vectors import standing_at, theta
+from dspreg import standing_at, theta
 
 
 class SWA(dspreg.Algorithm):

@@ -42,12 +42,28 @@ def test_what_is_a_name(text, is_name):
         ("A\0", "null"),
         ("A(x=1, x=2)", "A: the option 'x' is given twice"),
         ("A(**x)", r"A: options are written one by one, not as \*\*x"),
-        ("+".join("A" * 5000), "recursion"),
+        ("+".join("A" * 5000), "it has 9,999 characters"),
+        ("+".join(["ERM"] * 900), "it has 900 layers; wanted at most 50"),
+        ("A(" * 400 + ")" * 400, "nested"),
+        ("(" * 1_000 + "A" + ")" * 1_000, "nested"),
+        (f"A(x={'[' * 900}{']' * 900})", "nested"),
+        ("-" * 3_000 + "A", "nested|layers|name"),
+        (f"A(x={'9' * 400})", "999… .400 characters. is too large a whole number"),
+        (f"A(x=[1, -{'9' * 400}])", "too large a whole number"),
+        (f"A(x={'9' * 4_000})", "too large"),
+        (f"A(x=0x{'f' * 4_000})", "too large"),
+        ("A" * 300, "too long; wanted at most 200 characters"),
+        ("A." * 150 + "B", "too long"),
+        ("A(x='\\ud800')", "is not UTF-8"),
+        ("A\ud800", "is not UTF-8"),
+        ("\N{ZERO WIDTH SPACE}A", "invalid non-printable character U.200B"),
+        ("A\N{MULTIPLICATION SIGN}B", "invalid character"),
     ],
 )
 def test_what_is_no_stack(text, reason):
-    with pytest.raises(ConfigError, match=r"^the spec '[^']*' is not of the form 'A\(option=value\)\+B': .*" + reason):
+    with pytest.raises(ConfigError, match=r"^the spec .* is not of the form 'A\(option=value\)\+B': .*" + reason) as e:
         parse_stack(text)
+    assert len(str(e.value)) < 300
 
 
 @pytest.mark.parametrize(

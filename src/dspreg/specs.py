@@ -7,12 +7,15 @@ Text becomes names and values, and back. Which names exist and what their option
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from dspreg.errors import ConfigError
+from dspreg.io.text import shorten
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class Unreadable:
     text: str
 
 
+LONGEST, LONGEST_NAME = 4_096, 200  # characters of a spec, and of a name in it
+LAYERS = 50  # of a stack; every layer calls the one inside
+LARGEST = 2**63  # whole number
 NOT_LITERAL = (Term, Product, Unreadable)  # values that are no numbers, strings, or lists of those
 
 
@@ -60,9 +66,10 @@ def parse_term(text: str) -> Term:
 
     Raises:
         SyntaxError: It is not Python.
-        ValueError: An option is given twice or without a name.
+        ValueError: An option is given twice or without a name, or something is too long or too large.
     """
-    return _term(ast.parse(text.strip(), mode="eval").body)
+    with _as_value_error():
+        return _term(_parse(text))
 
 
 def parse_stack(text: str) -> tuple[Term, ...]:
@@ -72,8 +79,12 @@ def parse_stack(text: str) -> tuple[Term, ...]:
         ConfigError: It is not of that form.
     """
     try:
-        return tuple(map(_term, _split_sum(ast.parse(text.strip(), mode="eval").body)))
-    except (SyntaxError, ValueError, RecursionError) as error:
+        with _as_value_error():
+            layers = _split_sum(_parse(text))
+            if len(layers) > LAYERS:
+                raise ValueError(f"it has {len(layers):,} layers; wanted at most {LAYERS}")
+            return tuple(map(_term, layers))
+    except (SyntaxError, ValueError) as error:
         raise _malformed(text, error) from None
 
 
@@ -107,20 +118,52 @@ def shortest_spec(text: str) -> str:
 
 
 def _malformed(text: str, reason: object) -> ConfigError:
-    return ConfigError(f"the spec {text!r} is not of the form 'A(option=value)+B': {getattr(reason, 'msg', reason)}")
+    why = getattr(reason, "msg", reason)
+    return ConfigError(f"the spec {shorten(text)} is not of the form 'A(option=value)+B': {why}")
+
+
+@contextmanager
+def _as_value_error() -> Iterator[None]:
+    """Python has errors of its own for text that it gives up on."""
+    try:
+        yield
+    except (RecursionError, MemoryError):
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise ValueError("it is not UTF-8") from None
+
+
+def _parse(text: str) -> ast.expr:
+    """As Python reads it, with nothing in it that no option means."""
+    if len(text) > LONGEST:
+        raise ValueError(f"it has {len(text):,} characters; wanted at most {LONGEST:,}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Python, such as on "\\d"
+        tree = ast.parse(text.strip(), mode="eval").body
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant):
+            _check_constant(node.value)
+    return tree
 
 
 def _split_sum(node: ast.expr) -> list[ast.expr]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return [*_split_sum(node.left), *_split_sum(node.right)]
-    return [node]
+    found, left = [], [node]
+    while left:
+        each = left.pop()
+        if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Add):
+            left += [each.left, each.right]
+        else:
+            found.append(each)
+    return found[::-1]
 
 
 def _term(node: ast.expr) -> Term:
     text = ast.unparse(node)
+    name = ast.unparse(node.func) if isinstance(node, ast.Call) else text
+    if len(name) > LONGEST_NAME:
+        raise ValueError(f"the name {shorten(name)} is too long; wanted at most {LONGEST_NAME} characters")
     if not isinstance(node, ast.Call):
-        return Term(text, (), {}, text)
-    name = ast.unparse(node.func)
+        return Term(name, (), {}, text)
     options: dict[str, Any] = {}
     for keyword in node.keywords:
         if keyword.arg is None:
@@ -141,3 +184,14 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.Call | ast.Name | ast.Attribute):
         return _term(node)
     return Unreadable(ast.unparse(node))
+
+
+def _check_constant(value: Any) -> None:
+    """Refuse what no option means, and what no file of ours can hold."""
+    if isinstance(value, int) and value >= LARGEST:
+        raise ValueError(f"{shorten(value)} is too large a whole number")
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{shorten(value)} is not UTF-8") from None

@@ -170,7 +170,7 @@ ON = ("--dataset", "FOLDER")
         (("--model", "small-cnn", *ON, "--out", "text.safetensors/p.safetensors"), 6, "can't be written"),
         (("--model", "small-cnn", *ON, "--device", "tpu"), 2, "device='tpu'"),
         (("--compare", "one.safetensors", "gone.safetensors"), 2, "there is no file gone.safetensors"),
-        (("--compare", "one.safetensors", "cut.safetensors"), 4, "cut.safetensors is damaged or not a profile"),
+        (("--compare", "one.safetensors", "cut.safetensors"), 4, "cut.safetensors is damaged or was changed"),
         (("--compare", "text.safetensors", "one.safetensors"), 4, "text.safetensors is damaged or not a profile"),
         (("--compare", "one.safetensors", "other.safetensors"), 2, "weight is [5, 4] before and [6, 4] after"),
         (("--compare", "one.safetensors", "one.safetensors", "--figures", "f", "--layer", "x"), 2, "layer='x'"),

@@ -23,6 +23,7 @@ from dspreg.runs.leases import Leases
 from dspreg.runs.process_id import machine_and_pid, this_process
 from dspreg.runs.status import scan_store
 from dspreg.runs.store import RunStore
+from helpers.runs import seal
 from helpers.stores import PACS, STEPS, diverge, fail, files, finish, planned, put, start
 
 
@@ -189,9 +190,9 @@ def test_whoever_holds_a_run_may_be_gone_or_hang(made, capsys):
         each.close()
     assert cells(said, "all")[1:4] == ["8", "0", "0"]  # nobody works on any of them
     lines = below(said, "being trained:")
-    assert "no progress, its lease is over" in lines[0]
-    assert re.search(rf"its process is gone +{machine_and_pid(dead)[0]}, process {machine_and_pid(dead)[1]} ", lines[1])
-    assert "no progress, its lease is over" in lines[2]
+    assert "no progress, its lease has expired" in lines[0]
+    assert re.search(rf"its process died +{machine_and_pid(dead)[0]}, process {machine_and_pid(dead)[1]} ", lines[1])
+    assert "no progress, its lease has expired" in lines[2]
 
 
 def test_a_lease_of_a_finished_run_is_not_told(made, capsys):
@@ -373,7 +374,7 @@ def test_a_store_that_may_only_be_read(sweeper):
     assert said.stdout.endswith("exit code 0\n"), said
     assert cells(said.stdout, "all")[1:4] == ["8", "0", "1" if sweeper in ("running", "gone") else "0"]
     assert (runs[0].id in said.stdout) == (sweeper != "none")
-    assert ("its process is gone" in said.stdout) == (sweeper == "killed")
+    assert ("its process died" in said.stdout) == (sweeper == "killed")
 
 
 def test_it_needs_no_torch(made):
@@ -442,7 +443,8 @@ def test_it_goes_on_until_all_is_settled(tmp_path):
     start(store, runs[2])
     leases.renew(lease, 1, 30)
     terminal.wait_for(rf"30 of {STEPS}  █████████░░░")
-    store.folder(runs[2]).finish({})
+    store.folder(runs[2]).records.append({"step": STEPS - 1})
+    seal(store.folder(runs[2]), {})
     leases.close()
     assert terminal.ended() == 5
     assert re.search(r"all +4 +3 +0 +0 +1 +0", terminal.text)

@@ -12,6 +12,7 @@ import pytest
 from dspreg.cli import main
 from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
+from helpers.runs import seal
 from helpers.small_runs import photos
 
 SMALL = ["model=small-cnn", "weights=none", "image_size=28", "steps=2", "batch_size=4", "lr=1e-3", "augment=no"]
@@ -41,8 +42,8 @@ def test_a_sweep_from_flags_and_its_plan(images, tmp_path, capsys):
     said = capsys.readouterr().out
     assert row(said, "photos", "ERM") == ["photos", "ERM", "3", "0", "0"]
     assert row(said, "all") == ["all", "6", "0", "0"]
-    assert "hours: nothing is known" in said
-    assert "gigabytes: nothing is known of networks for photos" in said
+    assert "hours: unknown until" in said
+    assert "gigabytes: unknown until photos is read" in said
     assert not store.exists()
 
     assert main(typed(images, store, algorithms=["ERM"])) == 0
@@ -76,7 +77,7 @@ def test_hours_and_gigabytes_are_those_of_finished_runs(images, tmp_path, capsys
     records.write_text("".join(json.dumps(line, sort_keys=True, separators=(",", ":")) + "\n" for line in lines))
     result = json.loads((store.folder(run) / "result.json").read_text())
     outcome = {k: v for k, v in result.items() if k not in ("files", "sha256")}
-    store.folder(run).finish(outcome)
+    seal(store.folder(run), outcome)
     capsys.readouterr()
     assert main(typed(images, store.path, "--dry-run", algorithms=["ERM"])) == 0
     size = sum(p.stat().st_size for p in store.folder(run).path.rglob("*") if p.is_file())
@@ -99,7 +100,7 @@ def test_in_several_processes(images, tmp_path, capsys):
 @pytest.mark.parametrize("value", ["-1", "many", "1.5"])
 def test_numbers_that_are_none(images, tmp_path, capsys, flag, value):
     assert main(typed(images, tmp_path / "store", f"{flag}={value}")) == 2
-    assert f"{flag} {value}; wanted a whole number at least" in capsys.readouterr().err
+    assert f"{flag} {value!r}; wanted a whole number at least" in capsys.readouterr().err
     assert not (tmp_path / "store").exists()
 
 
@@ -111,9 +112,9 @@ def test_known_data_sets_need_no_data(tmp_path, capsys):
     # ResNet-50 without its own head: 23,508,032 parameters, 53,120 statistics and 53 counters; and 2,049 per class
     network = 4 * (23_508_032 + 53_120) + 8 * 53
     both = 600 * (network + 4 * 2_049 * 7) + 1_260 * (network + 4 * 2_049 * 345)
-    assert f"{2 * both / 1e9:.2f} of models in the end (--keep best)" in said
+    assert f"{2 * both / 1e9:.2f} of models at the end (--keep best)" in said
     assert main(["sweep", "--dataset", "PACS", "--algorithms", "ERM", "--keep", "none", "--dry-run"]) == 0
-    assert " 0.00 of models in the end" in capsys.readouterr().out
+    assert " 0.00 of models at the end" in capsys.readouterr().out
 
 
 def test_a_sweep_file_is_the_same_sweep_and_flags_win(images, tmp_path, capsys):
@@ -203,7 +204,7 @@ def test_a_recipe(images, tmp_path, capsys):
     assert main(["sweep", str(tmp_path / "mine.py"), "--dry-run"]) == 0
     assert row(capsys.readouterr().out, "digits")[2] == "600"
     assert main(["sweep", str(tmp_path / "mine.py"), "--trials", "3", "--dry-run"]) == 2
-    assert "a recipe says itself what is trained; leave out trials" in capsys.readouterr().err
+    assert "a recipe defines what is trained; leave out trials" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -231,6 +232,63 @@ def test_what_is_refused_before_anything_is_run(more, message, capsys, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
+MILLION = ["--dataset", "digits", "--algorithms", "ERM", "DSPReg", "--only", "training", "--draws", "1",
+           "--trials", "125000"]  # fmt: skip
+
+
+def test_a_million_runs_are_not_started_unasked(tmp_path, capsys, monkeypatch):
+    """By a slip of the finger: they are counted, none is made, and the message has the way out."""
+    monkeypatch.setattr(Run, "__post_init__", lambda self: pytest.fail("a run was made"))
+    assert main(["sweep", *MILLION, "--store", str(tmp_path / "store")]) == 2
+    said = capsys.readouterr().err
+    assert "these are 1,000,000 runs, and at most 10,000 are started unasked" in said
+    assert "--dry-run" in said
+    assert "--max-runs 1000000" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_million_runs_are_shown_at_once(images, tmp_path, capsys, monkeypatch):
+    """Few are made, to look for finished ones among them."""
+    made, usual = [], Run.__post_init__
+    monkeypatch.setattr(Run, "__post_init__", lambda self: made.append(1) or usual(self))
+    assert main(["sweep", *MILLION, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert row(said, "digits")[2] == "500,000"
+    assert row(said, "all")[1] == "1,000,000"
+    assert "in all 1,000,000" in said
+    assert "GB" in said
+    assert "to start them: --max-runs 1000000" in said
+    assert len(made) == 2
+
+
+def test_a_large_plan_knows_what_finished_runs_took(images, tmp_path, capsys):
+    assert main(typed(images, tmp_path / "store", algorithms=["ERM"])) == 0
+    capsys.readouterr()
+    assert main([*typed(images, tmp_path / "store", algorithms=["ERM"]), "--max-runs", "2", "--dry-run"]) == 0
+    large = capsys.readouterr().out
+    assert main([*typed(images, tmp_path / "store", algorithms=["ERM"]), "--dry-run"]) == 0
+    assert large.splitlines()[:2] == capsys.readouterr().out.splitlines()[:2]  # all three were looked at
+    assert "as the 3 finished took" in large
+    assert "to start them: --max-runs 3" in large
+
+
+def test_with_the_word_more_are_started(images, tmp_path, capsys):
+    few = [*typed(images, tmp_path / "store", algorithms=["ERM"]), "--max-runs"]
+    assert main([*few, "2"]) == 2
+    assert "these are 3 runs, and at most 2" in capsys.readouterr().err
+    assert main([*few, "3"]) == 0
+
+
+def test_a_recipe_without_an_end(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from itertools import count\nfrom dspreg.runs.run import Run\n\n"
+        "def runs():\n    for n in count():\n"
+        "        yield Run(dataset='digits', targets=('print',), algorithm='ERM', trial=n)\n"
+    )
+    assert main(["sweep", str(tmp_path / "mine.py"), "--dry-run", "--max-runs", "50"]) == 2
+    assert "returned more than 50 runs. If they are meant, add --max-runs N" in capsys.readouterr().err
+
+
 def test_a_folder_of_something_else_is_left_alone(images, tmp_path, capsys):
     (tmp_path / "letters").write_text("dear")
     assert main(typed(images, tmp_path, algorithms=["ERM"])) == 2
@@ -243,4 +301,4 @@ def test_help_has_examples_that_parse(capsys):
         main(["sweep", "--help"])
     said = capsys.readouterr().out
     assert "dspreg sweep pacs.yaml --store runs/pacs --dry-run" in said
-    assert "several at once on one store share the work" in said
+    assert "several sweeps on one store share the work" in said

@@ -91,7 +91,7 @@ def test_a_signal_leaves_a_checkpoint_and_its_code(images, tmp_path, number, cod
     process.send_signal(number)
     err = ended(process)
     assert process.returncode == code, err
-    assert "run the same command again to go on" in err
+    assert "run the same command again to resume" in err
     assert "Traceback" not in err
     assert list((tmp_path / "run" / "checkpoints").glob("*.safetensors"))
     assert not list((tmp_path / "run").rglob(".*part"))
@@ -106,7 +106,7 @@ def test_a_second_ctrl_c_ends_it_at_once_and_a_second_sigterm_does_not(images, t
         err = ended(process)
         assert process.returncode == code
         if number == signal.SIGTERM:  # the scheduler waits for the checkpoint
-            assert "run the same command again to go on" in err
+            assert "run the same command again to resume" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,6 +1,7 @@
 """Options from text: YAML and key=value, with the place and the nearest name in every refusal."""
 
 import dataclasses
+import os
 import re
 import string
 
@@ -93,7 +94,7 @@ def test_names_that_yaml_reads_as_something_else_stay_names(file, name):
         ("settings:\n  lr: 1\n", r"line 1: unknown option 'settings'"),
         ("base: &b {lr: 1}\n", r"line 1: unknown option 'base'"),
         ("<<: {lr: 1}\n", r"line 1: unknown option '<<'"),
-        ("? [a, b]\n: 1\n", r"line 1: unknown option"),
+        ("? [a, b]\n: 1\n", r"line 1: a key is a name"),
         ("- lr\n", r"run\.yaml, line 1: wanted 'key: value' lines, such as 'lr: 1e-4'"),
         ("lr\n", r"line 1: wanted 'key: value' lines"),
         ("lr=1e-4\n", r"line 1: wanted 'key: value' lines"),
@@ -103,7 +104,7 @@ def test_names_that_yaml_reads_as_something_else_stay_names(file, name):
         ("lr: *gone\n", r"run\.yaml is not YAML: .*undefined alias"),
         ("lr: \0\n", r"run\.yaml is not YAML: "),
         (b"name: \xff\n", r"configuration .*run\.yaml can't be read: "),
-        ("targets: " + "[" * 3000, r"run\.yaml is not YAML: "),
+        ("targets: " + "[" * 3000, r"run\.yaml is nested too deeply"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_file_line_and_key(file, text, message):
@@ -292,3 +293,58 @@ def test_all_letters_are_in_no_name():
     """A guard for the loops above: they would test nothing if names were empty."""
     assert len(OPTIONS) == 38
     assert all(set(key) <= {*string.ascii_lowercase, "_"} for key in OPTIONS)
+
+
+# Files that were made to hurt.
+
+LAUGHS = "\n".join(["a0: &a0 [ha, ha]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)])
+LAUGHING = "&a0 [ha, ha]"  # the same in one value
+for n in range(1, 30):
+    LAUGHING = f"&a{n} [{LAUGHING}, {', '.join([f'*a{n - 1}'] * 9)}]"
+HOSTILE = {
+    "laughs": (LAUGHS, "unknown option 'a0'"),
+    "laughs as a value": ("targets: " + LAUGHING, "wanted a plain value"),
+    "laughs as a key": ("? " + LAUGHING + "\n: 3", "a key is a name"),
+    "a list as a key": ("? [a, b]\n: 3", "line 1: a key is a name"),
+    "itself": ("targets: &a [*a]", "wanted a plain value"),
+    "deep": ("lr: " + "[" * 5_000, "nested too deeply"),
+    "deep maps": ("{a: " * 3_000, "nested too deeply"),
+    "large": ("# " + "x" * 200_000, "has 200,002 bytes; wanted at most 100,000"),
+    "a long key": ("x" * 50_000 + ": 3", "unknown option 'xxx|is not YAML"),
+    "a long value": ("steps: " + "9" * 50_000, "steps='999"),
+    "a long tag": (f"steps: !<{'x' * 5_000}> 3", "the tag 'xxx"),
+    "null characters": ("lr: \0", "is not YAML"),
+    "two documents": ("lr: 1\n---\nlr: 2", "is not YAML"),
+    "merged": ("<<: {lr: 1}", "unknown option '<<'"),
+    "tabs": ("lr:\t1\n\tsteps: 3", "is not YAML"),
+    "an unknown alias": ("lr: *gone", "is not YAML: found undefined alias"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_file_made_to_hurt_is_refused_in_short(file, name):
+    text, message = HOSTILE[name]
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_options(file(text))
+    assert len(str(caught.value)) < 1_500
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfel\x00r\x00", b"lr: \xe9", b"\x80"], ids=["UTF-16", "Latin-1", "bytes"])
+def test_what_is_not_utf_8(tmp_path, data):
+    (tmp_path / "a.yaml").write_bytes(data)
+    with pytest.raises(ConfigError, match="a.yaml can't be read: 'utf-8' codec"):
+        read_options(tmp_path / "a.yaml")
+
+
+def test_a_mark_at_the_beginning_is_skipped(tmp_path):
+    (tmp_path / "a.yaml").write_bytes(b"\xef\xbb\xbfsteps: 3\r\nlr: 1\r\n")
+    assert read_options(tmp_path / "a.yaml") == {"steps": 3, "lr": 1.0}
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "link.yaml").symlink_to(tmp_path / "pipe.yaml")
+    for name in ("pipe.yaml", "folder.yaml", "link.yaml", "gone.yaml", "x" * 300, "a\0b"):
+        with pytest.raises(ConfigError, match="can't be read: "):
+            read_options(tmp_path / name)

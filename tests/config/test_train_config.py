@@ -1,6 +1,7 @@
 """Defaults and draws, literally as DomainBed and SWAD have them, and what is refused."""
 
 import dataclasses
+import re
 import subprocess
 import sys
 import typing  # noqa: F401
@@ -9,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from dspreg.config.defaults import PROTOCOLS, default_text
-from dspreg.config.options import declared_options, option
+from dspreg.config.options import MOST, declared_options, option
+from dspreg.config.parse import parse_option
 from dspreg.config.train_config import (
     EXECUTION_OPTIONS,
     OPTIONS,
@@ -204,22 +206,50 @@ def test_values_outside_the_range_are_refused_and_its_ends_are_not(name):
     for value in OUTSIDE[name]:
         with pytest.raises(ConfigError) as caught:
             OPTIONS[name].check(value)
-        assert str(caught.value) == f"{name}={value!r}; wanted {OPTIONS[name].range}"
+        assert str(caught.value).startswith(f"{name}={value!r}; wanted {OPTIONS[name].range}")
         assert caught.value.exit_code == 2
     for value in INSIDE[name]:
         OPTIONS[name].check(value)
 
 
+NUMBERS = [name for name, each in OPTIONS.items() if each.type in (int, float)]
+
+
+def test_every_number_has_an_upper_end():
+    assert all({"at_most", "below"} & set(OPTIONS[name].limits) for name in NUMBERS)
+    assert {name for name in NUMBERS if "at_most" in OPTIONS[name].limits} <= set(MOST)
+
+
+@pytest.mark.parametrize("name", sorted(set(NUMBERS) & set(MOST)))
+def test_the_largest_number_is_taken_and_a_larger_one_refused_with_the_reason(name):
+    most, why = MOST[name]
+    OPTIONS[name].check(OPTIONS[name].type(most))
+    for more in (OPTIONS[name].type(most * 2), 10**400, 10**5000):
+        with pytest.raises(ConfigError, match=f"^{name}=.*; wanted .* at most .*: {re.escape(why)}$") as caught:
+            OPTIONS[name].check(more)
+        assert len(str(caught.value)) < 300
+    with pytest.raises(ConfigError, match=f"{name}='?9.* at most"):
+        parse_option(name, "9" * 400, "--set")
+
+
+@pytest.mark.parametrize("text", ["a" * 5_000, "a\0b", "a\udcffb"], ids=["long", "null", "not UTF-8"])
+@pytest.mark.parametrize("name", ["dataset", "root", "name", "model", "weights", "targets"])
+def test_text_that_no_file_can_hold_is_refused(name, text):
+    with pytest.raises(ConfigError, match=f"^{name}=") as caught:
+        OPTIONS[name].check((text,) if name == "targets" else text)
+    assert len(str(caught.value)) < 200
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("lr", "a number above 0 and at most 1000000.0"),
+        ("lr", "a number above 0 and at most 1,000,000"),
         ("holdout", "a number above 0 and below 1"),
         ("dropout", "a number at least 0 and below 1"),
         ("image_size", "a whole number at least 1 and at most 4096"),
         ("protocol", "one of domainbed, domainbed-stratified, swad"),
         ("targets", "a list of names"),
-        ("workers", "a whole number at least 0"),
+        ("workers", "a whole number at least 0 and at most 256"),
         ("augment", "true or false"),
         ("root", "text"),
     ],

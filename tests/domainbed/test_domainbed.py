@@ -252,7 +252,7 @@ def test_writing_refuses_what_would_be_counted_wrongly(tmp_path):
     (tmp_path / "full" / "x").touch()
     with pytest.raises(ConfigError, match="not empty"):
         write_sweep(runs, tmp_path / "full")
-    write_run(runs / "again", [], dataset="PACS", domains=PACS, targets=("photo",), threads=8)
+    write_run(runs / "again", list(RunFolder(runs / "2-0").records), dataset="PACS", domains=PACS, targets=("photo",), threads=8)
     with pytest.raises(ConfigError, match=r"2-0 and .*again are one job to DomainBed"):
         write_sweep(runs, tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()

@@ -26,15 +26,10 @@ class Disk:
 
     def __init__(self, monkeypatch, stop=None, how="before", error=None):
         self.done, self.stop, self.how, self.error = [], stop, how, error or Crash()
-        replace, fsync, unlink, path_open = os.replace, os.fsync, pathlib.Path.unlink, pathlib.Path.open
-
-        def opened(path, mode="r", *rest, **more):
-            if mode.startswith("r") and "+" not in mode:
-                return path_open(path, mode, *rest, **more)
-            handle = self.operation("open", lambda: path_open(path, mode, buffering=0))
-            return Unbuffered(self, handle)
-
-        monkeypatch.setattr(pathlib.Path, "open", opened)
+        replace, fsync, unlink, opened = os.replace, os.fsync, pathlib.Path.unlink, files.open_for_writing
+        monkeypatch.setattr(
+            files, "open_for_writing", lambda *how: Unbuffered(self, self.operation("open", lambda: opened(*how)))
+        )
         monkeypatch.setattr(files.os, "replace", lambda a, b: self.operation("replace", lambda: replace(a, b)))
         monkeypatch.setattr(files.os, "fsync", lambda fd: self.operation("fsync", lambda: fsync(fd)))
         monkeypatch.setattr(
@@ -61,8 +56,11 @@ class Unbuffered:
         self.disk, self.handle = disk, handle
 
     def write(self, data):
-        half = lambda: self.handle.write(data[: len(data) // 2])  # noqa: E731
-        return self.disk.operation("write", lambda: self.handle.write(data), half)
+        return self.disk.operation("write", lambda: self._write(data), lambda: self._write(data[: len(data) // 2]))
+
+    def _write(self, data):
+        self.handle.write(data)
+        self.handle.flush()
 
     def truncate(self, size):
         return self.disk.operation("truncate", lambda: self.handle.truncate(size))

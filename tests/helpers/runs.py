@@ -4,11 +4,12 @@ import json
 import random
 from pathlib import Path
 
-from dspreg.io.atomic_files import write_json
+from dspreg.io.atomic_files import sha256_of_file, write_json
 from dspreg.protocol.selection import Trace
-from dspreg.runs.folder import RunFolder
+from dspreg.runs.folder import OURS, RunFolder
 
 DOMAINS = ("ash", "birch", "cedar")
+QUOTED = ("step", "validation", "accuracy")  # of a record, in a result
 SETTINGS = {
     "protocol": "domainbed", "model": "small-cnn", "weights": "none", "image_size": 28, "steps": 301, "batch_size": 32,
     "lr": 1e-3, "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True, "augment": False, "augment_validation": False,
@@ -61,7 +62,7 @@ def random_traces(seed, *, levels=4, nan=0.0, missing=0.0, domains=DOMAINS, pair
 
 def write_run(
     path, records, *, targets=("ash",), algorithm="ERM", asked=None, domains=DOMAINS, dataset="trees", trial=0, draw=0,
-    finish=True, failure=None, threads=1, torch="2.10.0", environments=(), plan=None,
+    finish=True, failure=None, threads=1, torch="2.10.0", environments=(), plan=None, refreshes=0, images=80,
     profiles=None, **settings,
 ):  # fmt: skip
     """A run folder, as training leaves it, without models."""
@@ -72,7 +73,8 @@ def write_run(
         {
             "settings": made | {"trial": trial, "draw": draw},
             "data": {
-                "domains": list(domains), "classes": ["x", "y"], "sizes": {d: {"in": 80, "out": 20} for d in domains},
+                "domains": list(domains), "classes": ["x", "y"],
+                "sizes": {d: {"in": images, "out": images // 4} for d in domains},
                 "fingerprints": dict.fromkeys(domains, "0" * 64),
             },
             "weights": {"tag": "none", "sha256": None},
@@ -83,13 +85,32 @@ def write_run(
     for each in records:
         folder.records.append(each)
     for time, content in (profiles or {}).items():
-        (folder / "profiles").mkdir(exist_ok=True)
-        (folder / f"profiles/{time}.safetensors").write_bytes(content)
+        folder.write(f"profiles/{time}.safetensors", content)
     if failure:
         write_json(folder / "failure.json", {"step": 3, "reason": failure})
     elif finish:
-        folder.finish({"environments": list(environments)})
+        folder.finish(outcome(folder) | {"environments": list(environments), "refreshes": refreshes})
     return path
+
+
+def seal(folder, outcome):
+    """Finish a run with the files that lie there, whoever wrote them."""
+    folder = RunFolder(folder.path)
+    for pattern in OURS:
+        for path in folder.path.glob(pattern):
+            folder.written[path.relative_to(folder.path).as_posix()] = sha256_of_file(path)
+    folder.finish(outcome)
+
+
+def outcome(folder):
+    """What training writes at the end, of a run that was begun and has its records."""
+    described, records = folder.description(), list(folder.records)
+    best = max(records, key=lambda each: each["validation"])
+    return {
+        "format": "dspreg.result/1", "run": described["id"], "targets": described["settings"]["targets"],
+        "selected": {name: best[name] for name in QUOTED}, "last": {name: records[-1][name] for name in QUOTED},
+        "environments": [], "refreshes": 0,
+    }  # fmt: skip
 
 
 def domainbed_records(runs):

@@ -4,6 +4,7 @@ from dspreg.errors import DataError
 from dspreg.io.atomic_files import write_json
 from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.runs.store import RunStore
+from helpers.runs import seal
 
 PACS = {"PACS": ("art", "cartoon", "photo", "sketch")}
 STEPS = 40
@@ -25,8 +26,9 @@ def start(store, run):
 
 def finish(store, run):
     folder = start(store, run)
-    (folder / "last.safetensors").write_bytes(b"weights")
-    folder.finish({"selected": {"step": 0}})
+    folder.records.append({"step": 0})
+    folder.write("last.safetensors", b"weights")
+    seal(folder, {"selected": {"step": 0}})
     return folder
 
 

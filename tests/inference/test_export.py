@@ -205,7 +205,7 @@ def test_exporting_leaves_the_run_as_it_was(run, tmp_path, monkeypatch):
     files = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     kept = []
     built = exporting.load_model_file
-    monkeypatch.setattr(exporting, "load_model_file", lambda path: kept.append(built(path)) or kept[-1])
+    monkeypatch.setattr(exporting, "load_model_file", lambda *path, **how: kept.append(built(*path, **how)) or kept[-1])
     fresh, random = bits(dspreg.load(run)[0]), torch.get_rng_state()
     export(run, "safetensors", tmp_path / "a.safetensors")
     export(run, "torch.export", tmp_path / "a.pt2")

@@ -200,7 +200,7 @@ def test_a_bad_image_is_named_without_a_traceback(run, tmp_path, workers):
 def test_evaluating_leaves_run_and_model_as_they_were(bn_run, monkeypatch):
     files = {p: p.read_bytes() for p in bn_run.rglob("*") if p.is_file()}
     kept = []
-    monkeypatch.setattr(assessment, "load", lambda *given: kept.append(dspreg.load(*given)) or kept[-1])
+    monkeypatch.setattr(assessment, "load", lambda *at, **how: kept.append(dspreg.load(*at, **how)) or kept[-1])
     fresh, random = bits(dspreg.load(bn_run)[0]), torch.get_rng_state()
     evaluate_run(bn_run)
     evaluate_run(bn_run, adapt="bn")

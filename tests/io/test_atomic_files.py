@@ -26,6 +26,7 @@ from dspreg.io.atomic_files import (
     sha256_of_file,
     write,
     write_json,
+    write_output,
 )
 from helpers.faults import Crash, as_nobody, operations, stopped
 
@@ -105,7 +106,7 @@ def test_a_full_device_is_told_as_such():
         pytest.skip("no /dev/full here")
     said = r"/dev/full can't be written: No space left on device; 8 bytes wanted, [\d,]+ free"
     with pytest.raises(ResourceError, match=said):
-        Lines(pathlib.Path("/dev/full")).append({"a": 1})
+        write_output("/dev/full", b'{"a":1}\n')
 
 
 def test_a_size_limit_leaves_the_old_file(tmp_path):

@@ -64,7 +64,7 @@ def test_a_killed_process_is_replaced_and_its_run_goes_on(images, store, tmp_pat
     assert {each.status for each in ended.values()} == {"finished"}
     died = [reason for state, reason in told if state == "failed"]
     assert 1 <= len(died) <= 2
-    assert set(died) == {"the process that trained it was ended by SIGKILL; was there enough memory?"}
+    assert set(died) == {"the process that trained it was killed by SIGKILL; was there enough memory?"}
     other = RunStore(tmp_path / "other")
     other.make()
     assert_same_bits(runs, ended, alone(runs, other, EXECUTION))
@@ -96,7 +96,7 @@ def test_a_process_without_progress_is_ended(images, store, tmp_path, monkeypatc
         queue.leases.duration = 8.0  # long enough to start on a busy machine
 
     ended = several([run], store, jobs=1, attempts=1, change=change)
-    assert ended[run.id].reason == "it made no progress for 8 s and was ended"
+    assert ended[run.id].reason == "it made no progress for 8 s and was stopped"
     assert not children()
 
 
@@ -167,7 +167,7 @@ def test_ends_are_described_in_words():
     class Ended:
         exitcode = -signal.SIGSEGV
 
-    assert describe_exit(Ended()) == "the process that trained it was ended by SIGSEGV"
+    assert describe_exit(Ended()) == "the process that trained it was killed by SIGSEGV"
 
 
 class Process:

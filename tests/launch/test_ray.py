@@ -2,9 +2,13 @@
 
 import json
 import signal
+import socket
 import sys
 import tempfile
+import threading
+import time
 import types
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,14 +18,16 @@ from dspreg.cli import main
 from dspreg.config.train_config import Execution
 from dspreg.errors import ConfigError, Preempted, ResourceError
 from dspreg.io.atomic_files import sha256_of_file
+from dspreg.launch import ray_cluster
 from dspreg.launch.queue import RunQueue
-from dspreg.launch.ray_cluster import connected
+from dspreg.launch.ray_cluster import connected, require_cluster
 from dspreg.launch.ray_launcher import RayLauncher, RayTransport, describe_error, use_absolute_paths
 from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
 from helpers.small_runs import EXECUTION
 from helpers.sweeps import Seen, launched, three
 from helpers.sweeps import alone as serial
+from helpers.tampered import plant
 
 OWN = """
 import os, signal, time
@@ -173,12 +179,22 @@ def test_begun_in_one_place_and_finished_in_the_other(ray, node, images, store, 
     assert bits(store, run) == bits(other, run)
 
 
+def test_names_that_only_the_store_holds_are_not_imported(ray, images, own, store):
+    (run, *_) = three(images, steps=60, evaluate_every=1)
+    with pytest.raises(Preempted):
+        serial([run], store, EXECUTION, pause=stopping(store, run))
+    mark = plant(store, run, own)  # where tasks look for modules
+    ended = swept([run], store)
+    assert ended[run.id].status == "finished"
+    assert not mark.exists()
+
+
 def test_a_killed_process_costs_an_attempt_and_no_work(ray, images, own, store, tmp_path):
     (run, *_), told = three(images, "own_of_a_ray_test.Killed", steps=5, evaluate_every=1), []
     ended = swept([run], store, on_run=lambda run, s, _: told.append((s.status, s.attempts, s.reason)))
     assert [state for state, *_ in told] == ["failed", "finished"]
     assert told[0][1] == 1
-    assert "the Ray task that trained it is gone: WorkerCrashedError" in told[0][2]
+    assert "the Ray task that trained it died: WorkerCrashedError" in told[0][2]
     assert ended[run.id].status == "finished"
     assert not list((store.path / "failures").iterdir())
     other = made(tmp_path / "other")
@@ -199,7 +215,7 @@ def test_a_task_that_hangs_is_ended_and_its_run_goes_on(ray, images, own, store)
         queue.stalled = over
 
     ended = swept([run], store, on_run=lambda run, s, _: told.append((s.status, s.reason)), change=change)
-    assert told[0] == ("failed", "it made no progress for 600 s and was ended")
+    assert told[0] == ("failed", "it made no progress for 600 s and was stopped")
     assert ended[run.id].status == "finished"
 
 
@@ -294,7 +310,6 @@ class Starting:
         (None, False, "a Ray cluster of this machine was started, CPUs: 3"),
         (None, True, "connected to the Ray cluster at there:1"),
         ("local", True, "a Ray cluster of this machine was started, CPUs: 3"),
-        ("there:1", True, "connected to the Ray cluster at there:1"),
         ("auto", True, "connected to the Ray cluster at there:1"),
     ],
 )
@@ -309,11 +324,96 @@ def test_a_cluster_is_taken_where_there_is_one(monkeypatch, address, there, said
     assert ray.calls[-1] == "shutdown"
 
 
+def test_an_address_is_connected_to(monkeypatch):
+    ray, told = Starting(True), []
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    with speaking_grpc() as address, connected(address, 3, told.append):
+        assert told == ["connected to the Ray cluster at there:1"]
+        assert ray.calls[-1]["address"] == address
+
+
 def test_a_cluster_that_does_not_answer_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", Starting(False))
-    says = r"\(there:1\): nobody answers. With --ray-address local"
-    with pytest.raises(ResourceError, match=says), connected("there:1", 3):
+    with speaking_grpc() as address:
+        says = rf"\({address}\): nobody answers. With --ray-address local"
+        with pytest.raises(ResourceError, match=says), connected(address, 3):
+            pass
+
+
+@contextmanager
+def listening(answer):
+    """An address of this machine where `answer` is all that is said."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with suppress(OSError):
+                while True:
+                    caller, _ = server.accept()
+                    callers.append(caller)
+                    caller.sendall(answer)
+
+        callers = []
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        for caller in callers:
+            caller.close()
+
+
+def speaking_grpc():
+    return listening(b"\0\0\0\x04\0\0\0\0\0")  # an empty frame of settings, from HTTP/2's RFC 9113
+
+
+def test_an_address_where_nobody_listens_is_said_at_once(monkeypatch, store):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = server.getsockname()[1]
+    monkeypatch.setattr(Starting, "init", lambda *_, **__: pytest.fail("Ray would wait for minutes"))
+    monkeypatch.setitem(sys.modules, "ray", Starting(False))
+    says = f"--ray-address 127.0.0.1:{free}: no Ray cluster answers there .*refused.*--ray-address local"
+    with pytest.raises(ResourceError, match=says), connected(f"127.0.0.1:{free}", 1):
         pass
+    with pytest.raises(ResourceError, match=says):  # before anything is written
+        RayLauncher(address=f"127.0.0.1:{free}").setup(Execution())
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free}")
+    with pytest.raises(ResourceError, match=f"RAY_ADDRESS=127.0.0.1:{free}: no Ray cluster"), connected(None, 1):
+        pass
+
+
+@pytest.mark.parametrize(("answer", "said"), [(b"HTTP/1.1 400 Bad\r\n", "something else"), (b"", "timed out")])
+def test_a_port_where_something_else_listens(monkeypatch, answer, said):
+    monkeypatch.setattr(ray_cluster, "ANSWER", 0.3)
+    monkeypatch.setattr(Starting, "init", lambda *_, **__: pytest.fail("Ray would wait for minutes"))
+    monkeypatch.setitem(sys.modules, "ray", Starting(False))
+    with listening(answer) as address, pytest.raises(ResourceError, match=said), connected(address, 1):
+        pass
+
+
+def test_a_name_that_is_looked_up_for_ever(monkeypatch):
+    monkeypatch.setattr(ray_cluster, "ANSWER", 0.1)
+    monkeypatch.setattr(ray_cluster, "_look", lambda *_: time.sleep(5))
+    with pytest.raises(ResourceError, match="no answer"):
+        require_cluster("far.away:6379")
+
+
+def test_the_last_cluster_of_this_machine_may_be_gone(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        gone = f"127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    ray = Starting(False)
+    ray._private.services = types.SimpleNamespace(find_bootstrap_address=lambda _: gone)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    for address in (None, "auto"):
+        with pytest.raises(ResourceError, match="--ray-address auto: no Ray cluster answers"), connected(address, 1):
+            pass
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host", "host:", ":6379", "host:0", "host:70000", "host:x", "http://host:6379", "host:" + "9" * 400]
+)
+def test_what_is_no_address(address):
+    with pytest.raises(ConfigError, match="wanted HOST:PORT such as 10.0.0.5:6379, auto or local") as caught:
+        require_cluster(address)
+    assert len(str(caught.value)) < 250
 
 
 def test_a_signal_while_ray_starts_stops_the_sweep(monkeypatch):

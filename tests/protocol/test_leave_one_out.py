@@ -9,7 +9,7 @@ from dspreg.data.registry import BENCHMARKS
 from dspreg.domainbed.jobs import job_arguments, job_id
 from dspreg.domainbed.seeds import seed_hash
 from dspreg.errors import ConfigError
-from dspreg.protocol.leave_one_out import distinct, leave_one_out, target_sets
+from dspreg.protocol.leave_one_out import count_runs, distinct, leave_one_out, target_sets
 from dspreg.runs.run import Run
 
 TWO = {"PACS": ("art_painting", "cartoon", "photo", "sketch"), "VLCS": ("Caltech101", "LabelMe", "SUN09", "VOC2007")}
@@ -116,3 +116,36 @@ def test_jobs_are_named_as_domainbed_names_them():
     given = Run(dataset="VLCS", targets=("SUN09", "LabelMe"), algorithm="ERM", options={"steps": 3, "holdout": 0.3})
     made = job_arguments(given, TWO["VLCS"])
     assert (made["steps"], made["holdout_fraction"], made["test_envs"], made["data_dir"]) == (3, 0.3, [1, 2], "")
+
+
+@pytest.mark.parametrize("only", [None, "training"])
+@pytest.mark.parametrize("targets", [None, ["a"], ["a", "c"], ["c", "a", "b"], ["z", "a"]])
+@pytest.mark.parametrize("algorithms", [["ERM"], ["ERM", "CORAL", "ERM()", "ERM+CORAL"]])
+def test_runs_are_counted_as_they_are_made(only, targets, algorithms):
+    datasets = {"first": ("a", "b", "c"), "second": ("a", "x", "y", "z")}
+    how = {"trials": 2, "draws": 3, "only": only, "targets": targets}
+    made = Counter((run.dataset, run.algorithm) for run in distinct(leave_one_out(datasets, algorithms, **how)))
+    assert count_runs(datasets, algorithms, **how) == made
+
+
+def test_any_number_is_counted_at_once():
+    many = {f"data {n}": tuple(map(str, range(10_000))) for n in range(3)}
+    counts = count_runs(many, ["ERM"], trials=1_000_000, draws=1_000_000)
+    assert set(counts.values()) == {10**12 * (10_000 + 10_000 * 9_999 // 2)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trials": 0}, "trials=0; wanted"),
+        ({"draws": 10**400}, "draws=1000.*401 characters.*at most 1,000,000: each is a training"),
+        ({"trials": True}, "trials=True; wanted a whole number"),
+        ({"targets": ["q"]}, "target 'q' is a domain of none"),
+        ({"only": "some"}, "only='some'"),
+    ],
+)
+def test_what_is_not_made_is_not_counted(changes, message):
+    for call in (lambda **how: list(leave_one_out({"d": ("a", "b", "c")}, ["ERM"], **how)),
+                 lambda **how: count_runs({"d": ("a", "b", "c")}, ["ERM"], **how)):  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            call(**changes)

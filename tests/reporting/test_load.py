@@ -6,7 +6,7 @@ from dspreg.errors import ConfigError, IntegrityError
 from dspreg.io.atomic_files import write
 from dspreg.reporting.load import load_runs
 from dspreg.runs.folder import RunFolder
-from helpers.runs import single, write_run
+from helpers.runs import outcome, seal, single, write_run
 
 RECORDS = [single(0, "ash", 0.25, 0.5), single(300, "ash", 0.75, 0.6)]
 
@@ -75,7 +75,7 @@ def test_weights_must_be_there_but_are_not_read(tmp_path):
     write_run(tmp_path / "a", RECORDS, finish=False)
     model, folder = tmp_path / "a/last.safetensors", RunFolder(tmp_path / "a")
     model.write_bytes(b"weights")
-    folder.finish({})
+    seal(folder, outcome(folder))
     model.write_bytes(b"damaged")
     assert load_runs(tmp_path)[0][0].finished
     with pytest.raises(IntegrityError):

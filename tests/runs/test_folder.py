@@ -12,6 +12,7 @@ import pytest
 from dspreg.errors import ConfigError, IntegrityError, ResourceError
 from dspreg.runs.folder import RunFolder, differences, identity
 from helpers.faults import as_nobody
+from helpers.runs import seal
 
 DESCRIBED = {
     "settings": {"dataset": "digits", "targets": ["print"], "lr": 0.001, "steps": 301},
@@ -91,7 +92,7 @@ def test_another_training_is_refused_and_the_difference_shown(folder, path, valu
     with pytest.raises(ConfigError) as caught:
         folder.agree(changed(path, value), changed_environment=allowed)
     assert str(caught.value).startswith(f"{folder.path} holds another training:\n{shown}")
-    assert str(caught.value).endswith("go on with the settings it has, or give another --out")
+    assert str(caught.value).endswith("resume with the settings it has, or give another --out")
     assert str(caught.value).count("→") == 1
     assert (folder / "run.json").read_bytes() == before
 
@@ -204,7 +205,7 @@ def finished(path):
         if content is not None:
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
-    folder.finish(OUTCOME)
+    seal(folder, OUTCOME)
     return folder
 
 
@@ -272,7 +273,7 @@ def test_events_checkpoints_and_files_of_others_are_nobodys_result(tmp_path):
     for name in ("tensorboard/events", "checkpoints/step-1.safetensors", "lock", "slurm-3.out", "profiles/notes.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("a")
-    folder.finish(OUTCOME)
+    seal(folder, OUTCOME)
     assert sorted(folder.result()["files"]) == sorted(FILES)
     (folder / "slurm-3.out").write_text("b")
     assert folder.result() is not None
@@ -280,7 +281,7 @@ def test_events_checkpoints_and_files_of_others_are_nobodys_result(tmp_path):
 
 def test_the_same_outcome_twice_is_the_same_bytes(tmp_path):
     one, other = finished(tmp_path / "a"), finished(tmp_path / "b")
-    other.finish(dict(reversed(OUTCOME.items())))
+    seal(other, dict(reversed(OUTCOME.items())))
     assert (one / "result.json").read_bytes() == (other / "result.json").read_bytes()
 
 
@@ -429,7 +430,7 @@ def test_contents_are_what_the_files_say_one_by_one(folder):
     folder.agree(DESCRIBED)
     folder.records.append({"step": 0})
     assert folder.contents() == (folder.description(), None, [])  # unfinished: its records are not vouched for
-    (folder / "README.md").write_text("# Ü")
+    folder.write("README.md", "# Ü".encode())
     folder.finish(OUTCOME)
     assert folder.contents() == (folder.description(), folder.result(), [{"step": 0}])
 
@@ -438,8 +439,8 @@ def test_contents_are_what_the_files_say_one_by_one(folder):
 def test_contents_are_verified_but_for_weights(folder, name):
     folder.agree(DESCRIBED)
     folder.records.append({"step": 0})
-    (folder / "README.md").write_text("# Ü")
-    (folder / "last.safetensors").write_bytes(b"weights")
+    folder.write("README.md", "# Ü".encode())
+    folder.write("last.safetensors", b"weights")
     folder.finish(OUTCOME)
     (folder / "last.safetensors").write_bytes(b"damaged")
     assert folder.contents().result == {k: v for k, v in json.loads((folder / "result.json").read_text()).items()
@@ -464,13 +465,15 @@ def test_records_that_result_json_does_not_vouch_for_are_not_told(folder):
     folder.agree(DESCRIBED)
     folder.finish(OUTCOME)
     folder.records.append({"step": 0, "accuracy": {"print": {"in": 1.0}}})
-    assert folder.contents().records == []
+    with pytest.raises(IntegrityError, match=r"result\.json does not name records\.jsonl"):
+        folder.contents()
 
 
 @pytest.mark.parametrize("bad", ["NaN", "1e999", '"\\ud800"'])
 @pytest.mark.parametrize("name", ["run.json", "result.json"])
 def test_what_is_never_written_is_not_read_wherever_it_stands(folder, name, bad):
     folder.agree(DESCRIBED)
+    folder.records.append({"step": 0})
     folder.finish(OUTCOME)
     text = (folder / name).read_text()
     for place in ('"workers": 4', '"lr": 0.001') if name == "run.json" else ('"step": 0',):

@@ -2,14 +2,15 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
 from dspreg.errors import ConfigError, DataError, IntegrityError
+from dspreg.runs import store as store_module
 from dspreg.runs.run import Run
 from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
+from helpers.runs import seal
 
 ONE = Run(dataset="PACS", targets=("sketch",), algorithm="ERM")
 TWO = Run(dataset="PACS", targets=("photo",), algorithm="ERM")
@@ -31,8 +32,8 @@ def begin(store, run):
 def finish(store, run):
     folder = begin(store, run)
     folder.records.append({"step": 0})
-    (folder / "last.safetensors").write_bytes(b"weights")
-    folder.finish({"selected": {"step": 0}})
+    folder.write("last.safetensors", b"weights")
+    seal(folder, {"selected": {"step": 0}})
     return folder
 
 
@@ -116,21 +117,21 @@ def test_only_a_store_or_nothing_is_written_to(tmp_path):
     store.make()
     store.make()
     (store.path / "store.json").write_text('{"format": "dspreg.store/2"}')
-    with pytest.raises(IntegrityError, match="which version wrote it"):
+    with pytest.raises(IntegrityError, match=r"is of the format 'dspreg.store/2'; this version"):
         store.make()
 
 
 def test_a_store_that_another_makes_at_the_same_moment_is_shared(tmp_path, monkeypatch):
     """Looked for, not there; then the other sweeper made it, and then this one looks what is in the folder."""
-    store, looks, exists = RunStore(tmp_path / "store"), [], Path.exists
+    store, looks, holds = RunStore(tmp_path / "store"), [], store_module.holds_file
 
     def looking(path):
         if path.name == "store.json" and not looks:
             looks.append(path)
             RunStore(tmp_path / "store").make()
             return False
-        return exists(path)
+        return holds(path)
 
-    monkeypatch.setattr(Path, "exists", looking)
+    monkeypatch.setattr(store_module, "holds_file", looking)
     store.make()
     assert looks

@@ -104,10 +104,10 @@ def test_loading_something_else_is_refused(profile, tmp_path):
     profile.save(tmp_path / "p.safetensors")
     whole = (tmp_path / "p.safetensors").read_bytes()
     (tmp_path / "half.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(dspreg.IntegrityError, match="damaged or not a profile"):
+    with pytest.raises(dspreg.IntegrityError, match="is damaged or was changed: its SHA-256"):
         dspreg.Profile.load(tmp_path / "half.safetensors")
     save_file({"w": torch.zeros(2)}, tmp_path / "odd.safetensors", {"dspreg.profile/1": json.dumps({})})
-    with pytest.raises(dspreg.IntegrityError, match="damaged or not a profile"):
+    with pytest.raises(dspreg.IntegrityError, match="domains is None; wanted two or more different names"):
         dspreg.Profile.load(tmp_path / "odd.safetensors")
 
 
@@ -116,7 +116,7 @@ def test_one_entry_describes_a_profile_so_that_equal_profiles_are_equal_bytes(pr
     profile.save(tmp_path / "deep" / "p.safetensors")
     data = (tmp_path / "deep" / "p.safetensors").read_bytes()
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    assert list(header["__metadata__"]) == ["dspreg.profile/1"]
+    assert list(header["__metadata__"]) == ["dspreg.profile/2"]
     dspreg.Profile.load(tmp_path / "deep" / "p.safetensors").save(tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == data
 

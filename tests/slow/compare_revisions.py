@@ -62,7 +62,9 @@ def digests(folder: Path) -> dict[str, str]:
     """SHA-256 of everything that a training decides, by file name."""
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        if path.suffix == ".safetensors" or path.name == "run.json":
+        if path.parent.name == "profiles":
+            content = without_format(path.read_bytes())
+        elif path.suffix == ".safetensors" or path.name == "run.json":
             content = path.read_bytes()
         elif path.suffix == ".jsonl":
             content = "\n".join(map(without_times, path.read_text().splitlines())).encode()
@@ -70,6 +72,14 @@ def digests(folder: Path) -> dict[str, str]:
             continue
         found[path.relative_to(folder).as_posix()] = hashlib.sha256(content).hexdigest()
     return found
+
+
+def without_format(profile: bytes) -> bytes:
+    """The description and the tensors of a profile; since its second version it starts with a digest."""
+    size = 8 + int.from_bytes(profile[:8], "little")
+    header = json.loads(profile[8:size])
+    (text,) = header.pop("__metadata__").values()
+    return json.dumps([header, json.loads(text[text.index("{") :])], sort_keys=True).encode() + profile[size:]
 
 
 def without_times(line: str) -> str:

@@ -242,18 +242,57 @@ def test_where_no_checkpoint_is_sound_nothing_is_trained_anew(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", "r")
     checkpoints.save(2, toy(tmp_path, 2).pack())
     checkpoints.files()[0].write_bytes(b"")
-    with pytest.raises(IntegrityError, match=r"no checkpoint in .* can be used; remove the run's folder"), \
+    with pytest.raises(IntegrityError, match=r"no checkpoint in .* can be used; all are damaged.* remove "), \
             pytest.warns(Notice, match="damaged"):  # fmt: skip
         resume(toy(tmp_path), checkpoints)
     assert len(list(RunFolder(tmp_path).records)) == 2
 
 
-def test_records_that_were_changed_are_noticed_too(tmp_path):
+LOST = [b'{"step":9}\n', b"", b'{"step":0}\n{"step":', b"\0" * 30, None]
+
+
+@pytest.mark.parametrize("damage", LOST, ids=repr)
+def test_records_that_were_changed_come_back_from_the_checkpoint(tmp_path, damage):
     checkpoints = Checkpoints(tmp_path / "checkpoints", "r")
     checkpoints.save(2, toy(tmp_path, 2).pack())
+    path = tmp_path / "records.jsonl"
+    whole = path.read_bytes()
+    path.unlink() if damage is None else path.write_bytes(damage)
+    again = toy(tmp_path)
+    with pytest.warns(Notice, match=r"records.jsonl is not what it was .*; it was written again from there"):
+        resume(again, checkpoints)
+    assert path.read_bytes() == whole
+    assert again.t == 2
+    assert again.folder.records.mark() == {"bytes": len(whole), "sha256": sha256(whole)}
+
+
+def as_before(saved):
+    """A checkpoint of an earlier version, which kept marks alone."""
+    return {name: value for name, value in saved.items() if name not in ("lines", "files", "where")}
+
+
+def test_records_that_no_checkpoint_has_a_copy_of_are_noticed_too(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", "r")
+    checkpoints.save(2, as_before(toy(tmp_path, 2).pack()))
     (tmp_path / "records.jsonl").write_bytes(b'{"step":9}\n')
-    with pytest.raises(IntegrityError, match="no checkpoint"), pytest.warns(Notice, match="records.jsonl is not what"):
+    said = (
+        r"no checkpoint in .* can be used: .*records.jsonl is not what .* With a copy of .* remove .*checkpoints, and"
+    )
+    with pytest.raises(IntegrityError, match=said), pytest.warns(Notice, match="records.jsonl is not what"):
         resume(toy(tmp_path), checkpoints)
+    assert (tmp_path / "records.jsonl").read_bytes() == b'{"step":9}\n'
+
+
+def test_the_checkpoint_before_the_damage_is_taken_where_only_marks_are_known(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", "r")
+    for steps in (1, 2):
+        (tmp_path / "records.jsonl").unlink(missing_ok=True)
+        checkpoints.save(steps, as_before(toy(tmp_path, steps).pack()))
+    (tmp_path / "records.jsonl").write_bytes(b'{"step":0}\n{"step":9}\n')
+    again = toy(tmp_path)
+    with pytest.warns(Notice, match="trying the checkpoint before it"):
+        resume(again, checkpoints)
+    assert (again.t, list(again.folder.records)) == (1, [{"step": 0}])
 
 
 def test_without_any_checkpoint_it_starts_from_the_beginning(tmp_path):

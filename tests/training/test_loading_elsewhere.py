@@ -29,8 +29,10 @@ from safetensors.torch import load_file, save_file
 folder, runs = sys.argv[1], json.loads(sys.argv[2])
 torch.set_num_threads(1)
 x = load_file(f"{folder}/images.safetensors")["x"]
+trust = ("weight_averaging", "helpers")
 with torch.no_grad():
-    save_file({run: dspreg.load(f"{folder}/{run}", "last")[0](x) for run in runs}, f"{folder}/loaded.safetensors")
+    loaded = {run: dspreg.load(f"{folder}/{run}", "last", trust=trust)[0](x) for run in runs}
+save_file(loaded, f"{folder}/loaded.safetensors")
 """
 
 

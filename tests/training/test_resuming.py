@@ -219,7 +219,7 @@ def test_a_changed_image_is_refused_and_a_moved_folder_is_not(tmp_path):
 def test_other_threads_are_refused_unless_allowed(images, tmp_path):
     with pytest.raises(Preempted):
         train(tiny.settings(images), tiny.execution(), tmp_path / "run", pause=tiny.stop_at(3))
-    with pytest.raises(ConfigError, match=r"environment\.threads: 1 → 2\nthe bits would differ"):
+    with pytest.raises(ConfigError, match=r"environment\.threads: 1 → 2\nresults would not be bitwise identical"):
         train(tiny.settings(images), tiny.execution(threads=2), tmp_path / "run")
     train(tiny.settings(images), tiny.execution(threads=2, allow_changed_environment=True), tmp_path / "run")
     assert RunFolder(tmp_path / "run").result()["last"]["step"] == 13

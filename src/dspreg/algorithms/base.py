@@ -229,7 +229,7 @@ class Algorithm(nn.Module):
         """Something that happened at this step and is no scalar; the trainer keeps it beside the records."""
         self.stack.events.append({"event": event, "step": self.t, **values})
 
-    # What is saved, and what is shown.
+    # Saving and display.
 
     def get_extra_state(self) -> dict[str, Any]:
         """What `saved_attributes` names, vectors as plain dictionaries."""
@@ -300,7 +300,7 @@ class ERM(Algorithm):
         nn.Module.__init__(self)  # no base below
 
     def build(self, task: Task) -> Network:
-        # separate keys: whatever else a stack builds, all arms of a trial start from the same weights
+        # separate keys: whatever else a stack builds, all methods of a trial start from the same weights
         with seeded(*task.key, "backbone"):
             features = task.backbone()
         if not hasattr(features, "width"):

@@ -47,7 +47,7 @@ def page(name: str) -> str:
 
 def costs() -> dict[str, Any]:
     """What bench/algorithms.py measured, as it wrote it."""
-    return cast(dict[str, Any], json.loads((files("dspreg.algorithms") / "costs.json").read_text()))
+    return cast(dict[str, Any], json.loads((files("dspreg.algorithms") / "costs.json").read_text(encoding="utf-8")))
 
 
 def summary(cls: type[Algorithm]) -> str:

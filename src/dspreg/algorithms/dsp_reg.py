@@ -47,7 +47,7 @@ class DSPReg(Algorithm):
     has it: before steps (mT − 1)·E, m = 1, 2, …, where E steps make an epoch.
 
     Args:
-        weight: λ. With 0 the step is that of the base to the bit, and nothing is measured.
+        weight: λ. With 0 the step is bitwise identical to that of the base, and nothing is measured.
         refresh_epochs: T_update, in epochs.
         refresh_steps: Measure before steps S, 2S, … instead.
         measure_batches: Batches of 32 images per domain to measure on. With 4 the ranks of c have a reliability of

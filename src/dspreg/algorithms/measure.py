@@ -26,7 +26,7 @@ Function = Callable[[Samples, int], Callable[[Tensor], Tensor]]
 
 
 def profile_stack(algorithm: Algorithm) -> Profile:
-    """All that `dspreg.measure` tells of a stack at this step, null and reliability too.
+    """The full profile of a stack at this step, with null and reliability, as from `dspreg.measure`.
 
     By the options of the outermost layer that measures c in training, which has a method `profile`; else by defaults.
     """

@@ -13,7 +13,7 @@ from dspreg.distributions import Choice
 
 
 class MIRO(WithOracle):
-    """Mutual-information regularisation with an oracle: features from which the pretrained network's can be told.
+    """Mutual-information regularisation with an oracle: features that predict those of the pretrained network.
 
         L + weight · Σ_l ½ mean[ (h_l − h⁰_l)²/v_l + log v_l ],  v_l = softplus(b_l) + 1e-5
 

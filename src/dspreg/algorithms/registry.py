@@ -16,16 +16,21 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from dspreg.algorithms.base import ERM, Algorithm, options_of
 from dspreg.errors import ConfigError
-from dspreg.io.importing import import_object
+from dspreg.io.importing import Trust, import_object
 from dspreg.io.text import did_you_mean
 from dspreg.specs import NOT_LITERAL, Term, format_term, parse_stack
 
 PUBLISHED = 5_001  # steps of DomainBed's runs, for which methods publish what they count in steps
 
 
-def parse(text: str) -> Algorithm:
-    """The stack a spec stands for, before `setup`."""
-    return StackSpec.parse(text).build()
+def parse(text: str, trust: Trust = None) -> Algorithm:
+    """The stack a spec stands for, before `setup`.
+
+    Args:
+        text: The spec.
+        trust: For a spec that a file holds: modules that it may name besides dspreg's own, as in `dspreg.load`.
+    """
+    return StackSpec.parse(text, trust).build()
 
 
 def describe(algorithm: Algorithm) -> str:
@@ -34,9 +39,11 @@ def describe(algorithm: Algorithm) -> str:
     return str(StackSpec(tuple(layers[::-1])))
 
 
-def resolve_spec(text: str, *, seed: int | None = None, steps: int = PUBLISHED) -> tuple[str, list[str]]:
-    """As `StackSpec.resolve`, from text to text."""
-    spec, scaled = StackSpec.parse(text).resolve(seed=seed, steps=steps)
+def resolve_spec(
+    text: str, *, seed: int | None = None, steps: int = PUBLISHED, trust: Trust = None
+) -> tuple[str, list[str]]:
+    """As `StackSpec.resolve`, from text to text; `trust` as in `parse`."""
+    spec, scaled = StackSpec.parse(text, trust).resolve(seed=seed, steps=steps)
     return str(spec), scaled
 
 
@@ -74,12 +81,12 @@ class StackSpec:
     layers: tuple[LayerSpec, ...]
 
     @classmethod
-    def parse(cls, text: str) -> StackSpec:
+    def parse(cls, text: str, trust: Trust = None) -> StackSpec:
         """Read a spec and build its stack once, so that whatever is wrong with it is said here."""
         made: Algorithm | None = None
         layers = []
         for term in parse_stack(text):
-            layers.append(layer := _layer(term))
+            layers.append(layer := _layer(term, trust))
             made = layer.build(made)
         return cls(tuple(layers))
 
@@ -141,8 +148,8 @@ def algorithms() -> dict[str, type[Algorithm]]:
     return {n: c for n, c in found.items() if isinstance(c, type) and issubclass(c, Algorithm) and c is not Algorithm}
 
 
-def find_algorithm(name: str) -> type[Algorithm]:
-    """The class a name or an import path stands for."""
+def find_algorithm(name: str, trust: Trust = None) -> type[Algorithm]:
+    """The class a name or an import path stands for; `trust` as in `parse`."""
     known = algorithms()
     if not all(part.isidentifier() for part in name.split(".")):
         written = name.replace(" - ", "-")  # as the user wrote it
@@ -154,14 +161,14 @@ def find_algorithm(name: str) -> type[Algorithm]:
                 f"For your own class use its import path, e.g. 'my_methods.{name}'"
             )
         return known[name]
-    found = import_object(name)
+    found = import_object(name, trust)
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise ConfigError(f"{name!r} is not a subclass of dspreg.Algorithm")
     return found
 
 
-def _layer(term: Term) -> LayerSpec:
-    cls, name = find_algorithm(term.name), term.name
+def _layer(term: Term, trust: Trust) -> LayerSpec:
+    cls, name = find_algorithm(term.name, trust), term.name
     if term.arguments:
         raise ConfigError(f"{term.text}: options are given by name, and stacks as 'inner+{name}'")
     known, hints = options_of(cls), get_type_hints(cls.__init__)

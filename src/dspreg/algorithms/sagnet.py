@@ -19,7 +19,7 @@ from dspreg.randomness import generator, seeded
 
 
 class SagNet(Algorithm):
-    """Style-agnostic network: the classifier sees random styles, and no style is left that tells the class.
+    """Style-agnostic network: the classifier sees random styles, and style features no longer predict the class.
 
         f_i = σ_i u_i + μ_i        style μ_i, σ_i² = var + 1e-5 over the features of sample i; content u_i
         1. network:     min L with f_i in a style between its own and another's: μ = a μ_i + (1 − a) μ_j, the same of σ²

@@ -1,4 +1,4 @@
-"""What an algorithm is told about the experiment: never a data set, a file or the target."""
+"""What an algorithm knows about the experiment: never a data set, a file or the target."""
 
 from __future__ import annotations
 

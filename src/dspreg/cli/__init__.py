@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TextIO
 
 from dspreg import __version__
@@ -27,8 +25,10 @@ from dspreg.cli import (
     sweep,
     train,
 )
+from dspreg.cli.output import lost, protected_output
 from dspreg.cli.parser import Parser
 from dspreg.errors import DspregError, Notice, ResourceError
+from dspreg.io.importing import importable_here
 from dspreg.io.text import escape_terminal
 
 COMMANDS = (train, sweep, status, retry, cancel, report, paper, measure, evaluate, predict, export, data, algorithms)
@@ -50,11 +50,31 @@ each command has its own: dspreg train --help
 exit codes: 0 ok, 1 a bug, 2 usage, 3 data, 4 damaged or untrusted file, 5 a run failed,
             6 disk, memory or network, 75 stopped and resumable, 130 interrupted and resumable"""
 
+NO_MEMORY = "not enough memory; a smaller batch_size or image_size needs less"
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory")  # what torch says on a CPU and on a GPU
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal without √ or → is no reason to lose a table
-        sys.stdout.reconfigure(errors="backslashreplace")
+    """Run one command; returns its exit code.
+
+    Where stdout is a pipe that its reader closed, as `head` does, the command goes on and its exit code stays: a
+    training is for its folder. Output that a full disk lost is an error.
+    """
+    with protected_output() as (out, _):
+        try:
+            code = run_command(arguments)
+        except SystemExit as stop:  # argparse's, after --help or a wrong call
+            if stop.code or not (trouble := lost(out)):
+                raise
+            code = 0
+        else:
+            trouble = lost(out)
+        if trouble and not code:
+            code = _said(ResourceError(f"what was printed is lost: stdout can't be written ({trouble}); files are whole"))
+        return code
+
+
+def run_command(arguments: Sequence[str] | None) -> int:
     parser = Parser(prog="dspreg", description="Domain generalisation at the level of parameters.", epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"dspreg {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
@@ -69,31 +89,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except DspregError as error:
             return _said(error)
         except MemoryError:
-            return _said(ResourceError("not enough memory; a smaller batch_size or image_size needs less"))
+            return _said(ResourceError(NO_MEMORY))
         except KeyboardInterrupt:
             print("dspreg: interrupted", file=sys.stderr)
             return 130
-        except BrokenPipeError:  # the reader of our output went away, as `head` does
-            sys.stderr.close()
-            return 0
-        except Exception:
+        except OSError as error:  # a file, a folder or the network; everything else that may fail has words of its own
+            return _said(ResourceError(_refusal(error)))
+        except Exception as error:
+            if isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY):
+                return _said(ResourceError(NO_MEMORY))
             traceback.print_exc()
             print("dspreg: this is a bug; please report it with the lines above", file=sys.stderr)
             return 1
 
 
-@contextmanager
-def importable_here() -> Iterator[None]:
-    """Import paths of one's own methods, data sets and networks may lie in the current folder, as for `python -m`.
-
-    Last on the path, so that a file there takes the place of nothing installed.
-    """
-    here = os.getcwd()
-    sys.path.append(here)
+def _refusal(error: OSError) -> str:
+    """What the system refused, and where."""
     try:
-        yield
-    finally:
-        sys.path.remove(here)
+        os.getcwd()
+    except FileNotFoundError:
+        return "the current folder was removed; change to one that is there, and try again"
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return f"{where}{error.strerror or error}. Is the path right, and may this user read and write it?"
 
 
 def _said(error: DspregError) -> int:
@@ -102,7 +119,7 @@ def _said(error: DspregError) -> int:
 
 
 def _harmless(message: object) -> str:
-    """A file's name may hold what a terminal obeys."""
+    """Escape what is printed: a file name may contain control sequences of a terminal."""
     return "\n".join(map(escape_terminal, str(message).split("\n")))
 
 

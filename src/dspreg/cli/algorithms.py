@@ -1,4 +1,4 @@
-"""`dspreg algorithms`: what there is."""
+"""`dspreg algorithms`: the catalogue."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from dspreg.cli.parser import Commands, add_command
 
 EXAMPLES = """examples:
-  dspreg algorithms                what there is, one line each
-  dspreg algorithms DSPReg         one in full: formula, options, where search draws them from
+  dspreg algorithms                all of them, one line each
+  dspreg algorithms DSPReg         one in full: formula, options and their search distributions
   dspreg algorithms my_methods.LogitNorm"""
 
 

@@ -1,4 +1,4 @@
-"""`dspreg cancel`: sweeps stop these runs and start them no more."""
+"""`dspreg cancel`: stop runs, and keep sweeps from starting them again."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ EXAMPLES = """examples:
   dspreg cancel runs/pacs 3f2a 77             the first letters will do
   dspreg cancel runs/pacs --all               all that are not finished
 
-sweeps that are going on stop training them within half a minute and go on with the others. Finished runs stay as they
-are, and what the others have so far is kept: dspreg retry and the next dspreg sweep go on with them."""
+running sweeps stop training them within half a minute and continue with the others. Finished runs stay as they are.
+Cancelled runs keep their files: dspreg retry and the next dspreg sweep resume them."""
 
 KEPT = {
     RunStatus.FINISHED: "it is finished, and stays",
     RunStatus.FAILED: "it diverged; no sweep would try it again",
     RunStatus.CANCELLED: "it was cancelled before",
-    RunStatus.DAMAGED: "it is damaged; no sweep would take it up",
+    RunStatus.DAMAGED: "it is damaged; no sweep would resume it",
 }
 
 
@@ -43,14 +43,14 @@ def run(given: Any) -> int:
         raise ConfigError("which runs? Name them, or give --all for all that are not finished, and not both")
     found = scan_store(store, ATTEMPTS)
     chosen = list(found.runs) if given.all else find_runs(given.runs, found.runs, given.store)
-    # running ones last: a worker that becomes free would take up another one
+    # running ones last: a worker that becomes free would start another one
     chosen.sort(key=lambda each: found.states[each].status is RunStatus.RUNNING)
     cancelled = running = 0
     leases = store.leases()
     try:
         for each in chosen:
             state = found.states[each]
-            kept = state.status in KEPT and not state.attempts  # of a run that diverged there are none to count
+            kept = state.status in KEPT and not state.attempts  # a diverged run has no attempts to count
             if kept and given.all:
                 continue
             title = f"{each}  {escape_terminal(str(found.run(each)))}"

@@ -46,7 +46,7 @@ def verify(given: Any) -> int:
 
     ref = guess_reference(given.path, dataset_names())
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # the verification says them all
+        warnings.simplefilter("ignore", Notice)  # the verification reports them all
         data = open_dataset(str(ref), given.root)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -57,7 +57,7 @@ def verify(given: Any) -> int:
 
 
 def guess_reference(text: str, names: list[str]) -> DatasetRef:
-    """What is meant: here, as nowhere else, a path may stand without `folder:` or `index:`."""
+    """The data set that was meant. Only this command accepts a path without `folder:` or `index:`."""
     ref = DatasetRef.parse(text)
     if text in names or ":" in text:
         return ref

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import count, dataset, device, natural, which
+from dspreg.cli.options import dataset, device, integer, trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.io.text import align_columns, escape_terminal
 
@@ -22,7 +22,7 @@ EXAMPLES = """examples:
   dspreg evaluate runs/print --json > scores.json
 
 on domains that the run was trained on, only held-out images count. Classes are matched by name."""
-SHOWN = 30  # classes up to which they are printed
+MAX_CLASSES = 30  # accuracies by class are printed up to this number
 
 
 def add(commands: Commands) -> None:
@@ -36,9 +36,12 @@ def add(commands: Commands) -> None:
     says += "--domain, --which and --adapt are added to its name)"
     parser.add_argument("--out", metavar="DIR", help=says)
     parser.add_argument("--json", action="store_true", help="print scores.json instead of tables")
-    parser.add_argument("--batch", metavar="N", type=natural, help="images per batch (default: as in training)")
-    parser.add_argument("--workers", metavar="N", type=count, help="processes that read images")
+    parser.add_argument(
+        "--batch", metavar="N", type=integer("evaluation_batch"), help="images per batch (default: as in training)"
+    )
+    parser.add_argument("--workers", metavar="N", type=integer("workers", 0), help="processes that read images")
     which(parser)
+    trust(parser)
     device(parser)
     parser.set_defaults(run=run)
 
@@ -58,6 +61,7 @@ def run(given: Any) -> int:
         found = evaluate_run(
             given.run_folder, dataset=given.dataset, root=given.root, name=given.name, domains=given.domain,
             adapt=given.adapt, which=given.which, device=given.device, workers=given.workers, batch=given.batch,
+            trust=given.trust,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     out = Path(given.out) if given.out else Path(given.run_folder) / folder_name(found, given.domain)
@@ -72,7 +76,7 @@ def run(given: Any) -> int:
 
 
 def folder_name(found: RunEvaluation, domains: Sequence[str]) -> str:
-    """One for every way to evaluate, so that none overwrites the result of another."""
+    """One folder per combination of options, so that no result overwrites another."""
     parts = ["evaluation", found.dataset, *domains]
     if found.which != "selected":
         parts += ["last" if found.which == "last" else f"step-{found.step}"]
@@ -118,13 +122,13 @@ def _remarks(found: RunEvaluation) -> Iterator[str]:
             yield "images are plain here; the run's own records score augmented ones of its sources, as DomainBed does"
     if "changed source" in roles:
         names = ", ".join(escape_terminal(each.domain) for each in found.domains if each.role == "changed source")
-        yield f"{names}: of the name of a domain trained on, with other images; some of them may have been trained on"
+        yield f"{names}: same name as a source domain, but other images; some of them may have been trained on"
 
 
 def _by_class(found: RunEvaluation) -> Iterator[str]:
     classes = sorted({c for each in found.domains for c in each.scores.by_class})
     yield ""
-    if len(classes) > SHOWN:
+    if len(classes) > MAX_CLASSES:
         yield f"accuracy of the {len(classes)} classes: see per_class.csv"
         return
     rows = [["accuracy in %", *(escape_terminal(each.domain) for each in found.domains)]]

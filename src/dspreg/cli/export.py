@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dspreg.cli.options import which
+from dspreg.cli.options import trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.io.text import escape_terminal
 
@@ -25,13 +25,16 @@ def add(commands: Commands) -> None:
     says = "normalise inside: images of values 0 … 1 go in (not for safetensors)"
     parser.add_argument("--normalise", action="store_true", help=says)
     which(parser)
+    trust(parser)
     parser.set_defaults(run=run)
 
 
 def run(given: Any) -> int:
     from dspreg.inference.export import SIZES, export
 
-    made = export(given.run_folder, given.format, given.out, which=given.which, normalise=given.normalise)
+    made = export(
+        given.run_folder, given.format, given.out, which=given.which, normalise=given.normalise, trust=given.trust
+    )
     sizes = ", ".join(map(str, SIZES))
     print(f"{escape_terminal(str(made.path))}, {made.path.stat().st_size:,} bytes")
     print(f"read back: the logits of batches of {sizes} images differ by {made.difference:.1e} of the largest, at most")

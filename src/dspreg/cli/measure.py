@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dspreg.cli.measure_text import comparison_text, profile_text
-from dspreg.cli.options import count, dataset, device, natural, positive, which
+from dspreg.cli.options import dataset, device, integer, positive, trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.config.measure_config import ESTIMATORS, OF, MeasureConfig
 from dspreg.errors import ConfigError
@@ -27,7 +27,7 @@ EXAMPLES = """examples:
   dspreg measure --compare runs/site-4/profiles/start.safetensors runs/site-4/profiles/end.safetensors
 
 folders are domain/class/image; with --of output or fisher, which need no labels, domain/image will do.
-of a run, its training images are measured, as in a refresh during training; of anything else, all images.
+a run is measured on its training images, as in a refresh during training; any other network on all images.
 null is c under random domain labels: what chance alone gives."""
 
 USUAL = MeasureConfig()  # the defaults
@@ -50,6 +50,7 @@ def add(commands: Commands) -> None:
     says = "a safetensors file, none, or default: timm's pretrained weights (also: hub); your own model's as it comes"
     group.add_argument("--weights", metavar="FILE", help=says)
     which(group)
+    trust(group)
     says = "measure nothing; compare two profiles of one network: which layers rose and which fell"
     group.add_argument("--compare", metavar=("BEFORE", "AFTER"), nargs=2, help=says)
     _add_images(parser.add_argument_group("on which images"))
@@ -71,16 +72,16 @@ def _add_images(group: Any) -> None:
     says = "only these domains, two or more (default: all; of a run its source domains)"
     group.add_argument("--domain", metavar="D", nargs="+", default=[], help=says)
     says = f"images per domain at most, sampled at random (default: {USUAL.images}; with fewer c is noisier)"
-    group.add_argument("--images", metavar="N", type=natural, default=USUAL.images, help=says)
+    group.add_argument("--images", metavar="N", type=integer("images"), default=USUAL.images, help=says)
     says = "height and width of images in pixels (default: by data set)"
-    group.add_argument("--image-size", metavar="N", type=natural, help=says)
+    group.add_argument("--image-size", metavar="N", type=integer("image_size"), help=says)
     for what, says in (("mean", "subtracted from pixels of 0 to 1"), ("std", "by which they are then divided")):
         says += ", one number per channel (default: the network's own if known, else ImageNet's)"
         group.add_argument(f"--{what}", metavar=("R", "G", "B"), type=float, nargs=3, help=says)
     says = f"images per batch (default: {USUAL.batch})"
-    group.add_argument("--batch", metavar="N", type=natural, default=USUAL.batch, help=says)
+    group.add_argument("--batch", metavar="N", type=integer("batch_size"), default=USUAL.batch, help=says)
     says = "seed for sampling images, random signs or labels, and newly initialised layers (default: 0)"
-    group.add_argument("--seed", metavar="N", type=count, default=USUAL.seed, help=says)
+    group.add_argument("--seed", metavar="N", type=integer("seed", 0), default=USUAL.seed, help=says)
 
 
 def _add_estimation(group: Any) -> None:
@@ -89,7 +90,9 @@ def _add_estimation(group: Any) -> None:
     group.add_argument("--of", choices=OF, default=USUAL.of, help=says)
     says = f"how gradients are squared and averaged; see docs/use/measuring.md (default: {USUAL.estimator})"
     group.add_argument("--estimator", choices=ESTIMATORS, default=USUAL.estimator, help=says)
-    group.add_argument("--draws", metavar="N", type=natural, help="sign draws per batch, for --estimator signed")
+    group.add_argument(
+        "--draws", metavar="N", type=integer("draws"), help="sign draws per batch, for --estimator signed"
+    )
     group.add_argument("--eps", metavar="X", type=positive, default=USUAL.eps, help="ε in c = √v/(s̄ + ε) (default: 0)")
     says = "measure only the parameters whose names match shell patterns such as 'blocks.6.*'"
     group.add_argument("--only", metavar="PATTERN", nargs="+", default=[], help=says)
@@ -97,8 +100,8 @@ def _add_estimation(group: Any) -> None:
     says = "skip null, which is c under random domain labels (the noise floor of c); takes less memory"
     group.add_argument("--no-null", action="store_true", help=says)
     device(group)
-    group.add_argument("--workers", metavar="N", type=count, help="processes that read images")
-    group.add_argument("--threads", metavar="N", type=natural, help="CPU threads (default: all cores)")
+    group.add_argument("--workers", metavar="N", type=integer("workers", 0), help="processes that read images")
+    group.add_argument("--threads", metavar="N", type=integer("threads"), help="CPU threads (default: all cores)")
 
 
 def run(given: Any) -> int:
@@ -110,7 +113,7 @@ def run(given: Any) -> int:
 
 
 def _make_room(places: dict[str, Path]) -> None:
-    """Folders that files go to, before an hour is spent on what can't be written."""
+    """Create the output folders first, rather than after an hour of measuring."""
     for name, path in places.items():
         if name != "figures" and path.is_dir():
             raise ConfigError(f"--{name} {path} is a folder; give a file in it, such as {path / 'profile.safetensors'}")
@@ -163,13 +166,13 @@ def _profile(given: Any) -> Profile:
     def reading(done: int, total: int) -> None:
         bar.update(task, completed=done, total=total)
         if done == total:
-            bar.stop()  # the next bar wants the terminal for itself
+            bar.stop()  # the next bar needs the terminal to itself
 
     progress = MeasureProgress(bar=console.is_terminal, reading=reading)
     how = Execution(device=given.device, threads=given.threads)
     with reproducible(how), nullcontext() if given.no_null else bar:
         if is_run:
-            return profile_run(given.model, config, which=given.which, progress=progress)
+            return profile_run(given.model, config, which=given.which, progress=progress, trust=given.trust)
         weights = "default" if given.weights in (None, "hub") else given.weights
         size = given.image_size
         return profile_network(given.model, config, weights=weights, image_size=size, progress=progress)

@@ -1,4 +1,4 @@
-"""What `dspreg measure` prints for people."""
+"""The text that `dspreg measure` prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dspreg.io.text import align_columns, escape_terminal
 
 
 def profile_text(found: Mapping[str, Any]) -> Iterator[str]:
-    """What was measured, the most sensitive layers, and what to make of them."""
+    """What was measured, the most sensitive layers, and how to read them."""
     from dspreg.sensitivity.html import PARTS
 
     settings = found["settings"]

@@ -1,4 +1,4 @@
-"""Runs of a store by the plan ids on the command line, or by the beginning of them."""
+"""Runs of a store by plan ids on the command line, or by their first characters."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from dspreg.config.defaults import PROTOCOLS, default_text
 from dspreg.config.options import Option
 from dspreg.config.parse import parse_integer
 from dspreg.errors import ConfigError
+from dspreg.io.text import shorten
 
 METAVARS = {"root": "DIR", "weights": "FILE", "algorithm": "SPEC"}  # else by type
 
@@ -41,7 +42,7 @@ def metavar(each: Option) -> str:
 
 
 def help_text(each: Option) -> str:
-    """What an option is, and its default."""
+    """The help of an option, with its default."""
     text = each.help
     if each.name == "protocol":
         text = "; ".join(f"{name}: {protocol.help}" for name, protocol in PROTOCOLS.items())
@@ -66,13 +67,20 @@ def which(parser: argparse._ActionsContainer) -> None:
 
 
 def _which(text: str) -> str:
-    if text in ("selected", "last") or text.isdecimal():
+    if text in ("selected", "last") or (text.isdecimal() and len(text) < 12):
         return text
-    raise argparse.ArgumentTypeError(f"{text!r}; wanted selected, last or the number of a step")
+    raise argparse.ArgumentTypeError(f"{shorten(text)}; wanted selected, last or the number of a step")
 
 
 def device(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+
+
+def trust(parser: argparse._ActionsContainer) -> None:
+    """Whose code the files of a run may have imported."""
+    says = "a module or package that the run's files may have imported, for a method or data set of your own; may be "
+    says += "given several times (default: dspreg alone)"
+    parser.add_argument("--trust", metavar="MODULE", action="append", default=[], help=says)
 
 
 def dataset(parser: argparse._ActionsContainer) -> None:
@@ -83,20 +91,16 @@ def dataset(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--name", metavar="NAME", help=text)
 
 
-def integer(at_least: int) -> Callable[[str], int]:
-    """For argparse's `type`: a whole number from `at_least` on."""
+def integer(of: str, at_least: int = 1) -> Callable[[str], int]:
+    """For argparse's `type`: a whole number from `at_least` to the most that there may be `of` it."""
 
     def parse(text: str) -> int:
         try:
-            return parse_integer(text, at_least)
+            return parse_integer(text, at_least, of)
         except ConfigError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parse
-
-
-natural = integer(1)
-count = integer(0)
 
 
 def positive(text: str) -> float:
@@ -107,4 +111,4 @@ def positive(text: str) -> float:
         value = -1.0
     if 0 <= value < float("inf"):
         return value
-    raise argparse.ArgumentTypeError(f"{text!r}; wanted a number, 0 or more")
+    raise argparse.ArgumentTypeError(f"{shorten(text)}; wanted a number, 0 or more")

@@ -1,4 +1,4 @@
-"""`dspreg paper`: every table and figure of the paper, at the scale one has."""
+"""`dspreg paper`: every table and figure of the paper, at a scale of your choice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.cli.parser import Commands, add_command
-from dspreg.cli.sweep import add_launch_options, launch, open_store, whole
+from dspreg.cli.sweep import MAX_RUNS, add_launch_options, launch, most_runs, open_store, require_at_most, whole
 from dspreg.cli.train import stopping
 from dspreg.config.parse import parse_assignment, parse_option
 from dspreg.config.train_config import EXECUTION_OPTIONS, Execution
@@ -23,7 +23,7 @@ from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
 
 EXAMPLES = """examples:
-  dspreg paper                                                    what there is, and how many runs each takes
+  dspreg paper                                                    all items, and how many runs each takes
   dspreg paper components                                         one of them: cost, and what to expect
   dspreg paper components --scale smoke --store runs/smoke        minutes, on the embedded digits
   dspreg paper maps --scale smoke --store runs/maps --figures pictures
@@ -31,29 +31,29 @@ EXAMPLES = """examples:
   dspreg paper main --scale paper --root data --device cuda --store runs/paper --format latex > table.tex
 
 scales: paper, as published (ResNet-50, 224 pixels, 5,001 steps); small, EfficientNet-Lite0 at 64 pixels, 300 steps;
-smoke, a small network on the digits, 40 steps. Run the same command again to go on; items share the runs they have in
+smoke, a small network on the digits, 40 steps. Run the same command again to resume; items share the runs they have in
 common if they share a store. Progress goes to stderr, the tables to stdout."""
 
 
 def add(commands: Commands) -> None:
     parser = add_command(
-        commands, "paper", "regenerate a table or figure of the paper, at the scale you have", EXAMPLES
+        commands, "paper", "regenerate a table or figure of the paper, at a scale of your choice", EXAMPLES
     )
     parser.usage = "dspreg paper [ITEM --scale paper|small|smoke --store DIR] [options]; all of them: --help"
-    parser.add_argument("item", metavar="ITEM", nargs="?", help="which; none lists them")
-    parser.add_argument("--scale", choices=tuple(SCALES), help="without it the item is explained")
+    parser.add_argument("item", metavar="ITEM", nargs="?", help="table or figure; without it all are listed")
+    parser.add_argument("--scale", choices=tuple(SCALES), help="without it, the item is explained")
     parser.add_argument("--store", metavar="DIR", help="where the runs go: new, or of earlier items")
     parser.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data)")
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, mps (default: cpu)")
     add_launch_options(parser)
-    says = "how DSP-Reg's penalty is computed (default: exact); lookahead is cheaper, and not the same"
+    says = "how DSP-Reg's penalty is computed (default: exact); lookahead is cheaper and an approximation"
     parser.add_argument("--engine", metavar="ENGINE", default="exact", help=says)
     parser.add_argument("--trials", metavar="N", help="another number of trials than the scale's")
     parser.add_argument("--draws", metavar="N", help="another number of random configurations than the scale's")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
                         help="an option of train that the item leaves open, for all runs")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print runs, hours and gigabytes, and train nothing")
-    parser.add_argument("--show", action="store_true", help="print what is there so far, and train nothing")
+    parser.add_argument("--show", action="store_true", help="print the results so far, and train nothing")
     parser.add_argument("--format", choices=tuple(FORMATS), default="text", help="default: text")
     parser.add_argument("--figures", metavar="DIR", help="also a picture, DIR/ITEM.png")
     parser.set_defaults(run=run)
@@ -86,6 +86,11 @@ def run(given: Any) -> int:
         return _timed(item, execution, given)
     if given.show and not given.store:
         raise ConfigError("--show: of which runs? Add the --store DIR that they are in")
+    total, usual = item.count(), max(MAX_RUNS, ITEMS[given.item](SCALES[given.scale]).count())
+    if given.dry_run and total > most_runs(given, usual):
+        print(f"{total:,} runs, too many to look at one by one; to start them: --max-runs {total}")
+        return 0
+    require_at_most(most_runs(given, usual), total)
     runs, code = item.runs(), 0
     store = open_store(runs, given, execution)
     if store is None:
@@ -107,7 +112,7 @@ def _chosen(given: Any) -> list[str]:
 
 
 def build_item(given: Any) -> tuple[Any, Execution]:
-    """The item as the options have it, and how its runs are run."""
+    """The item with the given options, and how its runs are executed."""
     from dspreg.paper.items import ITEMS
 
     further = dict(parse_assignment(text) for text in given.set)
@@ -121,7 +126,7 @@ def build_item(given: Any) -> tuple[Any, Execution]:
     numbers: dict[str, Any] = {name: whole(f"--{name}", value, 1) for name in ("trials", "draws")
                if (value := getattr(given, name)) is not None}  # fmt: skip
     if item.kind == "map" and numbers.get("draws", 1) > 1:
-        raise ConfigError("--draws: a map is of one training before and after; --trials takes several")
+        raise ConfigError("--draws: a map compares one training before and after; use --trials for several")
     item = dataclasses.replace(item, settings=settings, **numbers)
     usual = {"keep": "none", "profile": "always" if item.kind == "map" else "never"}  # tables need no models
     execution = Execution(**(usual | {name: value for name, value in further.items() if name in EXECUTION_OPTIONS}))
@@ -144,7 +149,7 @@ def listing() -> str:
 
 
 def _look(item: Any, runs: Sequence[Run], store: RunStore, execution: Execution) -> None:
-    """Report missing data and weights once, before the first run, and not in every run."""
+    """Report missing data and weights once, before the first run, instead of in every run."""
     from dspreg.data.registry import open_dataset
     from dspreg.networks import make_backbone
 

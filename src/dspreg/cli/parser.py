@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any, NoReturn
 
-from dspreg.io.text import nearest
+from dspreg.config.options import hint_of_method
+from dspreg.io.text import did_you_mean, escape_terminal, nearest, shorten
 
 Commands = Any  # argparse's action for sub-commands has no public name
 
@@ -19,7 +20,7 @@ class Parser(argparse.ArgumentParser):
         found, unknown = self.parse_known_args(*given)
         if unknown:
             where = self.command(getattr(found, "command", None))
-            where.error(f"unrecognised: {' '.join(unknown)}{where.nearest(unknown[0])}")
+            where.error(f"unrecognised: {shorten(' '.join(unknown))[1:-1]}{where.nearest(unknown[0])}")
         return found
 
     def command(self, name: str | None) -> Parser:
@@ -31,12 +32,21 @@ class Parser(argparse.ArgumentParser):
 
     def nearest(self, option: str) -> str:
         known = [text for action in self._actions for text in action.option_strings]
-        near = nearest(option.partition("=")[0], known)
-        return f". Did you mean {near}?" if near else ""
+        given = option.partition("=")[0]
+        near = nearest(given, known)
+        method = hint_of_method(given) if "--algorithm" in known else ""
+        return f". Did you mean {near}?" if near else f".{method}" if method else f". See {self.prog} --help"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """A name that is none of the choices gets the nearest one."""
+        if action.choices is not None and value not in action.choices:
+            known = list(map(str, action.choices))
+            hint = did_you_mean(str(value), known)
+            raise argparse.ArgumentError(action, f"{shorten(value)} is none of {', '.join(known)}.{hint}")
 
     def error(self, message: str) -> NoReturn:
         self.print_usage(None)
-        self.exit(2, f"{self.prog}: {message}\n")
+        self.exit(2, f"{self.prog}: {escape_terminal(message)}\n")
 
     def print_usage(self, file: Any = None) -> None:
         import sys

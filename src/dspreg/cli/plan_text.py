@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import mean
 from typing import cast
 
@@ -17,13 +18,15 @@ from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
 
 GB = 1e9
+LOOKED_AT = 1_000  # runs of a large plan whose status is looked at: a second or so
 
 
 @dataclass
 class Part:
     """All runs of one data set and algorithm."""
 
-    runs: list[Run] = field(default_factory=list)
+    count: int = 0
+    steps_planned: int | None = None  # of its runs, where they say it
     statuses: Counter[RunStatus] = field(default_factory=Counter)
     step_seconds: list[float] = field(default_factory=list)  # per step, evaluations included, of each finished run
     steps: list[int] = field(default_factory=list)
@@ -31,13 +34,13 @@ class Part:
 
     @property
     def left(self) -> int:
-        return len(self.runs) - self.statuses[RunStatus.FINISHED]
+        return self.count - self.statuses[RunStatus.FINISHED]
 
     def hours(self) -> float | None:
-        """Of what is left, from what is finished."""
+        """Estimate for the remaining runs, from the finished ones."""
         if not self.step_seconds:
             return None if self.left else 0.0
-        steps: int = self.runs[0].options.get("steps", round(mean(self.steps)))
+        steps = self.steps_planned or round(mean(self.steps))
         return self.left * steps * mean(self.step_seconds) / 3600
 
     def gigabytes(self) -> float | None:
@@ -45,67 +48,107 @@ class Part:
             return None if self.left else 0.0
         return self.left * mean(self.sizes) / GB
 
-
-def parts_of(runs: Sequence[Run], store: RunStore | None) -> dict[tuple[str, str], Part]:
-    parts: dict[tuple[str, str], Part] = defaultdict(Part)
-    for run in runs:
-        part = parts[run.data_name, run.algorithm]
-        part.runs.append(run)
+    def look_at(self, run: Run, store: RunStore | None) -> None:
+        """Take in what a run of it came to so far."""
+        self.steps_planned = self.steps_planned or run.options.get("steps")
         status = store.status(run, weights=False).status if store else RunStatus.NOT_STARTED
-        part.statuses[status] += 1
+        self.statuses[status] += 1
         if store and status is RunStatus.FINISHED:
             folder = store.folder(run)
             steps = folder.description()["settings"]["steps"]
-            part.step_seconds.append(seconds_of(folder.records) / steps)
-            part.steps.append(steps)
-            part.sizes.append(bytes_of(folder))
-    return parts
+            self.step_seconds.append(seconds_of(folder.records) / steps)
+            self.steps.append(steps)
+            self.sizes.append(bytes_of(folder))
+
+
+Parts = dict[tuple[str, str], Part]
 
 
 def plan_text(runs: Sequence[Run], store: RunStore | None, execution: Execution) -> str:
     """A row per data set and algorithm, and all together."""
-    parts = parts_of(runs, store)
+    parts: Parts = defaultdict(Part)
+    for run in runs:
+        part = parts[run.data_name, run.algorithm]
+        part.count += 1
+        part.look_at(run, store)
+    return "\n".join([table_text(parts), *cost_notes(parts, [(run, 1) for run in runs], execution)])
+
+
+def large_plan_text(
+    counts: Mapping[tuple[str, str], int],
+    first_runs: Callable[[str, str], Iterable[Run]],
+    store: RunStore | None,
+    execution: Execution,
+) -> Iterator[str]:
+    """The same of more runs than there is time to look at one by one: the table, and then what takes seconds.
+
+    Args:
+        counts: (data set, algorithm) → runs.
+        first_runs: The runs of a data set and an algorithm, which are not taken to their end.
+        store: Where they go.
+        execution: How they are run.
+    """
+    parts: Parts = {}
+    looked_at = max(1, LOOKED_AT // len(counts))
+    samples = []
+    for (data, algorithm), count in counts.items():
+        found = list(islice(first_runs(data, algorithm), looked_at if store else 1))
+        part = parts[found[0].data_name, algorithm] = Part(count)
+        samples.append((found[0], count))
+        for run in found:
+            part.look_at(run, store)
+    yield table_text(parts)
+    yield (
+        f"finished and failed: of the first {looked_at:,} of each row" if store else f"in all {sum(counts.values()):,}"
+    )
+    yield from cost_notes(parts, samples, execution)
+
+
+def table_text(parts: Parts) -> str:
     rows: list[Sequence[str]] = [("data set", "algorithm", "runs", "finished", "failed", "hours left", "GB left")]
     for (data, algorithm), part in parts.items():
         rows.append((escape_terminal(data), escape_terminal(algorithm), *_cells([part])))
     if len(parts) > 1:
         rows.append(("all", "", *_cells(list(parts.values()))))
+    return "\n".join(align_columns(rows, 2))
+
+
+def cost_notes(parts: Parts, runs: Iterable[tuple[Run, int]], execution: Execution) -> list[str]:
+    """Where hours and gigabytes come from; `runs` with how many there are of each."""
     measured = sum(len(part.sizes) for part in parts.values())
-    if measured and store:
-        notes = [f"hours one after the other, and gigabytes, as the {measured:,} finished took and left"]
-    else:
-        notes = ["hours: nothing is known before a run of the same data set and algorithm is finished"]
-        notes += kept_models(runs, execution)
-    return "\n".join([*align_columns(rows, 2), *notes])
+    if measured:
+        return [f"hours one after the other, and gigabytes, as the {measured:,} finished took and left"]
+    unknown = "hours: unknown until a run of the same data set and algorithm is finished"
+    return [unknown, *kept_models(runs, execution)]
 
 
-def kept_models(runs: Sequence[Run], execution: Execution) -> list[str]:
+def kept_models(runs: Iterable[tuple[Run, int]], execution: Execution) -> list[str]:
     """Gigabytes by the size of the networks alone, in words."""
     from dspreg.data.registry import dataset_class
     from dspreg.networks.pretrained import size_of
 
     total, largest = 0, 0
     sizes: dict[tuple[str, int, int], int] = {}
-    for run in runs:
+    for run, count in runs:
         data = dataset_class(run.dataset)
         if data is None:
-            return [f"gigabytes: nothing is known of networks for {escape_terminal(run.data_name)} before it is read"]
+            return [f"gigabytes: unknown until {escape_terminal(run.data_name)} is read"]
         s = resolve_config(TrainConfig.of(run.settings()), cast(DatasetFacts, data))
         network = (s.model, s.image_size, len(data.classes))
         if network not in sizes:
             sizes[network] = size_of(*network)
         evaluations = len({*range(0, s.steps, s.evaluate_every), s.steps - 1})
-        total += {"none": 0, "best": 2, "all": 2 + evaluations}[execution.keep] * sizes[network]
+        total += {"none": 0, "best": 2, "all": 2 + evaluations}[execution.keep] * sizes[network] * count
         largest = max(largest, sizes[network])
     checkpoints = 2 * 4 * largest  # two, each with the network, Adam's two moments and the selected model
     return [
-        f"gigabytes by the networks' sizes: {total / GB:,.2f} of models in the end (--keep {execution.keep}), and "
-        f"{checkpoints / GB:.2f} of checkpoints while a run goes on; methods with networks of their own need more"
+        f"gigabytes by the networks' sizes: {total / GB:,.2f} of models at the end (--keep {execution.keep}), and "
+        f"{checkpoints / GB:.2f} of checkpoints during a run; methods with additional networks need more"
     ]
 
 
 def _cells(parts: Sequence[Part]) -> list[str]:
-    runs = sum(len(part.runs) for part in parts)
+    runs = sum(part.count for part in parts)
     finished = sum(part.statuses[RunStatus.FINISHED] for part in parts)
     failed = sum(part.statuses[RunStatus.FAILED] + part.statuses[RunStatus.DAMAGED] for part in parts)
     costs = [part.hours() for part in parts], [part.gigabytes() for part in parts]

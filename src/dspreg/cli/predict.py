@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import device, natural, which
+from dspreg.cli.options import device, integer, trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.io.text import align_columns, escape_csv, escape_terminal
 
@@ -27,8 +27,11 @@ def add(commands: Commands) -> None:
     parser.add_argument("run_folder", metavar="RUN", help="the folder that dspreg train left")
     parser.add_argument("images", metavar="IMAGE", nargs="+", help="image files, or folders of them")
     parser.add_argument("--csv", action="store_true", help="print CSV with the probability of every class")
-    parser.add_argument("--batch", metavar="N", type=natural, default=64, help="images per batch (default: 64)")
+    parser.add_argument(
+        "--batch", metavar="N", type=integer("evaluation_batch"), default=64, help="images per batch (default: 64)"
+    )
     which(parser)
+    trust(parser)
     device(parser)
     parser.set_defaults(run=run)
 
@@ -46,6 +49,7 @@ def run(given: Any) -> int:
         task = bar.add_task("predicting", total=None)
         found = predict_images(
             given.run_folder, given.images, which=given.which, batch=given.batch, device=given.device,
+            trust=given.trust,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     good = [each for each in found if not each.fault]
@@ -53,7 +57,7 @@ def run(given: Any) -> int:
         _csv(good, found[0].classes)
     elif good:
         print("\n".join(_table(good, found[0].classes)))
-    sys.stdout.flush()  # before what is said on stderr, where both are one terminal
+    sys.stdout.flush()  # before the messages on stderr, if both go to one terminal
     for each in found:
         if each.fault:
             print(f"dspreg: {escape_terminal(str(each.path))}: {escape_terminal(each.fault)}", file=sys.stderr)

@@ -17,8 +17,8 @@ EXAMPLES = """examples:
   dspreg retry runs/pacs 3f2a90c41b7d5e68    one of them; status and sweep print these ids
   dspreg retry runs/pacs 3f2a 77             the first letters will do
 
-nothing is trained here: the next dspreg sweep takes them up, from their last checkpoints. A run that diverged would
-diverge again, with bitwise identical results; it is retried only if it is named."""
+nothing is trained here: the next dspreg sweep resumes them from their last checkpoints. A run that diverged would
+diverge again, with bitwise identical results; it is retried only if you name it."""
 
 DIVERGED = "it diverged, and would again with bitwise identical results; name it to retry it nevertheless"
 
@@ -47,7 +47,7 @@ def run(given: Any) -> int:
 
 
 def check_retryable(ids: list[str], found: StoreStatus, store: RunStore) -> dict[str, RunState]:
-    """Those that were named, if all of them can be retried."""
+    """The named runs, if all of them can be retried."""
     states = {each: store.status(found.run(each)) for each in ids}
     refused = [
         f"  {title(each, found)}: {why}" for each, state in states.items()
@@ -71,7 +71,7 @@ def refusal(state: RunState, running: bool, folder: object) -> str:
 
 
 def choose_all(found: StoreStatus, store: RunStore) -> dict[str, RunState]:
-    """Those that failed or were cancelled; those for which another attempt makes no sense are printed and left out."""
+    """Failed and cancelled runs; those for which another attempt makes no sense are reported and left out."""
     chosen = {}
     for each, scanned in found.states.items():
         if scanned.status not in (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.DAMAGED):

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from dspreg.cli.options import natural
+from dspreg.cli.options import integer
 from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.status_text import status_json, status_text
 from dspreg.launch.queue import ATTEMPTS
@@ -35,7 +35,7 @@ def add(commands: Commands) -> None:
     how.add_argument("--once", action="store_true", help="print the status once; the default without a terminal")
     how.add_argument("--json", action="store_true", help="print the status once, as JSON")
     says = f"how often a run may fail, as given to sweep (default: {ATTEMPTS})"
-    parser.add_argument("--attempts", metavar="N", type=natural, default=ATTEMPTS, help=says)
+    parser.add_argument("--attempts", metavar="N", type=integer("attempts"), default=ATTEMPTS, help=says)
     parser.set_defaults(run=run)
 
 
@@ -65,7 +65,7 @@ def watch(store: RunStore, attempts: int) -> StoreStatus:
         while True:
             text = status_text(found, console.height - 1)
             live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
-            if found.is_final:
+            if found.is_final or getattr(sys.stdout, "failure", None):  # nobody looks any more
                 break
             time.sleep(EVERY)
             found = scan_store(store, attempts)

@@ -1,4 +1,4 @@
-"""What `dspreg status` prints, for people and for programs."""
+"""The output of `dspreg status`, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RENEWALS = "steps as of the last heartbeat, twice a minute"
 
 
 def status_text(found: StoreStatus, height: int | None = None) -> str:
-    """All of it, or what fits into so many lines: then each part is cut, and says how much is missing."""
+    """The whole status, or what fits into `height` lines: then each part is cut, with the number of missing lines."""
     if not found.runs:
         return "nothing is planned here yet"
     head, *rows, total = align_columns(list(_rows(found)), 2)
@@ -35,15 +35,15 @@ def status_text(found: StoreStatus, height: int | None = None) -> str:
 
 
 def _rooms(height: int, rows: int, held: int, failed: int) -> tuple[int, int, int]:
-    """Lines for each part: what is being trained matters most, and all have one."""
-    spare = height - 3 - 1 - (4 if held else 0) - (3 if failed else 0)  # headings, and a line that says what is missing
+    """Lines for each part: at least one, and most for the runs in training."""
+    spare = height - 3 - 1 - (4 if held else 0) - (3 if failed else 0)  # headings, and a line for what is missing
     some = max(1, min(held, spare // 2))
     few = max(1, min(failed, LISTED, (spare - some) // 2))
     return max(1, min(rows, spare - some * bool(held) - few * bool(failed))), some, few
 
 
 def status_json(found: StoreStatus) -> dict[str, Any]:
-    """For programs: counts, every run's state, and what is known of those that are being trained or failed."""
+    """For programs: counts, every run's state, and details of the runs that are in training or failed."""
     groups = _summaries_by_group(found)
     return {
         "all": _count(found.summaries.values()),
@@ -87,8 +87,8 @@ def _running(found: StoreStatus, runs: Sequence[str]) -> Iterator[str]:
 
 def _last_progress(each: LeaseInfo) -> str:
     if each.left <= 0:
-        return "no progress, its lease is over"
-    return f"progress {max(0.0, LEASE_SECONDS - each.left):.0f} s ago" if each.alive else "its process is gone"
+        return "no progress, its lease has expired"
+    return f"progress {max(0.0, LEASE_SECONDS - each.left):.0f} s ago" if each.alive else "its process died"
 
 
 def _process(each: LeaseInfo) -> str:
@@ -104,7 +104,7 @@ def _lease_json(run: str, each: LeaseInfo, steps: int | None) -> dict[str, Any]:
 
 
 def _sort_failures(found: StoreStatus) -> list[str]:
-    """Those that no sweep tries again first."""
+    """Failures that no sweep will retry come first."""
     return sorted(found.failures, key=lambda run: found.summaries[run] != "failed")
 
 

@@ -1,23 +1,21 @@
-"""`dspreg sweep`: many runs, from a file, a recipe or the command line."""
+"""`dspreg sweep`: many runs, defined by a file, a recipe or flags."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dspreg.cli.options import add_option
 from dspreg.cli.parser import Commands, add_command
-from dspreg.cli.plan_text import plan_text
+from dspreg.cli.plan_text import large_plan_text, plan_text
 from dspreg.cli.train import stopping
 from dspreg.config.parse import parse_assignment, parse_integer, parse_option
 from dspreg.config.train_config import EXECUTION_OPTIONS, Execution
 from dspreg.errors import ConfigError
 from dspreg.io.text import escape_terminal
-from dspreg.launch.launcher import Launcher, check_specs, list_runs, make_launcher
+from dspreg.launch.launcher import Launcher, check_specs, domains_of, make_launcher
 from dspreg.launch.launcher import sweep as launch_sweep
 from dspreg.launch.queue import ATTEMPTS
 from dspreg.protocol.sweep_file import KEYS, Sweep, load_recipe, parse_sweep_value, read_sweep
@@ -41,8 +39,10 @@ pacs.yaml:
   settings: {steps: 5001}
   execution: {root: data, keep: none}
 
-run the same command again to go on; several at once on one store share the work.
+run the same command again to resume; several sweeps on one store share the work.
 """
+
+MAX_RUNS = 10_000  # that start without a word: more than a benchmark of one method, fewer than a slip of the finger
 
 GIVEN = {
     "datasets": "data sets, as for train",
@@ -53,7 +53,7 @@ GIVEN = {
     "only": "leave out the pairs of domains that only leave-one-domain-out selection needs",
 }
 OTHERWISE = {  # defaults that differ from those of train
-    "threads": "CPU threads of each run (default: 1, so that all machines give the same bits)",
+    "threads": "CPU threads of each run (default: 1, so that results do not depend on the number of cores)",
     "workers": "processes that read images, for each run (default: 0, or up to 4 with a GPU)",
 }
 FLAGS = {"datasets": "--dataset", "algorithms": "--algorithms", "targets": "--targets"}
@@ -83,41 +83,84 @@ def add(commands: Commands) -> None:
 
 def add_launch_options(group: Any) -> None:
     """The flags that `launch` takes."""
-    says_jobs = "runs at once (default: one per GPU, or core, of all machines); 0: one after the other, in this process"
+    says_jobs = "parallel runs (default: one per GPU or core of all machines); 0: one after the other, in this process"
     group.add_argument("--jobs", metavar="N", help=says_jobs)
     says_on = "this machine, or a Ray cluster (needs the extra ray)"
     group.add_argument("--on", choices=("local", "ray"), default="local", help=says_on)
     says_address = "HOST:PORT, auto or local (default: RAY_ADDRESS, or one on this machine, or else a new one)"
     group.add_argument("--ray-address", metavar="ADDR", help=says_address)
     says_attempts = f"how often a run may fail (default: {ATTEMPTS})"
+    says_most = f"start no more than so many runs (default: {MAX_RUNS:,}); a larger sweep needs this word"
+    group.add_argument("--max-runs", metavar="N", help=says_most)
     group.add_argument("--attempts", metavar="N", default=str(ATTEMPTS), help=says_attempts)
 
 
 def run(given: Any) -> int:
-    runs, execution = plan_runs(given)
-    store = open_store(runs, given, execution)
-    if store is None:
+    plan, execution = read_plan(given)
+    runs = list_few(plan, execution, given) if isinstance(plan, Sweep) else plan
+    store = None if runs is None else open_store(runs, given, execution)
+    if runs is None or store is None:
         return 0
     with stopping() as pause:
         return launch(runs, store, given, execution, pause)
 
 
-def open_store(runs: Sequence[Run], given: Any, execution: Execution) -> RunStore | None:
-    """Where `--store` says, if runs may go there; None once `--dry-run` has printed what they are."""
-    check_specs(runs)
+def list_few(plan: Sweep, execution: Execution, given: Any) -> list[Run] | None:
+    """The runs of a sweep, once it is known that they are not more than is meant.
+
+    They are counted before they are made, which takes minutes for a million; None once `--dry-run` has said what they
+    are without making them.
+    """
+    domains = cache(lambda data: domains_of(data, execution))
+    counts = plan.count(domains)
+    total, most = sum(counts.values()), most_runs(given)
+    if given.dry_run and total > most:
+        store = check_store(given)
+        for text in large_plan_text(counts, lambda d, a: plan.iterate_part(d, a, domains(d)), store, execution):
+            print(text, flush=True)
+        print(f"to start them: --max-runs {total}")
+        check_specs(plan.algorithms)
+        return None
+    require_at_most(most, total)
+    return plan.runs(domains)
+
+
+def most_runs(given: Any, usual: int = MAX_RUNS) -> int:
+    """What `--max-runs` says, or the usual number."""
+    return usual if given.max_runs is None else whole("--max-runs", given.max_runs, 1)
+
+
+def require_at_most(most: int, total: int) -> None:
+    """Refuse more runs than are meant, before any is made."""
+    if total > most:
+        raise ConfigError(
+            f"these are {total:,} runs, and at most {most:,} are started unasked. See what they take with --dry-run; "
+            f"fewer trials, draws or targets are fewer runs; to start them all add --max-runs {total}"
+        )
+
+
+def check_store(given: Any) -> RunStore | None:
+    """Where `--store` says, if runs may go there."""
     store = RunStore(given.store) if given.store else None
     if store is not None:
         store.require_free()
+    return store
+
+
+def open_store(runs: Sequence[Run], given: Any, execution: Execution) -> RunStore | None:
+    """Where `--store` says, if runs may go there; None once `--dry-run` has printed what they are."""
+    check_specs(run.algorithm for run in runs)
+    store = check_store(given)
     if given.dry_run:
         print(plan_text(runs, store, execution))
         return None
     if store is None:
-        raise ConfigError("where should the runs go? Add --store DIR, or --dry-run to see what they are")
+        raise ConfigError("where should the runs go? Add --store DIR, or --dry-run to list them")
     return store
 
 
-def plan_runs(given: Any) -> tuple[list[Run], Execution]:
-    """The runs, and how they are run."""
+def read_plan(given: Any) -> tuple[Sweep | list[Run], Execution]:
+    """The sweep, or the runs of a recipe, and how they are run."""
     written = {name: parse_sweep_value(name, value, _flag(name)) for name in KEYS
                if name not in ("settings", "execution") and (value := getattr(given, name)) is not None}  # fmt: skip
     further = dict(parse_assignment(text) for text in given.set)
@@ -129,15 +172,14 @@ def plan_runs(given: Any) -> tuple[list[Run], Execution]:
     if file and Path(file).suffix not in (".yaml", ".yml"):
         if written or settings:
             name = next(iter([*written, *settings]))
-            raise ConfigError(f"a recipe says itself what is trained; leave out {name}, or write a sweep in YAML")
-        return load_recipe(file), Execution(**how)
+            raise ConfigError(f"a recipe defines what is trained; leave out {name}, or write a sweep in YAML")
+        return load_recipe(file, most_runs(given)), Execution(**how)
     values = read_sweep(file) if file else {}
     values = {**values, **written}
     values["settings"] = {**values.get("settings", {}), **settings}
     values["execution"] = {**values.get("execution", {}), **how}
     made = Sweep(**values)
-    execution = Execution(**made.execution)
-    return list_runs(made, execution), execution
+    return made, Execution(**made.execution)
 
 
 def launch(
@@ -148,12 +190,12 @@ def launch(
     pause: Callable[[], None],
     say: Callable[[str], None] = lambda text: print(text, flush=True),
 ) -> int:
-    """Train what is left of the runs, and say how each ended; returns the exit code."""
+    """Train the runs that are left, and print how each ended; returns the exit code."""
     from rich.console import Console
 
     from dspreg.launch.progress import SweepProgress, SweepProgressBars
 
-    say, console, done = ignore_broken_pipe(say), Console(stderr=True), 0
+    console, done = Console(stderr=True), 0
     launcher, attempts = chosen_launcher(given, console.print), whole("--attempts", given.attempts, 1)
 
     def on_run(run: Run, state: RunState, already: bool) -> None:
@@ -196,26 +238,12 @@ def chosen_launcher(given: Any, say: Callable[[str], None]) -> Launcher:
     return make_launcher("serial") if jobs == 0 else make_launcher("pool", jobs=jobs)
 
 
-def ignore_broken_pipe(say: Callable[[str], None]) -> Callable[[str], None]:
-    """The reader of the output may be gone, as after `| head`; runs are trained for the store, and go on."""
-
-    def say_or_not(text: str) -> None:
-        with suppress(BrokenPipeError):
-            say(text)
-            return
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:  # or Python would fail with what is left in it, at the end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-    return say_or_not
-
-
 def whole(flag: str, given: str, least: int) -> int:
+    """The number after a flag."""
     try:
-        return parse_integer(given, least)
-    except ConfigError:
-        raise ConfigError(f"{flag} {given}; wanted a whole number at least {least}") from None
+        return parse_integer(given, least, flag.removeprefix("--").replace("-", "_"))
+    except ConfigError as error:
+        raise ConfigError(f"{flag} {error}") from None
 
 
 def outcome(state: RunState) -> str:

@@ -1,4 +1,4 @@
-"""`dspreg train`: one model, from folders to a run that can be used."""
+"""`dspreg train`: train one model."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def train_one(given: Any, pause: Any) -> int:
 
 
 def open_data(config: TrainConfig, execution: Execution, *, quiet: bool) -> DomainDataset:
-    """The data set, with the targets among its domains: a mistake is said seconds before torch is loaded."""
+    """The data set, with the targets checked: mistakes are reported before torch is loaded, which takes seconds."""
     from dspreg.data.registry import open_dataset
 
     with warnings.catch_warnings():
@@ -92,7 +92,7 @@ def open_data(config: TrainConfig, execution: Execution, *, quiet: bool) -> Doma
 
 
 def with_method_options(config: TrainConfig) -> TrainConfig:
-    """The method's own options, too, where they are drawn at random or scaled to a short run."""
+    """The options with those of the method, if they are drawn at random or scaled to a short run."""
     from dspreg.algorithms.registry import StackSpec
     from dspreg.training.experiment import resolve_stack
 
@@ -100,7 +100,7 @@ def with_method_options(config: TrainConfig) -> TrainConfig:
 
 
 def collect_options(given: Any) -> dict[str, Any]:
-    """What the configuration file, `--set` and the flags say, later ones winning."""
+    """Options from the configuration file, `--set` and the flags; later ones win."""
     values = read_options(given.config) if given.config else {}
     values |= dict(parse_assignment(text) for text in given.set)
     for name in OPTIONS:
@@ -124,15 +124,15 @@ def summary(result: dict[str, Any], out: Path, finished_before: bool) -> str:
 
 @contextmanager
 def stopping() -> Iterator[Any]:
-    """A signal stops at the next safe point, with a checkpoint; a second Ctrl-C at once.
+    """A signal stops at the next safe point, with a checkpoint; a second Ctrl-C stops immediately.
 
-    A second SIGTERM does not: schedulers send it to a process and to its group, and it is the checkpoint they wait for.
+    A second SIGTERM does not: schedulers send it both to a process and to its group, and wait for the checkpoint.
     """
     received: list[int] = []
 
     def note(number: int, _frame: Any) -> None:
         if number == signal.SIGINT and signal.SIGINT in received:
-            os._exit(130)  # the last checkpoint is whole: nothing is lost but steps
+            os._exit(130)  # the last checkpoint is intact: only steps are lost
         if not received:
             again = "; Ctrl-C once more to stop at once" if number == signal.SIGINT else ""
             print(f"\ndspreg: stopping after this step{again}", file=sys.stderr)
@@ -140,7 +140,7 @@ def stopping() -> Iterator[Any]:
 
     def pause() -> None:
         if received:
-            stopped = Preempted("stopped; run the same command again to go on")
+            stopped = Preempted("stopped; run the same command again to resume")
             stopped.exit_code = 130 if received[0] == signal.SIGINT else 75
             raise stopped
 
@@ -149,5 +149,5 @@ def stopping() -> Iterator[Any]:
         yield pause
     finally:
         for number, handler in before.items():
-            if number not in received:  # a second one may come while the process ends: it must not be spoiled by that
+            if number not in received:  # a second signal must not disturb the end of the process
                 signal.signal(number, handler)

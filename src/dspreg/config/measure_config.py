@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +68,9 @@ class MeasureConfig:
     workers: int | None = None
 
     def __post_init__(self) -> None:
-        if self.std is not None and min(self.std) <= 0:
+        if self.mean is not None and not all(map(math.isfinite, self.mean)):
+            raise ConfigError(f"--mean {' '.join(map(str, self.mean))}; wanted finite numbers")
+        if self.std is not None and not all(0 < each < math.inf for each in self.std):
             raise ConfigError(f"--std {' '.join(map(str, self.std))}; wanted numbers above 0")
 
     def meter_options(self) -> dict[str, Any]:

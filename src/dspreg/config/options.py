@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from dspreg.errors import ConfigError
-from dspreg.io.text import did_you_mean
+from dspreg.io.text import did_you_mean, nearest, shorten
 
 LIMITS: dict[str, Callable[[Any, Any], bool]] = {
     "at_least": lambda value, limit: value >= limit,
@@ -22,10 +22,31 @@ LIMITS: dict[str, Callable[[Any, Any], bool]] = {
     "choices": lambda value, limit: value in limit,
 }
 WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number", tuple: "a list of names"}
-ALIASES = {  # what others call them, for the hint
-    "learning_rate": "lr", "wd": "weight_decay", "bs": "batch_size", "batch": "batch_size", "seed": "trial",
-    "epochs": "steps", "iterations": "steps", "backbone": "model", "arch": "model", "data": "dataset", "gpu": "device",
-}  # fmt: skip
+
+# The largest value of a number, and why: above it something breaks, or nothing can come of it. One table for options of
+# a training and of the command line; `--help` and every refusal show it.
+MOST: dict[str, tuple[float, str]] = {
+    "attempts": (1_000, "what fails a thousand times fails always"),
+    "batch_size": (65_536, "it is read into memory at once, for each domain"),
+    "draw": (2**63 - 1, "a seed has 64 bits"),
+    "draws": (1_000_000, "each is a training"),
+    "evaluate_every": (1_000_000_000, "no training is that long"),
+    "evaluation_batch": (65_536, "it is read into memory at once"),
+    "image_size": (4_096, "an image of that many pixels takes 200 MB"),
+    "images": (1_000_000_000, "no data set has that many"),
+    "jobs": (10_000, "each is a process that holds torch in memory, about 300 MB"),
+    "lr": (1e6, "the first step would leave no weight as it was"),
+    "max_runs": (1_000_000_000, "each is a folder"),
+    "save_every": (1_000_000_000, "no training is that long"),
+    "seed": (2**63 - 1, "a seed has 64 bits"),
+    "steps": (1_000_000_000, "at a millisecond each that is eleven days"),
+    "threads": (1_024, "machines have fewer cores, and torch crashes where the system gives it none"),
+    "trial": (2**63 - 1, "a seed has 64 bits"),
+    "trials": (1_000_000, "each is a training"),
+    "weight_decay": (1e4, "Adam would do nothing but shrink the weights"),
+    "workers": (256, "each is a process that holds Python in memory, about 100 MB"),
+}
+LONGEST = 4_096  # characters of a text, as of a path
 
 
 def option(help: str, default: Any = MISSING, **limits: Any) -> Any:
@@ -67,7 +88,7 @@ class Option:
         if "choices" in self.limits:
             return "one of " + ", ".join(self.limits["choices"])
         words = {"at_least": "at least", "above": "above", "at_most": "at most", "below": "below"}
-        parts = [f"{word} {self.limits[name]}" for name, word in words.items() if name in self.limits]
+        parts = [f"{word} {format_limit(self.limits[name])}" for name, word in words.items() if name in self.limits]
         return " ".join([WORDS[self.type], " and ".join(parts)]).strip()
 
     def check(self, value: Any) -> None:
@@ -75,7 +96,9 @@ class Option:
         if value is None and self.nullable:
             return
         if not self._is_typed(value) or not all(LIMITS[name](value, limit) for name, limit in self.limits.items()):
-            raise ConfigError(f"{self.name}={value!r}; wanted {self.range}")
+            raise ConfigError(f"{self.name}={shorten(value)}; wanted {self.range}{reason_against(self.name, value)}")
+        for text in (value,) if self.type is str else value if self.type is tuple else ():
+            check_text(self.name, text)
         if self.type is tuple and len(set(value)) < len(value):
             raise ConfigError(f"{self.name} {', '.join(value)}: one domain twice")
 
@@ -98,14 +121,47 @@ def declared_options(cls: type) -> dict[str, Option]:
             kinds = [tuple]
         assert len(kinds) == 1, f"{cls.__name__}.{field.name}: {hints[field.name]} is no type of an option"
         nullable = NoneType in get_args(hints[field.name])
+        if field.name in MOST and kinds[0] in (int, float):
+            each["at_most"] = MOST[field.name][0]
         found[field.name] = Option(field.name, kinds[0], nullable, field.default, each.pop("help"), each)
     return found
+
+
+def format_limit(limit: float) -> str:
+    """The end of a range for people: 65,536."""
+    return f"{limit:,.0f}" if limit == int(limit) and limit >= 10_000 else f"{limit:g}"
+
+
+def reason_against(name: str, value: Any) -> str:
+    """Why a number is too large, for a message; nothing if it is not."""
+    if isinstance(value, int | float) and name in MOST and value > MOST[name][0]:
+        return f": {MOST[name][1]}"
+    return ""
+
+
+def check_text(name: str, text: str) -> None:
+    """Refuse text that no file system or file of ours can hold."""
+    if len(text) > LONGEST:
+        raise ConfigError(f"{name}={shorten(text)}; wanted at most {LONGEST:,} characters")
+    if "\0" in text:
+        raise ConfigError(f"{name}={shorten(text)} has a null character in it, which no name or path can have")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name}={shorten(text)} is not UTF-8; rename the file or folder") from None
 
 
 def require_option(name: str, known: Iterable[str], place: str = "") -> str:
     """`name`, or an error with the nearest option if there is none of that name."""
     names = list(known)
     if name not in names:
-        hint = f" Did you mean {ALIASES[name]!r}?" if name in ALIASES else did_you_mean(name, names)
-        raise ConfigError(f"{place}unknown option {name!r}.{hint} Known: {', '.join(names)}")
+        hint = did_you_mean(name, names) or hint_of_method(name)
+        raise ConfigError(f"{place}unknown option {shorten(name)}.{hint} Known: {', '.join(names)}")
     return name
+
+
+def hint_of_method(name: str) -> str:
+    """For a message, where an option of a training was wanted and one of a method came."""
+    if nearest(name, ["weight"]) is None:
+        return ""
+    return " Options of a method go into its spec: --algorithm 'DSPReg(weight=0.1)'."

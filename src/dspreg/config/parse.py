@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from dspreg.config.options import Option, require_option
+from dspreg.config.options import MOST, Option, format_limit, reason_against, require_option
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS, Execution, TrainConfig
-from dspreg.errors import ConfigError
+from dspreg.errors import ConfigError, IntegrityError
+from dspreg.io.atomic_files import read_regular_file
+from dspreg.io.text import shorten
 
 PLAIN = {"null", "bool", "int", "float", "str", "timestamp", "seq", "map"}  # what YAML makes of values without a tag
+LARGEST_FILE = 100_000  # bytes of YAML: a thousand specs, read in a second
 TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
@@ -51,14 +55,22 @@ def parse_typed(each: Option, given: Any) -> Any:
         return number
     if each.type is float and _is_number(given):
         return float(given)
-    raise ConfigError(f"{each.name}={given!r}; wanted {each.range}")
+    raise ConfigError(f"{each.name}={shorten(given)}; wanted {each.range}")
 
 
-def parse_integer(given: Any, at_least: int) -> int:
-    """A whole number from text: `"300"`, `"1e3"`."""
-    number = _whole_number(given)
-    if number is None or number < at_least:
-        raise ConfigError(f"{given!r}; wanted a whole number at least {at_least}")
+def parse_integer(given: Any, at_least: int, of: str | None = None) -> int:
+    """A whole number from text: `"300"`, `"1e3"`.
+
+    Args:
+        given: Text.
+        at_least: The smallest.
+        of: What is counted, a name of `MOST`, which has the largest.
+    """
+    number, most = _whole_number(given), MOST[of][0] if of else math.inf
+    if number is None or not at_least <= number <= most:
+        end = f" and at most {format_limit(most)}" if of else ""
+        why = reason_against(of, number) if of and number else ""
+        raise ConfigError(f"{shorten(given)}; wanted a whole number at least {at_least}{end}{why}")
     return number
 
 
@@ -80,8 +92,8 @@ def option_name(key: str, place: str, also: Iterable[str] = ()) -> str:
 def parse_assignment(text: str) -> tuple[str, Any]:
     """`"lr=1e-4"` → ("lr", 0.0001)."""
     key, equals, value = text.partition("=")
-    if not equals:
-        raise ConfigError(f"--set {text!r}; wanted key=value, such as lr=1e-4")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {shorten(text)}; wanted key=value, such as lr=1e-4")
     return option_name(key.strip(), "--set"), parse_option(key.strip(), value.strip(), "--set")
 
 
@@ -120,13 +132,15 @@ def parse_mapping(node: yaml.Node | None, path: str) -> dict[str, Any]:
 def compose_yaml(path: str | Path) -> yaml.Node | None:
     """A YAML file as its nodes, which know their lines; None if the file is empty."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the configuration {path} can't be read: {error}") from None
+        text = read_regular_file(path, limit=LARGEST_FILE, follow=True).decode("utf-8")
+    except (OSError, ValueError, IntegrityError) as error:
+        raise ConfigError(f"the configuration {shorten(str(path))[1:-1]} can't be read: {getattr(error, 'strerror', None) or error}") from None
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply; wanted 'key: value' lines") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())[:300]}") from None
 
 
 def iterate_entries(
@@ -141,7 +155,9 @@ def iterate_entries(
     seen = set()
     for key_node, value in node.value:
         place = f"{path}, line {key_node.start_mark.line + 1}"
-        key = name_of(str(key_node.value), place)
+        if not isinstance(key_node, yaml.ScalarNode):  # of nodes within nodes the text may be endless
+            raise ConfigError(f"{place}: a key is a name; wanted 'key: value' lines, such as 'lr: 1e-4'")
+        key = name_of(key_node.value, place)
         if key in seen:
             raise ConfigError(f"{place}: {key!r} is given twice")
         seen.add(key)
@@ -152,7 +168,7 @@ def plain_value(node: yaml.Node, place: str) -> Any:
     """A value without tags, or a list of them, as text."""
     kind = node.tag.removeprefix("tag:yaml.org,2002:")
     if kind not in PLAIN:
-        raise ConfigError(f"{place}: the tag {node.tag!r} is not understood; write the value alone")
+        raise ConfigError(f"{place}: the tag {shorten(node.tag)} is not understood; write the value alone")
     if isinstance(node, yaml.ScalarNode):
         return None if node.tag.endswith(":null") else node.value
     if isinstance(node, yaml.SequenceNode) and all(isinstance(n, yaml.ScalarNode) for n in node.value):
@@ -169,5 +185,5 @@ def _whole_number(given: Any) -> int | None:
 def _is_number(given: Any) -> bool:
     try:
         return abs(float(given)) < float("inf")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # too large for a float
         return False

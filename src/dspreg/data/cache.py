@@ -1,8 +1,7 @@
 """Decoded images kept on disk or in memory, so that an image is decoded once and not once per epoch.
 
-Only originals are kept, before any transform, and by the hash of the file: the pixels are those of no cache, to the
-bit, and several runs and data sets may share one. Nothing is asked of it: an entry that is missing or damaged is
-decoded again.
+Only originals are kept, before any transform, by the hash of the file. Pixels are bitwise identical with and without a
+cache, and several runs and data sets may share one. A missing or damaged entry is decoded again.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Cache:
     Reading takes no lock. Writing takes one, so that runs at the same time never exceed the limit together.
 
     Args:
-        directory: Is made if it is missing. Who may write there decides what you train on.
+        directory: Created if missing. Anyone with write permission there can change what you train on.
         limit: Bytes of all entries. At opening the oldest are dropped until they fit; later, when it is full, nothing
             more is added.
     """
@@ -75,7 +74,7 @@ class Cache:
         return Image.frombytes("RGB", (width, height), pixels)
 
     def write(self, sha: str, image: Image) -> None:
-        """Keep an RGB image. Where that fails, training goes on without."""
+        """Keep an RGB image. If that fails, training continues without."""
         if self._full:
             return
         width, height = image.size
@@ -110,7 +109,7 @@ class Cache:
             entries = []
             for path in self.directory.glob("??/*"):
                 if path.suffix == ".tmp":
-                    path.unlink(missing_ok=True)  # the lock is ours, so nobody is writing it
+                    path.unlink(missing_ok=True)  # we hold the lock, so no process is writing it
                 elif path.suffix == ".rgb":
                     at = path.stat()
                     entries.append((at.st_mtime_ns, at.st_size, path))

@@ -1,4 +1,4 @@
-"""Batches of images, made in as many processes as wanted: each is a function of its key, so the number is free."""
+"""Batches of images, read by any number of processes: each batch is a function of its key alone."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class DomainSplit:
     def batch(self, chosen: Sequence[int], *key: Key) -> XY:
         """Pixels (B, 3, H, W), uint8, and labels of the chosen ones: small, for they travel between processes.
 
-        Each has random numbers of its own: keyed by its place in the batch.
+        The random numbers of each image are keyed by its position in the batch.
         """
         pairs = [self.images[self.positions[i]] for i in chosen]
-        shown = [self._pixels(image, *key, self.domain, place) for place, (image, _) in enumerate(pairs)]
-        return torch.stack(shown), torch.tensor([label for _, label in pairs])
+        pixels = [self._pixels(image, *key, self.domain, place) for place, (image, _) in enumerate(pairs)]
+        return torch.stack(pixels), torch.tensor([label for _, label in pairs])
 
     def _pixels(self, image: Image, *key: Key) -> Tensor:
         if not self.transform.augment:
@@ -146,7 +146,7 @@ def iterate_batches(source: Any, order: Iterable[Any], workers: int) -> Iterator
 
 DIED = (
     "a process that reads images died, perhaps for want of memory (in a container, of shared memory). Run the "
-    "same command again to go on from the last checkpoint; fewer --workers need less memory"
+    "same command again to resume from the last checkpoint; fewer --workers need less memory"
 )
 
 
@@ -161,14 +161,14 @@ def reader_errors() -> Iterator[None]:
         if "DataLoader worker" not in str(error):
             raise
         raise ResourceError(DIED) from error
-    except (ConnectionError, EOFError) as error:  # the pipe broke before torch had word of it
+    except (ConnectionError, EOFError) as error:  # the pipe broke before torch noticed
         if not _one_died():
             raise
         raise ResourceError(DIED) from error
 
 
 def _one_died() -> bool:
-    """Whether a reader is gone. Torch tells it by a signal, which raises wherever the program is: here, if late."""
+    """Whether a reader process has died. Torch reports that by a signal, which may raise anywhere, even in here."""
     try:
         time.sleep(1)
     except RuntimeError as error:
@@ -184,7 +184,7 @@ def _leave_signals_to_the_trainer(worker: int) -> None:  # noqa: ARG001
 
 @atexit.register
 def _end_workers() -> None:
-    # those whose batches were not used up: Python sends them SIGTERM at exit, and would wait for them without end
+    # readers with unused batches: Python sends them SIGTERM at exit, and would wait for ever
     if not WORKERS:
         return
     if hasattr(signal, "SIGCHLD"):

@@ -11,7 +11,7 @@ from dspreg.data.csv_index import Index
 from dspreg.data.digits import Digits
 from dspreg.data.folders import Folder
 from dspreg.errors import ConfigError
-from dspreg.io.importing import import_object, is_import_path
+from dspreg.io.importing import Trust, import_object, is_import_path
 from dspreg.io.text import nearest
 
 ROOT = "data"
@@ -27,7 +27,9 @@ def dataset_class(text: str) -> type[DomainDataset] | None:
     return Digits if text == Digits.name else BENCHMARKS.get(text)
 
 
-def open_dataset(text: str, root: str | Path | None = None, name: str | None = None) -> DomainDataset:
+def open_dataset(
+    text: str, root: str | Path | None = None, name: str | None = None, *, trust: Trust = None
+) -> DomainDataset:
     """Open the data set a text stands for.
 
     Args:
@@ -35,6 +37,7 @@ def open_dataset(text: str, root: str | Path | None = None, name: str | None = N
             own `DomainDataset`, which is called with `root`.
         root: Where the benchmarks lie, `data` unless given; for an index, what its paths are relative to.
         name: Of a folder or an index in records and tables.
+        trust: For a text that a file holds: modules that it may name besides dspreg's own, as in `dspreg.load`.
     """
     ref = DatasetRef.parse(text)
     ref.check_name(name)
@@ -47,7 +50,7 @@ def open_dataset(text: str, root: str | Path | None = None, name: str | None = N
     if text in BENCHMARKS:
         return BENCHMARKS[text](ROOT if root is None else root)
     if is_import_path(text):
-        return _import_dataset(text)(ROOT if root is None else root)
+        return _import_dataset(text, trust)(ROOT if root is None else root)
     known = dataset_names()
     near = nearest(text, known, 0.7)
     if near is None and Path(text).is_dir():
@@ -59,8 +62,8 @@ def open_dataset(text: str, root: str | Path | None = None, name: str | None = N
     )
 
 
-def _import_dataset(text: str) -> type[DomainDataset]:
-    found = import_object(text)
+def _import_dataset(text: str, trust: Trust) -> type[DomainDataset]:
+    found = import_object(text, trust)
     if not (isinstance(found, type) and issubclass(found, DomainDataset)):
         raise ConfigError(f"{text!r} is not a class of data sets. Derive it from dspreg.DomainDataset.")
     return found

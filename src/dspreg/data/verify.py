@@ -1,4 +1,4 @@
-"""Look at every image of a data set before hours are spent on it: on demand (`verify`), and once before training."""
+"""Check every image of a data set: on demand (`verify`), and once before the first training on it."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def check_once(
 ) -> None:
     """Decode all files of a data set before the first training on it, unless the same files were found sound before.
 
-    A bad image is found now, and does not end a run at night.
+    So a bad image is found now, rather than hours into a run.
 
     Args:
         dataset: What is trained on.

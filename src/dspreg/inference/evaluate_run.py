@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ from dspreg.data.fingerprint import fingerprint
 from dspreg.data.loader import DomainSplit, SequentialBatches, reader_errors, reader_processes
 from dspreg.data.registry import open_dataset
 from dspreg.data.transforms import Transform
-from dspreg.errors import ConfigError, DataError, DspregError, Notice
+from dspreg.errors import ConfigError, DataError, DspregError, IntegrityError, Notice
 from dspreg.inference.adapt_bn import adapted, batch_norms
 from dspreg.inference.load import load, step_of
 from dspreg.inference.metrics import Scores
@@ -87,6 +88,7 @@ def evaluate_run(
     workers: int | None = None,
     batch: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    trust: Sequence[str] = (),
 ) -> RunEvaluation:
     """Score a finished run, domain by domain, on plain images.
 
@@ -105,16 +107,18 @@ def evaluate_run(
         workers: Processes that read images.
         batch: Images at a time; the run's own if it is left out.
         progress: Called with the number of images done and of all.
+        trust: Modules of methods and data sets of your own that the run's files name, as in `load`; a data set that
+            you name here needs no word.
 
     Raises:
         DataError: The data set has classes that the model does not know.
     """
     folder = RunFolder(run)
-    model, transform = load(run, which, device)
+    model, transform = load(run, which, device, trust=trust)
     trained, result = RunDescription.from_json(folder.description()), folder.result() or {}
     if adapt != "none":
         batch_norms(model)  # said before any image is read
-    data = data_of(trained, dataset, root, name)
+    data = data_of(trained, dataset, root, name, trust)
     for each in domains:
         data.check_domain(each)
     chosen = [each for each in data.domains if each in domains or not domains]
@@ -175,15 +179,22 @@ def _part(
     return DomainSplit(name, images, order, transform), "all", CHANGED if changed else UNSEEN, prints
 
 
-def data_of(trained: RunDescription, dataset: str | None, root: str | None, name: str | None) -> DomainDataset:
-    """The data set that was asked for, or the run's own."""
+def data_of(
+    trained: RunDescription, dataset: str | None, root: str | None, name: str | None, trust: Sequence[str] = ()
+) -> DomainDataset:
+    """The data set that was asked for, or the run's own, which may name a class of a module that is trusted."""
     if dataset is not None:
         return open_dataset(dataset, root, name)
     where = trained.where
+    for each in ("dataset", "root", "name"):
+        if not isinstance(where.get(each), str if each == "dataset" else str | None):
+            raise IntegrityError(f"run.json: where.{each} is {reprlib.repr(where.get(each))}; wanted text")
     if name is not None:
         raise ConfigError(f"--name {name!r} goes with --dataset folder:PATH or index:FILE; the run's own has its name")
     try:
-        return open_dataset(where["dataset"], root or where["root"], where["name"])
+        return open_dataset(where["dataset"], root or where.get("root"), where.get("name"), trust=trust)
+    except IntegrityError as error:
+        raise IntegrityError(f"run.json: where.dataset: {error}. Or name the data set yourself: --dataset") from error
     except DspregError as error:
         raise DataError(f"{error}\nThat is the run's own data set. If it moved, say --dataset and --root") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 from dspreg import __version__
 from dspreg.errors import ConfigError, IntegrityError
 from dspreg.inference.export_formats import EQUAL, ModelFile, difference, random_images, require_onnx, serialize_model
-from dspreg.inference.load import load_model_file, model_file, read_model_file
+from dspreg.inference.load import model_file
+from dspreg.inference.stored_model import load_model_file, read_model_file
 from dspreg.io.atomic_files import os_errors_as_cant_write, write
 from dspreg.runs.folder import RunFolder
 
@@ -55,7 +57,13 @@ class NormalizedModel(nn.Module):
 
 
 def export(
-    run: str | Path, format: str, out: str | Path | None = None, *, which: str = "selected", normalise: bool = False
+    run: str | Path,
+    format: str,
+    out: str | Path | None = None,
+    *,
+    which: str = "selected",
+    normalise: bool = False,
+    trust: Sequence[str] = (),
 ) -> ExportedFile:
     """Write the model of a finished run for other programs, read the file back and compare.
 
@@ -69,6 +77,7 @@ def export(
         out: The file; `RUN/exported/selected.onnx` and the like if it is left out.
         which: The `"selected"` model, that of the `"last"` step, or an evaluated step, as in `load`.
         normalise: Take images of values 0 … 1 and normalise them inside. Not for safetensors, which holds no program.
+        trust: Modules of methods of your own, as in `load`.
 
     Raises:
         IntegrityError: What was written does not give the same logits; the file is gone.
@@ -85,7 +94,7 @@ def export(
     path = Path(out) if out else Path(run) / "exported" / f"{name}{ENDINGS[format]}"
     if path.suffix != ENDINGS[format]:
         raise ConfigError(f"--out {str(path)!r}; a {format} file ends in {ENDINGS[format]}")
-    model, transform = load_model_file(source)
+    model, transform = load_model_file(source, trust=trust)
     how, _ = read_model_file(source)
     module: nn.Module = NormalizedModel(model, transform.mean, transform.std).eval() if normalise else model
     about_run = _description(RunFolder(run), how, which, normalise)

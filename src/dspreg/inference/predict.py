@@ -93,6 +93,7 @@ def predict_images(
     batch: int = 64,
     device: str = "cpu",
     progress: Callable[[int, int], None] | None = None,
+    trust: Sequence[str] = (),
 ) -> list[Prediction]:
     """Classify images with a trained model.
 
@@ -106,11 +107,12 @@ def predict_images(
         batch: Images at a time.
         device: Where the model runs.
         progress: Called with the number of files done and of all.
+        trust: Modules of methods of your own, as in `dspreg.load`.
 
     Returns:
         One prediction per file. A file that is not a usable image has a `fault` instead of probabilities.
     """
-    model, transform = load(run, which, device)
+    model, transform = load(run, which, device, trust=trust)
     files = image_files([images] if isinstance(images, str | Path) else images)
     return predict_files(model, transform, files, batch=batch, device=device, progress=progress)
 

@@ -87,19 +87,24 @@ def profile_network(
 
 
 def profile_run(
-    run: str | Path, config: MeasureConfig, *, which: str = "selected", progress: MeasureProgress = QUIET
+    run: str | Path,
+    config: MeasureConfig,
+    *,
+    which: str = "selected",
+    progress: MeasureProgress = QUIET,
+    trust: Sequence[str] = (),
 ) -> Profile:
     """Measure what a finished run predicts with, by the names that its own profiles have.
 
     On its own data set: on the images it was trained on, as a refresh in training would at that step. On another data
-    set, or a domain it was not trained on: on all images; classes are matched by name.
+    set, or a domain it was not trained on: on all images; classes are matched by name. `trust` as in `dspreg.evaluate`.
     """
     folder = RunFolder(run)
-    model, transform = load(run, which, config.device)
+    model, transform = load(run, which, config.device, trust=trust)
     _look(model.algorithm.net, config, len(model.classes))
     trained, step = RunDescription.from_json(folder.description()), step_of(folder.result() or {}, which)
     if config.dataset is None:
-        data = data_of(trained, None, config.root, config.name)
+        data = data_of(trained, None, config.root, config.name, trust)
     else:
         data = open_images(config, config.dataset)
     own = [name for name in data.domains if name in trained.sources] if config.dataset is None else list(data.domains)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -91,18 +91,114 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 # Names.
 
+SYNONYMS = {  # ours → what others call it: DomainBed, WILDS, timm, Lightning, and people
+    "algorithm": ("method", "algo", "loss", "trainer"),
+    "algorithms": ("algorithm", "methods", "method", "algo"),
+    "augment": ("data_augmentation", "augmentation", "aug"),
+    "batch": ("batch_size", "bs"),
+    "batch_size": ("bs", "batch", "minibatch", "train_batch_size", "mini_batch_size"),
+    "config": ("yaml", "cfg", "config_file", "hparams"),
+    "dataset": ("data", "ds", "dataset_name", "datasets", "benchmark"),
+    "device": ("gpu", "gpus", "cuda", "accelerator", "gpu_id"),
+    "draw": ("hparams_seed", "hparam_seed", "draws", "configuration"),
+    "draws": ("n_hparams", "hparams", "draw", "num_hparams", "samples"),
+    "dropout": ("resnet_dropout", "drop", "drop_rate"),
+    "evaluate_every": ("checkpoint_freq", "eval_every", "eval_freq", "eval_interval", "val_every"),
+    "evaluation_batch": ("eval_batch", "eval_batch_size", "test_batch_size", "val_batch_size"),
+    "frozen_bn": ("freeze_bn", "bn_freeze"),
+    "holdout": ("holdout_fraction", "val_split", "validation_split", "val_fraction", "test_size"),
+    "image_size": ("img_size", "size", "resolution", "input_size", "crop_size", "resize"),
+    "keep": ("save_model_every_checkpoint", "keep_models", "save_model"),
+    "lr": ("learning_rate", "step_size", "rate"),
+    "model": ("arch", "backbone", "network", "architecture", "model_name", "net", "featurizer"),
+    "out": ("output", "output_dir", "out_dir", "log_dir", "logdir", "save_dir", "run_dir", "work_dir", "folder"),
+    "precision": ("amp", "fp16", "bf16", "half", "dtype"),
+    "root": ("data_dir", "root_dir", "data_root", "data_path", "datadir"),
+    "save_every": ("checkpoint_every", "save_freq", "save_steps"),
+    "selection": ("model_selection", "selection_method"),
+    "set": ("override", "opts", "option"),
+    "steps": ("epochs", "epoch", "iterations", "iters", "max_steps", "num_steps", "n_steps", "num_epochs"),
+    "store": ("out", "output", "output_dir", "out_dir", "work_dir", "folder"),
+    "target": ("env", "envs", "test_env", "test_envs", "test_domain", "test_domains", "target_domain", "held_out"),
+    "targets": ("target", "env", "envs", "test_env", "test_envs", "test_domain", "test_domains", "target_domain"),
+    "threads": ("num_threads", "cpu_threads", "cores", "cpus"),
+    "trial": ("seed", "trial_seed", "random_seed", "rng", "trials"),
+    "trials": ("n_trials", "seeds", "trial", "repeats", "num_trials"),
+    "weight": ("lambda", "lamda", "lambd", "lam", "reg", "regularization", "regularisation", "strength", "coefficient",
+               "penalty", "penalty_weight", "irm_lambda", "coef"),
+    "weight_decay": ("wd", "decay", "l2"),
+    "weights": ("pretrained", "checkpoint", "ckpt", "init"),
+    "workers": ("num_workers", "n_workers", "loaders", "data_workers", "workers_per_gpu"),
+}  # fmt: skip
 
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """The known name that `name` was probably meant to be: the same but for case and punctuation, or a typing error."""
-    known = list(known)
-    same = [k for k in known if _bare(k) == _bare(name)]
-    return next(iter(same or difflib.get_close_matches(name, known, 1, cutoff)), None)
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.65) -> str | None:
+    """The known name that `name` was probably meant to be, or None where any guess would be a bad one.
+
+    The same but for case and punctuation, what others call it, a typing error, or the beginning of one name.
+
+    Args:
+        name: What was typed.
+        known: Names that exist.
+        cutoff: Share of the letters that must be right. One wrong letter may always be.
+    """
+    bare, names = _bare(name), {each: _bare(each) for each in known}
+    if not bare or len(bare) > LONGEST:
+        return None
+    ours = [_bare(each) for each, others in SYNONYMS.items() if bare in map(_bare, others)]
+    for wanted in (bare, *ours):
+        if same := next((each for each, letters in names.items() if letters == wanted), None):
+            return same
+    distances = {}
+    for each, letters in names.items():
+        longest = max(len(bare), len(letters))
+        allowed = min(max(1, int((1 - cutoff) * longest)), longest - 1)
+        if (found := edit_distance(bare, letters, allowed)) <= allowed:
+            distances[each] = found
+    if distances:
+        return min(distances, key=lambda each: distances[each])
+    begun = [each for each, letters in names.items() if len(bare) > 2 and letters.startswith(bare)]
+    return begun[0] if len(begun) == 1 else None
+
+
+LONGEST = 100  # letters of a name that somebody may have mistyped
+
+
+def edit_distance(a: str, b: str, most: int) -> int:
+    """Letters to be added, left out, changed or exchanged with their neighbour; `most` + 1 where there are more."""
+    if abs(len(a) - len(b)) > most:
+        return most + 1
+    before, last = [], list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        row = [i]
+        for j, y in enumerate(b, 1):
+            cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (x != y))
+            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
+                cost = min(cost, before[j - 2] + 1)
+            row.append(cost)
+        if min(row) > most:
+            return most + 1
+        before, last = last, row
+    return last[-1]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """For a message: a sentence with a space before it, or nothing."""
     near = nearest(name, known)
-    return f" Did you mean {near!r}?" if near else ""
+    if near is None:
+        return ""
+    strange = next((c for c in name if not c.isascii() and c not in near), None)  # the eye sees no difference
+    says = f" {strange!r} is {unicodedata.name(strange, f'U+{ord(strange):04X}')}." if strange else ""
+    return f" Did you mean {near!r}?{says}"
+
+
+def shorten(value: object, most: int = 60) -> str:
+    """A value as a message shows it: whatever came, in one short line."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of that many digits
+        return f"a number of more than {sys.get_int_max_str_digits():,} digits"
+    return text if len(text) <= most + 20 else f"{text[:most]}… ({len(text) - 2 * isinstance(value, str):,} characters)"
 
 
 def path_name(path: str | os.PathLike[str]) -> str:

@@ -1,4 +1,4 @@
-"""Sweeps: the queue of their runs, and the launchers that have them trained."""
+"""Sweeps: the queue of runs, and the launchers that execute it."""
 
 from dspreg.launch.launcher import LAUNCHERS, Launcher, sweep
 

@@ -1,4 +1,4 @@
-"""One attempt at one run, by a process that has the store: look at its status, train, and keep what became of it."""
+"""One attempt at one run, by a process with access to the store: check its status, train, and record the outcome."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dspreg.launch.messages import Outcome
 from dspreg.launch.queue import LeasedRun
 from dspreg.runs.leases import LeaseLost, Leases
 from dspreg.runs.run import Run
-from dspreg.runs.status import RunState, RunStatus
+from dspreg.runs.status import RunState, RunStatus, derive_state
 from dspreg.runs.store import RunStore
 from dspreg.training.callbacks import TrainingCallback
 from dspreg.training.loop import train
@@ -29,20 +29,20 @@ def attempt(
     callbacks: Iterable[TrainingCallback] = (),
     pause: Callable[[], None],
 ) -> Outcome:
-    """Verify a finished run, or train one that is not. A failure is kept and no error.
+    """Verify a finished run, or train an unfinished one. A failed training is recorded, not raised.
 
     Args:
-        leased: What to work on. Nothing is written any more once its lease is lost.
-        store: Where it goes.
-        leases: Of the store; this process's own.
-        execution: How.
-        attempts: How often it may fail.
-        callbacks: Called with its progress, if it is trained.
-        pause: Raises `Preempted` to stop; nothing is lost.
+        leased: The run and its lease. Once the lease is lost, nothing more is written.
+        store: The store that the run belongs to.
+        leases: This process's connection to the leases of the store.
+        execution: How the run is executed.
+        attempts: How often the run may fail.
+        callbacks: Called with the progress of the training.
+        pause: Raises `Preempted` to stop the training without loss.
 
     Raises:
-        CantWrite: The disk is full or can't be written. The other runs would meet the same.
-        Preempted: By `pause`.
+        CantWrite: The disk is full or not writable. The other runs would fail in the same way.
+        Preempted: Raised by `pause`.
     """
     fence = partial(leases.guard, leased.lease)
     heartbeat = Heartbeat(leases, leased.lease)
@@ -51,7 +51,7 @@ def attempt(
         if before is not None:
             return Outcome(before, already=True)
         return Outcome(train_run(leased.run, store, execution, fence, [heartbeat, *callbacks], pause))
-    except (InUse, LeaseLost):  # a training by hand has the folder, or it was this process that slept
+    except (InUse, LeaseLost):  # `dspreg train` uses the folder, or this process was suspended and lost its lease
         return Outcome(None)
 
 
@@ -61,7 +61,7 @@ def final_state(run: Run, store: RunStore, attempts: int, fence: Fence) -> RunSt
     if not state.is_final(attempts):
         return None
     if state.status is RunStatus.FINISHED:
-        store.succeed(run, fence=fence)  # the process that finished it may have been killed before that
+        store.succeed(run, fence=fence)  # the process that finished the run may have been killed before it did this
     return state
 
 
@@ -73,7 +73,7 @@ def train_run(
     callbacks: Iterable[TrainingCallback],
     pause: Callable[[], None],
 ) -> RunState:
-    """Train one run, and keep its failure if it has one."""
+    """Train one run, and record its failure if it fails."""
     folder = store.folder(run, fence=fence)
     try:
         result = train(
@@ -81,9 +81,9 @@ def train_run(
         )
     except (Preempted, CantWrite, InUse, LeaseLost):
         raise
-    except Diverged:  # the run's own folder says so
+    except Diverged:  # already recorded in the run's folder
         return store.status(run)
     except Exception as error:
         return store.fail(run, error, fence=fence)
     store.succeed(run, fence=fence)
-    return RunState(RunStatus.FINISHED, result=result)
+    return derive_state(finished=True, result=result)

@@ -1,4 +1,4 @@
-"""The one loop that hands out runs to workers, whatever carries them there and their messages back."""
+"""The loop that hands out runs to workers and handles their messages, for every transport."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ TICK = 0.5  # seconds until a signal is noticed
 
 
 class Transport(Protocol):
-    """Workers, and the way to them."""
+    """Connection to the workers."""
 
     def has_room(self) -> bool:
         """Whether one more run can be started."""
 
     def start(self, leased: LeasedRun) -> Event | None:
-        """Have a run attempted; how that ended, where it ended at once."""
+        """Start an attempt at a run; returns its end if it ended immediately."""
 
     def receive(self, seconds: float) -> Iterator[tuple[LeasedRun | None, Event]]:
-        """What was said, and of which run (None: of none, or of one that is over); at most so long for the first word.
-        A run is over with its `Outcome`, `Stopped` or `WorkerDied`."""
+        """Messages, each with its run (None: of no run, or of one that has ended); waits at most `seconds` for
+        the first. An attempt ends with `Outcome`, `Stopped` or `WorkerDied`."""
 
     def kill(self, leased: LeasedRun) -> bool:
-        """End an attempt at once; whether it had begun."""
+        """Terminate an attempt immediately; returns whether it had started."""
 
     def close(self) -> None:
         """All workers end."""
@@ -39,22 +39,22 @@ class Dispatcher:
     """Empties a queue.
 
     Args:
-        queue: What is to be done.
-        transport: Closed in the end, however that comes.
-        progress: Shown to people.
+        queue: The runs to execute.
+        transport: Closed at the end, also after an error.
+        progress: Progress display.
         pause: Raises `Preempted` to stop the sweep.
     """
 
     def __init__(self, queue: RunQueue, transport: Transport, progress: SweepProgress, pause: Callable[[], None]):
         self.queue, self.transport, self.progress, self.pause = queue, transport, progress, pause
         self.notices: set[str] = set()
-        self.next_claim = 0.0  # when to look again at what other sweeps work on
+        self.next_claim = 0.0  # when to check again the runs that other sweeps work on
 
     def run(self) -> None:
-        """Until no run is left.
+        """Dispatch until no run is left.
 
         Raises:
-            ResourceError: The disk is full or can't be written. The other runs would meet the same.
+            ResourceError: The disk is full or not writable. The other runs would fail in the same way.
         """
         try:
             while not self.queue.done:
@@ -66,14 +66,14 @@ class Dispatcher:
             self.transport.close()
 
     def hand_out(self) -> None:
-        """Start what there is room for."""
+        """Start as many runs as there is room for."""
         if time.monotonic() < self.next_claim:
             return
-        until = time.monotonic() + TICK  # finished runs may be verified on the way, and workers want to be heard
+        until = time.monotonic() + TICK  # claiming may verify finished runs: messages must not wait for all
         while self.queue.waiting and self.transport.has_room() and time.monotonic() < until:
             self.pause()
             leased = self.queue.claim()
-            if leased is None:  # other sweeps have all that is left
+            if leased is None:  # other sweeps hold all runs that are left
                 self.next_claim = time.monotonic() + POLL
                 return
             event = self.transport.start(leased)
@@ -110,18 +110,18 @@ class Dispatcher:
         self.next_claim = 0.0 if outcome.state is not None else time.monotonic() + POLL
 
     def end_stalled(self) -> None:
-        """Attempts without progress cost their runs an attempt; those that no worker had room for yet cost nothing."""
+        """Terminate attempts without progress. They count as failed, unless they were still waiting for a worker."""
         for leased in self.queue.stalled():
             begun = self.transport.kill(leased)
             self.progress.end(leased.run)
             if begun:
-                why = f"it made no progress for {self.queue.leases.duration:g} s and was ended"
+                why = f"it made no progress for {self.queue.leases.duration:g} s and was stopped"
                 self.queue.worker_died(leased, why)
             else:
                 self.finish(leased, Outcome(None))
 
     def issue(self, text: str) -> None:
-        """A worker's notice, once for the whole sweep."""
+        """Issue a worker's notice, once per sweep."""
         if text not in self.notices:
             self.notices.add(text)
             warnings.warn(text, Notice, stacklevel=2)

@@ -1,4 +1,4 @@
-"""The heartbeat of a run: it renews the run's lease where training makes progress, and nowhere else."""
+"""The heartbeat of a run: it renews the lease when training makes progress, and only then."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dspreg.training.callbacks import TrainingCallback
 if TYPE_CHECKING:
     from dspreg.training.experiment import Experiment
 
-RENEWALS = 20.0  # in the duration of one lease, so that a few may be late
+RENEWALS = 20.0  # per duration of a lease, so that a few may be delayed
 
 
 class Heartbeat(TrainingCallback):
-    """Holds a lease as long as there is progress.
+    """Keeps a lease as long as there is progress.
 
     Args:
-        leases: Of the store.
-        lease: Ours.
+        leases: The leases of the store.
+        lease: The lease to renew.
     """
 
     def __init__(self, leases: Leases, lease: Lease):
@@ -27,10 +27,10 @@ class Heartbeat(TrainingCallback):
         self.renewed_at = leases.now()
 
     def beat(self, step: int) -> None:
-        """Something was done.
+        """Count a unit of work, and renew the lease if it is time.
 
         Raises:
-            LeaseLost: Another process has the run by now.
+            LeaseLost: Another process has taken over the run.
         """
         self.step = step
         self.progress += 1

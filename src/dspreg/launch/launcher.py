@@ -1,4 +1,4 @@
-"""How a sweep is launched: the interface of launchers, their registry, and `sweep`, which needs no command line."""
+"""Launching a sweep: the interface of launchers, their registry, and `sweep`, which works without the command line."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from dspreg.config.dataset_ref import DatasetRef
+from dspreg.config.options import MOST, format_limit, reason_against
 from dspreg.config.train_config import Execution
 from dspreg.errors import ConfigError, Notice
 from dspreg.io.importing import import_object
-from dspreg.io.text import did_you_mean
+from dspreg.io.text import did_you_mean, shorten
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import ATTEMPTS, OnRun, RunQueue
 from dspreg.protocol.leave_one_out import distinct
@@ -23,14 +24,14 @@ from dspreg.runs.store import RunStore
 
 
 class Launcher(Protocol):
-    """Has the runs of a sweep attempted, somewhere. What they come to is kept in the store, by whatever attempts them.
+    """Executes the runs of a sweep. The process that attempts a run records the outcome in the store.
 
-    A class of this kind goes into `LAUNCHERS`, and its constructor takes `jobs`, the runs at once (None: as many as
-    there is room for). One that hands out runs to workers can leave the loop to `dspreg.launch.dispatcher.Dispatcher`.
+    Register a class of this kind in `LAUNCHERS`. Its constructor takes `jobs`, the number of parallel runs (None: as
+    many as there is room for). A launcher with workers can use the loop of `dspreg.launch.dispatcher.Dispatcher`.
     """
 
     def setup(self, execution: Execution) -> Execution:
-        """Refuse what can't be executed, and fill in what was left open. Called before anything is written."""
+        """Refuse options that can't be executed, and fill in defaults. Called before anything is written."""
 
     def launch(
         self, queue: RunQueue, execution: Execution, *, progress: SweepProgress, pause: Callable[[], None]
@@ -38,10 +39,10 @@ class Launcher(Protocol):
         """Attempt runs of `queue` until it is done.
 
         Args:
-            queue: What is left of the sweep.
-            execution: As `setup` returned it.
-            progress: Shown to people.
-            pause: To be called wherever the sweep can stop without loss, often; raises `Preempted` to stop it.
+            queue: The runs of the sweep that are left.
+            execution: As returned by `setup`.
+            progress: Progress display.
+            pause: Call it often, wherever the sweep can stop without loss; it raises `Preempted` to stop the sweep.
         """
 
 
@@ -73,36 +74,37 @@ def sweep(
 ) -> dict[str, RunState]:
     """Train all runs of a sweep that are not finished in its store.
 
-    Several sweeps may share a store: no run is trained twice. What was interrupted goes on from its last checkpoint.
+    Several sweeps may share a store: no run is trained twice. Interrupted runs resume from their last checkpoint.
 
     Args:
-        runs: As from `dspreg.leave_one_out`, or what a sweep file says.
-        store: Where the runs go: new, or of earlier sweeps.
-        launcher: `"serial"`: one after the other, in this process; `"pool"`: in several processes, for a script whose
-            own work is under `if __name__ == "__main__":`; `"ray"`: on a cluster; or a `Launcher`.
-        jobs: Runs at once, for a launcher given by name; None: as many as there is room for.
-        execution: How each run is executed; by default as the sweep says, with one thread each.
+        runs: As from `dspreg.leave_one_out`, or the contents of a sweep file.
+        store: Folder of the runs: new, or of earlier sweeps.
+        launcher: `"serial"`: one after the other, in this process; `"pool"`: in several processes (the calling script
+            needs an `if __name__ == "__main__":` guard); `"ray"`: on a cluster; or a `Launcher`.
+        jobs: Parallel runs, for a launcher given by name; None: as many as there is room for.
+        execution: How each run is executed; by default as the sweep defines, with one thread each.
         attempts: How often a run may fail.
-        on_run: Called with a run, its status, and whether it had that before: as soon as it ends, and at every failure
-            that is not the last.
-        progress: Shows how far it is; closed in the end.
+        on_run: Called with a run, its status, and whether that status is old: when the run ends, and after every
+            failed attempt that will be repeated.
+        progress: Progress display; closed at the end.
         pause: Called wherever the sweep can stop without loss; raises `Preempted` to stop it.
 
     Returns:
         The status of every run, by its id.
 
     Raises:
-        ConfigError: Something can't be run like this; nothing was written.
-        ResourceError: The disk is full or can't be written, or there is no such cluster.
+        ConfigError: The options can't be executed; nothing was written.
+        ResourceError: The disk is full or not writable, or the cluster can't be reached.
     """
     with closing(progress or SweepProgress()) as progress:
         if isinstance(runs, Sweep):
             execution = execution or Execution(**runs.execution)
             runs = list_runs(runs, execution)
         every = distinct(runs)
-        check_specs(every)
-        if attempts < 1:
-            raise ConfigError(f"attempts={attempts}; wanted at least 1")
+        check_specs(run.algorithm for run in every)
+        if not 1 <= attempts <= MOST["attempts"][0]:
+            most = f"{format_limit(MOST['attempts'][0])}{reason_against('attempts', attempts)}"
+            raise ConfigError(f"attempts={shorten(attempts)}; wanted at least 1 and at most {most}")
         if isinstance(launcher, str):
             launcher = make_launcher(launcher, jobs=jobs)
         elif jobs is not None:
@@ -127,21 +129,21 @@ def list_runs(plan: Sweep, execution: Execution) -> list[Run]:
 
 
 def domains_of(data: str, execution: Execution) -> Sequence[str]:
-    """Those of a benchmark are known; others are read."""
+    """Known for benchmarks; read from the files for other data sets."""
     from dspreg.data.registry import dataset_class, open_dataset
 
     known = dataset_class(data)
     if known is not None:
         return known.domains
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # training issues them
+        warnings.simplefilter("ignore", Notice)  # training issues them again
         name = execution.name if DatasetRef.parse(data).is_path else None
         return open_dataset(data, execution.root, name).domains
 
 
-def check_specs(runs: Sequence[Run]) -> None:
-    """Whether the algorithms exist and have these options: before the first run, not in the middle of the night."""
+def check_specs(specs: Iterable[str]) -> None:
+    """Check that the algorithms exist and have these options, before the first run starts."""
     from dspreg.algorithms.registry import parse
 
-    for spec in dict.fromkeys(run.algorithm for run in runs):
+    for spec in dict.fromkeys(specs):
         parse(spec)

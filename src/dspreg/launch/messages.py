@@ -1,6 +1,6 @@
-"""What is said about the runs of a sweep between the workers that attempt them and the launcher that hands them out.
+"""Messages from the workers of a sweep to its launcher.
 
-One set of messages for all launchers: they are pickled, and go through a pipe or through Ray.
+All launchers share them. They are pickled, and travel through a pipe or through Ray.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dspreg.runs.status import RunState
 
 @dataclass(frozen=True)
 class Progress:
-    """Something was done, and where the run is now."""
+    """Progress of a run."""
 
     step: int
     steps: int  # 0: not known yet
@@ -23,14 +23,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class NoticeIssued:
-    """A `Notice` of the worker's process."""
+    """A `Notice` issued in the worker's process."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Files:
-    """What is new in a run's folder, by name, and which checkpoints there are now. From workers without the store."""
+    """New files of a run's folder, by name, and its checkpoints. Sent by workers without access to the store."""
 
     new: Mapping[str, bytes]
     checkpoints: tuple[str, ...] = ()
@@ -41,27 +41,27 @@ class Files:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The attempt is over, and what became of it is in the store."""
+    """The attempt has ended, and its outcome is in the store."""
 
-    state: RunState | None  # None: another process has the run
-    already: bool = False  # whether it stood like that before, and nothing was to be done
+    state: RunState | None  # None: another process works on the run
+    already: bool = False  # whether the run had this status before, so that nothing was done
 
 
 @dataclass(frozen=True)
 class Succeeded:
-    """Training came to its end, in a worker without the store: its files are on their way, to be verified there."""
+    """Training finished, in a worker without access to the store. Its files follow, and are verified on arrival."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Training ended in an error, in a worker without the store. As text: its class may be known to the worker alone.
+    """Training failed, in a worker without access to the store. Text only: the worker alone may know the error's class.
 
     Attributes:
         kind: Name of the error's class.
-        text: Its message.
-        traceback: With its traceback.
-        expected: Whether it is an error of dspreg, which says what to do, and no bug.
-        diverged: Then the run's own folder says so.
+        text: Message of the error.
+        traceback: Message and traceback.
+        expected: Whether it is an error of dspreg, with a remedy, rather than a bug.
+        diverged: Whether the training diverged; the run's folder records that.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class Failed:
     diverged: bool = False
 
     def to_error(self) -> Exception:
-        """The error it was, as far as one can be made here."""
+        """The error, rebuilt as far as this process can."""
         if self.expected:
             return DspregError(self.text)
         error: Exception = type(self.kind, (Exception,), {})(self.text)
@@ -81,19 +81,19 @@ class Failed:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The worker ends before its time; the run it had can be resumed, and has lost no attempt."""
+    """The worker stops early. Its run can be resumed, and no attempt is counted."""
 
 
 @dataclass(frozen=True)
 class WorkerDied:
-    """The worker is gone without a word; said by the launcher's own side."""
+    """The worker died without a message; created by the launcher."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The disk is full or can't be written, which the other runs would meet, too: the sweep has to end."""
+    """The disk is full or not writable. The other runs would fail in the same way, so the sweep has to end."""
 
     reason: str
 

@@ -27,11 +27,12 @@ GRACE = 60.0  # seconds for a last checkpoint
 
 
 class PoolLauncher:
-    """Processes are forked from one that has torch loaded, so a new one is there at once. One that dies, or that makes
-    no progress for the duration of a lease, costs its run an attempt and is replaced.
+    """Runs in worker processes, forked from one that has torch loaded, so that they start fast.
+
+    A worker that dies, or makes no progress for the duration of a lease, costs its run an attempt and is replaced.
 
     Args:
-        jobs: Runs at once; None: one per GPU, or as many as the cores have room for.
+        jobs: Parallel runs; None: one per GPU, or as many as the cores have room for.
     """
 
     def __init__(self, jobs: int | None = None):
@@ -40,16 +41,16 @@ class PoolLauncher:
         self.jobs = jobs
 
     def setup(self, execution: Execution) -> Execution:
-        check_device(execution.device)  # here, once: each run would use up its attempts on it
+        check_device(execution.device)  # once, here: otherwise each run would use up its attempts on it
         return fill_execution(execution, self.jobs or default_jobs(execution))
 
     def launch(
         self, queue: RunQueue, execution: Execution, *, progress: SweepProgress, pause: Callable[[], None]
     ) -> None:
-        """Once `pause` raises, every process makes a checkpoint first.
+        """Execute the queue. When `pause` raises, every worker writes a checkpoint before it ends.
 
         Raises:
-            ResourceError: The disk is full or can't be written. The other runs would meet the same.
+            ResourceError: The disk is full or not writable. The other runs would fail in the same way.
         """
         slots = assign_slots(self.jobs or default_jobs(execution), execution)
         transport = PoolTransport(queue, execution, slots[: len(queue.waiting)])
@@ -58,17 +59,17 @@ class PoolLauncher:
 
 @dataclass
 class Worker:
-    """A process, and what it works on."""
+    """A worker process and the run it works on."""
 
     slot: Slot
     process: BaseProcess
     pipe: Connection
     leased: LeasedRun | None = None
-    leaving: bool = False  # it ends, and must be given nothing
+    leaving: bool = False  # it is ending, and must not get another run
 
 
 class PoolTransport:
-    """A pipe to each of the processes."""
+    """A pipe to each worker process."""
 
     def __init__(self, queue: RunQueue, execution: Execution, slots: Sequence[Slot]):
         self.store, self.attempts, self.execution = queue.store.path.absolute(), queue.attempts, execution
@@ -94,7 +95,7 @@ class PoolTransport:
         worker = next(self._idle())
         try:
             worker.pipe.send(leased)
-        except OSError:  # it is gone, and has not begun
+        except OSError:  # it died before it started the run
             worker.leaving = True
             return Stopped()
         worker.leased = leased
@@ -106,14 +107,14 @@ class PoolTransport:
             yield from self._read(by_pipe[pipe])  # type: ignore[index]
         for each in list(self.workers):
             if not each.process.is_alive():
-                yield from self._read(each)  # its last words
+                yield from self._read(each)  # its last messages
                 leased = each.leased
                 self._replace(each)
                 if leased is not None:
                     yield leased, WorkerDied(describe_exit(each.process))
 
     def _read(self, worker: Worker) -> Iterator[tuple[LeasedRun | None, Event]]:
-        """All that it has said so far."""
+        """All messages that have arrived."""
         try:
             while worker.pipe.poll():
                 event: Event = worker.pipe.recv()
@@ -122,7 +123,7 @@ class PoolTransport:
                     worker.leased = None
                 worker.leaving |= isinstance(event, Stopped)
                 yield leased, event
-        except (EOFError, OSError):  # it is ending, and replaced once it has
+        except (EOFError, OSError):  # it is ending, and will be replaced
             worker.leaving = True
             worker.process.join(GRACE)
 
@@ -133,15 +134,15 @@ class PoolTransport:
     def kill(self, leased: LeasedRun) -> bool:
         worker = next(each for each in self.workers if each.leased is leased)
         worker.process.kill()
-        worker.process.join(GRACE)  # one that can't be ended, in a driver's hands, holds nothing any more
+        worker.process.join(GRACE)  # a process stuck in a driver can't be killed, but it has lost its lease
         self._replace(worker)
         return True
 
     def close(self) -> None:
-        """Processes end at once if they are idle, after a checkpoint if not."""
+        """Stop all workers: idle ones immediately, the others after a checkpoint."""
         for each in self.workers:
             if each.leased is None:
-                with suppress(OSError):  # it is gone
+                with suppress(OSError):  # it has ended
                     each.pipe.send(None)
             else:
                 each.process.terminate()
@@ -159,5 +160,5 @@ def describe_exit(process: BaseProcess) -> str:
     if code is not None and code < 0:
         name = signal.Signals(-code).name
         memory = "; was there enough memory?" if name == "SIGKILL" else ""
-        return f"the process that trained it was ended by {name}{memory}"
+        return f"the process that trained it was killed by {name}{memory}"
     return f"the process that trained it ended with exit code {code}"

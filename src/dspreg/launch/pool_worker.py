@@ -1,7 +1,7 @@
-"""A process of the pool. It has torch loaded before it starts, attempts the runs it is sent, and says how it goes.
+"""A worker process of the pool, forked with torch loaded. It attempts the runs it receives, and reports progress.
 
-It stops, with a checkpoint, on SIGTERM and when the sweep's own process is gone; Ctrl-C, which a terminal sends to all
-of them, is for that process to handle.
+It stops, with a checkpoint, on SIGTERM and when the process of the sweep has ended. It ignores Ctrl-C, which a terminal
+sends to the whole group: the process of the sweep handles it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPORT_EVERY = 0.2  # seconds
 
 
 def main(pipe: Connection, slot: Slot, store: Path, execution: Execution, attempts: int) -> None:
-    """What the process does, from start to end."""
+    """Main function of the process."""
     signals: list[int] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
@@ -43,17 +43,17 @@ def main(pipe: Connection, slot: Slot, store: Path, execution: Execution, attemp
 
     def pause() -> None:
         if signals or not sweep.is_alive():
-            raise Preempted("stopped; run the same command again to go on")
+            raise Preempted("stopped; run the same command again to resume")
 
-    with suppress(EOFError, BrokenPipeError):  # the other end is gone
+    with suppress(EOFError, BrokenPipeError):  # the process of the sweep has ended
         serve(pipe, RunStore(store), execution, attempts, pause)
 
 
 def serve(pipe: Connection, store: RunStore, execution: Execution, attempts: int, pause: Callable[[], None]) -> None:
-    """Attempt the runs that are sent, until None is."""
+    """Attempt the runs received, until None arrives."""
 
     def report(progress: Progress) -> None:
-        with suppress(BrokenPipeError):  # `pause` notices that the other end is gone
+        with suppress(BrokenPipeError):  # `pause` notices that the process of the sweep has ended
             pipe.send(progress)
 
     leases = store.leases()
@@ -78,7 +78,7 @@ def serve(pipe: Connection, store: RunStore, execution: Execution, attempts: int
 
 
 def notice_sender(pipe: Connection) -> Callable[..., None]:
-    """For `warnings.showwarning`: notices go where people look."""
+    """For `warnings.showwarning`: sends notices to the launcher, which prints them."""
 
     def send(message: Warning | str, *_: Any, **__: Any) -> None:
         with suppress(BrokenPipeError):

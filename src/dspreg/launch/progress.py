@@ -1,4 +1,4 @@
-"""Progress of a sweep, for people: all runs on one line, and a line for each that is being trained."""
+"""Progress display of a sweep: one bar for all runs, and one for each run in training."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
 
 
 class SweepProgress:
-    """Called by launchers as a sweep goes along. This one shows nothing."""
+    """Called by launchers during a sweep. This class displays nothing."""
 
     def start(self, run: Run) -> None:
-        """A worker begins with a run."""
+        """A worker starts a run."""
 
     def update(self, run: Run, progress: Progress) -> None:
-        """Where a run is that was started."""
+        """Progress of a started run."""
 
     def end(self, run: Run) -> None:
-        """No worker has the run any more."""
+        """No worker has the run any longer."""
 
     def set_done(self, count: int) -> None:
-        """So many runs need no more work."""
+        """Number of runs that need no more work."""
 
     def close(self) -> None:
-        """The sweep is over."""
+        """The sweep has ended."""
 
 
 class SweepProgressBars(SweepProgress):
-    """On a terminal.
+    """Progress bars on a terminal.
 
     Args:
-        console: Rich's, of stderr.
-        total: Runs of the sweep.
+        console: A console of Rich on stderr.
+        total: Number of runs.
     """
 
     def __init__(self, console: Console, total: int):
@@ -52,7 +52,7 @@ class SweepProgressBars(SweepProgress):
             TextColumn("{task.fields[doing]}"),
             console=console,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # lines for a file go there, and not above the bars
+            redirect_stdout=sys.stdout.isatty(),  # when stdout is a file, its lines must not appear above the bars
         )
         self.room = max(16, console.width - 56)
         self.all = self.bars.add_task("all runs", total=total, doing="")

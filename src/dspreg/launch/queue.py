@@ -1,7 +1,7 @@
-"""What is left of a sweep, handed out run by run under leases: the part that all launchers share.
+"""The queue of a sweep's runs, handed out under leases; shared by all launchers.
 
-A launcher asks for a run (`claim`), has it attempted somewhere, and says how that ended (`complete`) or that its worker
-is gone (`worker_died`). Which runs are finished, tried again or another sweep's is decided here and in the store.
+A launcher takes a run (`claim`), executes an attempt, and reports how it ended (`complete`) or that its worker died
+(`worker_died`). The queue and the store decide which runs are finished, retried or held by another sweep.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from dspreg.runs.status import RunState, RunStatus
 from dspreg.runs.store import RunStore
 
 ATTEMPTS = 3  # of a run that fails
-POLL = 5.0  # seconds between looks at what other sweeps work on
+POLL = 5.0  # seconds between checks of the runs that other sweeps hold
 
 OnRun = Callable[[Run, RunState, bool], None]  # a run, its status, and whether it had that before the sweep
 
 
 class WorkerLost(DspregError):
-    """The process that worked on a run is gone, or was ended."""
+    """The process that worked on a run died or was terminated."""
 
 
 @dataclass(frozen=True)
 class LeasedRun:
-    """A run to work on, and the right to."""
+    """A run and its lease."""
 
     run: Run
     lease: Lease
 
 
 class RunQueue:
-    """The runs of one sweep, from the first to the last.
+    """The runs of one sweep.
 
     Args:
         runs: Each once.
-        store: Made before.
+        store: An existing store.
         attempts: How often a run may fail.
-        on_run: Called with every run as soon as it ends, and with every failure that is not the last.
+        on_run: Called with every run when it ends, and after every failed attempt that will be repeated.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class RunQueue:
         self.waiting = OrderedDict((run.id, run) for run in runs)
         self.claimed: dict[str, LeasedRun] = {}
         self.ended: dict[str, RunState] = {}
-        self._checked = self._patient_until = 0.0  # when stalled runs were looked for, and until when none counts
-        self._lost: dict[str, float] = {}  # when claimed runs were first seen to be no longer ours
+        self._checked = self._patient_until = 0.0  # last check for stalled runs; no run is stalled before
+        self._lost: dict[str, float] = {}  # when a claimed run was first found to be held by another process
         self.leases = store.leases()
-        self.leases.expire_dead()  # what a killed sweep had begun goes on first
+        self.leases.expire_dead()  # runs that a killed sweep had started come first
 
     def __enter__(self) -> RunQueue:
         return self
@@ -73,11 +73,11 @@ class RunQueue:
         return not self.waiting and not self.claimed
 
     def fence(self, leased: LeasedRun) -> Fence:
-        """Of all that this process writes about a run of ours; raises `LeaseLost` once it is ours no longer."""
+        """Fence around every write of this process to a run; raises `LeaseLost` once the lease is lost."""
         return partial(self.leases.guard, leased.lease)
 
     def claim(self) -> LeasedRun | None:
-        """The next run that no process works on; None while there is none."""
+        """The next run that no process works on; None if there is none at the moment."""
         lease = self.leases.acquire(self.waiting)
         if lease is None and self.waiting and self.leases.expire_dead():
             lease = self.leases.acquire(self.waiting)
@@ -87,7 +87,7 @@ class RunQueue:
         return leased
 
     def complete(self, leased: LeasedRun, outcome: Outcome) -> None:
-        """An attempt has ended; runs that are to be tried again come last."""
+        """Record the end of an attempt; runs to be retried go to the end of the queue."""
         run, state = leased.run, outcome.state
         final = state is not None and state.is_final(self.attempts)
         self._release(leased, again=not final)
@@ -99,7 +99,7 @@ class RunQueue:
             self.on_run(run, state, outcome.already)
 
     def put_back(self, leased: LeasedRun) -> None:
-        """No attempt was made, or it was stopped without loss."""
+        """Put back a run that was not attempted, or whose attempt was stopped without loss."""
         self._release(leased, again=True)
 
     def _release(self, leased: LeasedRun, *, again: bool) -> None:
@@ -111,22 +111,22 @@ class RunQueue:
             self.waiting[run.id] = run
 
     def worker_died(self, leased: LeasedRun, reason: str) -> None:
-        """The process that attempted it is gone. That is a failure of the run, unless it came further than before."""
+        """Record that the worker of a run died. The attempt counter restarts if the run got further than before."""
         run, fence = leased.run, self.fence(leased)
         try:
             state = self.store.status(run, weights=False)
-            if not state.is_final(self.attempts):  # it may have died after its last file, or been cancelled
+            if not state.is_final(self.attempts):  # it may have died after writing its last file, or been cancelled
                 state = self.store.fail(run, WorkerLost(reason), fence=fence)
-        except LeaseLost:  # the failure is not ours to keep
+        except LeaseLost:  # another process records the outcome
             self.put_back(leased)
         else:
             self.complete(leased, Outcome(state))
 
     def stalled(self) -> list[LeasedRun]:
-        """Runs of ours whose lease is over, for there was no progress; and those that were taken from us a lease ago,
-        by `cancel` or another sweep: their workers would have noticed."""
+        """Our runs whose lease expired for lack of progress, and runs that `cancel` or another sweep took over a lease
+        duration ago: a live worker would have noticed by now."""
         now, grace = self.leases.now(), self.leases.duration / 4
-        if now - self._checked > grace:  # it was this process that slept: the workers have to be heard first
+        if now - self._checked > grace:  # this process was suspended: handle the messages of the workers first
             self._patient_until = now + grace
         self._checked = now
         if not self.claimed or now < self._patient_until:

@@ -1,7 +1,7 @@
-"""Runs of a sweep on the machines of a Ray cluster. The store and its leases stay here; runs travel as files.
+"""Runs of a sweep on the machines of a Ray cluster. The store and its leases stay here; runs are sent as files.
 
-Each run is one task (`dspreg.launch.ray_task`), which sends its checkpoints home. Ray does not try again by itself:
-what becomes of a run whose task, process or machine is gone is decided as for every other launcher, by `RunQueue`.
+Each run is one task (`dspreg.launch.ray_task`), which sends its checkpoints back. Ray's own retries are off: `RunQueue`
+handles a run whose task, process or machine died, as it does for every other launcher.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dspreg.launch.heartbeat import Heartbeat
 from dspreg.launch.messages import Event, Failed, Files, Outcome, Progress, Succeeded, TaskMessage, WorkerDied
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import POLL, LeasedRun, RunQueue
-from dspreg.launch.ray_cluster import connected
+from dspreg.launch.ray_cluster import connected, require_cluster
 from dspreg.launch.ray_task import Assignment, attempt_run
 from dspreg.launch.resources import fill_execution
 from dspreg.launch.transfer import pack, unpack
@@ -32,21 +32,21 @@ from dspreg.runs.leases import LeaseLost
 from dspreg.runs.run import Run
 from dspreg.runs.status import RunState, RunStatus
 
-UNREAD = 8  # messages of a task that were not fetched yet, after which it waits
+UNREAD = 8  # unread messages of a task, after which it waits
 GRACE = 10.0  # seconds for tasks to remove their files
 READERS = 4  # processes that read images for a GPU, unless given
 
 
 class RayLauncher:
-    """A task, process or machine that is gone costs its run an attempt, unless it came further than the one before, and
-    the run goes on elsewhere from the last checkpoint that came home. Machines that join are used.
+    """Each run is a Ray task with `threads` CPUs, and a GPU if `device` is cuda.
 
-    Each run has `threads` CPUs, and a GPU if `device` is cuda.
+    If a task, process or machine dies, the run loses an attempt, unless it got further than the one before. It resumes
+    elsewhere from the last checkpoint that arrived. Machines that join the cluster are used.
 
     Args:
-        jobs: Runs at once; None: as many as the cluster has room for.
+        jobs: Parallel runs; None: as many as the cluster has room for.
         address: Of the cluster; see `connected`.
-        say: Called with a line that says which cluster it is.
+        say: Called with a line that names the cluster.
     """
 
     def __init__(
@@ -57,9 +57,10 @@ class RayLauncher:
         self.jobs, self.address, self.say = jobs, address, say
 
     def setup(self, execution: Execution) -> Execution:
-        """What the user left open, as in all sweeps; it must not depend on the machine that this runs on."""
+        """Fill in defaults as in all sweeps; they must not depend on this machine."""
+        require_cluster(self.address)
         if execution.device.startswith("cuda:"):
-            raise ConfigError(f"--device {execution.device}: Ray says which GPU a run has. Give --device cuda")
+            raise ConfigError(f"--device {execution.device}: Ray assigns GPUs to runs. Give --device cuda")
         if execution.device == "cuda" and execution.workers is None:
             execution = replace(execution, workers=READERS)
         return fill_execution(execution, 1)
@@ -67,11 +68,11 @@ class RayLauncher:
     def launch(
         self, queue: RunQueue, execution: Execution, *, progress: SweepProgress, pause: Callable[[], None]
     ) -> None:
-        """Do all of it on the cluster.
+        """Execute the queue on the cluster.
 
         Raises:
-            ConfigError: Ray is not installed, or can't do that.
-            ResourceError: There is no such cluster; or the store's disk is full or can't be written.
+            ConfigError: Ray is not installed, or the address is not supported.
+            ResourceError: The cluster can't be reached, or the store's disk is full or not writable.
         """
         cpus = None if self.jobs is None else self.jobs * (execution.threads or 1)
         with connected(self.address, cpus, self.say) as ray:
@@ -80,10 +81,10 @@ class RayLauncher:
 
 @dataclass
 class Task:
-    """A run that is on the cluster."""
+    """A run on the cluster."""
 
     leased: LeasedRun
-    folder: RunFolder  # here, under the fence of its lease
+    folder: RunFolder  # in the store, under the fence of the lease
     lock: ExitStack  # of that folder
     messages: Any  # Ray's generator
     heartbeat: Heartbeat
@@ -91,7 +92,7 @@ class Task:
 
 
 class RayTransport:
-    """A task of Ray for each run; what comes home goes into the store here."""
+    """One Ray task per run; files that arrive are written to the store here."""
 
     def __init__(self, ray: Any, queue: RunQueue, execution: Execution, jobs: int | None):
         self.ray, self.queue, self.execution, self.jobs = ray, queue, execution, jobs
@@ -106,10 +107,10 @@ class RayTransport:
         self.tasks: list[Task] = []
         self.room, self.counted_at = 0, -POLL
 
-    # Out.
+    # Sending.
 
     def count_room(self) -> int:
-        """Runs that the cluster can train at once. At least one, for a machine may be about to join."""
+        """Runs that the cluster can train in parallel. At least one, since a machine may be about to join."""
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         each = (min(int(node.get(name, 0) // amount) for name, amount in self.needs.items()) for node in nodes)
         room = max(1, sum(each))
@@ -130,7 +131,7 @@ class RayTransport:
             lock.enter_context(folder.locked())
             folder.remove_partial_files()
             files = pack(folder.path)
-        except (InUse, LeaseLost):  # a training by hand has the folder, or it was this process that slept
+        except (InUse, LeaseLost):  # `dspreg train` uses the folder, or this process was suspended and lost its lease
             lock.close()
             return Outcome(None)
         settings, execution = use_absolute_paths(run, self.execution)
@@ -138,7 +139,7 @@ class RayTransport:
         self.tasks.append(Task(leased, folder, lock, messages, Heartbeat(self.queue.leases, leased.lease)))
         return None
 
-    # Home.
+    # Receiving.
 
     def receive(self, seconds: float) -> Iterator[tuple[LeasedRun | None, Event]]:
         if not self.tasks:
@@ -146,14 +147,14 @@ class RayTransport:
             return
         every = [task.messages for task in self.tasks]
         ready, _ = self.ray.wait(every, timeout=seconds)
-        if ready:  # and all others that have something to say
+        if ready:  # all others with a message, too
             ready, _ = self.ray.wait(every, num_returns=len(every), timeout=0)
         for task in [task for task in self.tasks if any(task.messages is each for each in ready)]:
             try:
                 event = self.take_in(task, self.ray.get(next(task.messages)))
             except (self.ray.exceptions.RayError, StopIteration) as error:
                 self.forget(task)
-                event = WorkerDied(f"the Ray task that trained it is gone: {describe_error(error)}")
+                event = WorkerDied(f"the Ray task that trained it died: {describe_error(error)}")
             except LeaseLost:
                 self.cancel(task)
                 event = Outcome(None)
@@ -161,7 +162,7 @@ class RayTransport:
                 yield task.leased, event
 
     def take_in(self, task: Task, message: TaskMessage) -> Event | None:
-        """Do what a message asks for here; what it means for the dispatcher, if anything."""
+        """Act on a message; returns the event for the dispatcher, if there is one."""
         task.begun = True
         if isinstance(message, Files):
             unpack(message, task.folder)
@@ -170,12 +171,12 @@ class RayTransport:
             outcome = Outcome(self.settle(task, message))
             self.forget(task)
             return outcome
-        if isinstance(message, Progress):  # a task speaks only when it has done something
+        if isinstance(message, Progress):  # a task reports only after it has done some work
             task.heartbeat.beat(message.step)
         return message
 
     def settle(self, task: Task, message: Succeeded | Failed) -> RunState:
-        """Verify or keep what became of a run, here where it is stored."""
+        """Verify the finished run or record its failure, in the store."""
         run, store, fence = task.leased.run, self.queue.store, task.folder.fence
         if isinstance(message, Failed) and not message.diverged:
             return store.fail(run, message.to_error(), fence=fence)
@@ -184,7 +185,7 @@ class RayTransport:
             store.succeed(run, fence=fence)
         return state
 
-    # The end of one.
+    # Ending a task.
 
     def kill(self, leased: LeasedRun) -> bool:
         task = next(task for task in self.tasks if task.leased is leased)
@@ -192,7 +193,7 @@ class RayTransport:
         return task.begun
 
     def cancel(self, task: Task, *, force: bool = False) -> None:
-        """It is to end at its next message; by `force` its process is, now. Either way it is not listened to."""
+        """End a task at its next message, or kill its process now (`force`). Its messages are ignored from here on."""
         self.ray.cancel(task.messages, force=force)
         self.forget(task)
 
@@ -201,11 +202,11 @@ class RayTransport:
         task.lock.close()
 
     def close(self) -> None:
-        """What came home is what counts: a checkpoint of now could not be sent any more."""
+        """Cancel all tasks. Checkpoints that have not arrived are lost: there is no time to send a last one."""
         left, until = [task.messages for task in self.tasks], time.monotonic() + GRACE
         for task in list(self.tasks):
             self.cancel(task)
-        while left and time.monotonic() < until:  # their ends come after what was said before
+        while left and time.monotonic() < until:  # the end of a generator comes after its last message
             ready, _ = self.ray.wait(left, timeout=TICK)
             left = [each for each in left if not any(each is r for r in ready) or self._goes_on(each)]
 
@@ -218,7 +219,7 @@ class RayTransport:
 
 
 def use_absolute_paths(run: Run, execution: Execution) -> tuple[dict[str, Any], Execution]:
-    """Settings and execution with the paths that they have on this machine; others must have the same."""
+    """Settings and execution with absolute paths, which must be the same on all machines."""
     settings = run.settings()
     ref = run.dataset_ref
     if ref.is_path:
@@ -230,13 +231,13 @@ def use_absolute_paths(run: Run, execution: Execution) -> tuple[dict[str, Any], 
 
 
 def own_import_path() -> tuple[str, ...]:
-    """Where modules are looked for beside what is installed, which the other machines have for themselves."""
+    """The import path without installed packages, which every machine has itself."""
     installed = (sys.prefix, sys.base_prefix)
     return tuple(path for path in sys.path if os.path.isabs(path) and not path.startswith(installed))
 
 
 def describe_error(error: BaseException) -> str:
-    """What Ray says, in its first sentence; of what was raised in a task, without the traceback."""
+    """The first sentence of Ray's message; for an error raised in a task, without the traceback."""
     cause = getattr(error, "cause", None)
     error = cause if isinstance(cause, BaseException) else error
     return f"{type(error).__name__}: {error}".splitlines()[0].partition(". ")[0].removesuffix(": ")

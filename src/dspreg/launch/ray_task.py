@@ -1,7 +1,7 @@
-"""What runs on a machine of the cluster: one attempt at one run, in a folder that is gone afterwards.
+"""One attempt at one run on a machine of the cluster, in a temporary folder.
 
-The store is not there. The run comes as files, and goes home as files: after every checkpoint, and at the end. Ray is
-not needed to read this: `attempt_run` is a generator, and Ray carries what it yields.
+The machine has no access to the store. The run arrives as files and is sent back as files, after every checkpoint and
+at the end. This module works without Ray: `attempt_run` is a generator, and Ray transports what it yields.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dspreg.runs.process_id import is_gone, this_process
 from dspreg.training.loop import train
 
 REPORT_EVERY = 1.0  # seconds
-UNSENT = 4  # messages that were not fetched, after which training waits
+UNSENT = 4  # unread messages, after which training waits
 PLACE = "dspreg-ray-"
 
 
@@ -41,11 +41,11 @@ class Assignment:
     execution: Execution
     plan: Mapping[str, Any]
     files: Files
-    path: tuple[str, ...] = ()  # where the user's own modules may lie
+    path: tuple[str, ...] = ()  # where the user's modules may be
 
 
 def attempt_run(assignment: Assignment) -> Iterator[TaskMessage]:
-    """Train, in a thread of its own, and yield messages; the last is `Succeeded` or `Failed`. Closing it ends the
+    """Train in a thread and yield messages; the last is `Succeeded` or `Failed`. Closing the generator stops the
     training."""
     sys.path.extend(path for path in assignment.path if path not in sys.path)
     attempt = TaskAttempt(assignment)
@@ -74,7 +74,7 @@ class TaskAttempt:
     def receive(self) -> TaskMessage:
         while True:
             try:
-                return self.messages.get(timeout=REPORT_EVERY)  # not longer: Ray ends tasks by a signal
+                return self.messages.get(timeout=REPORT_EVERY)  # not longer: Ray cancels tasks by a signal
             except queue.Empty:
                 continue
 
@@ -97,8 +97,8 @@ class TaskAttempt:
                 warnings.showwarning = self._send_notice
                 self._train(RunFolder(Path(place) / "run"))
         except Preempted:
-            pass  # by `stopped`: no one is left to be told
-        except BaseException as error:  # the folder could not be made or filled
+            pass  # by `stopped`: the launcher has disconnected
+        except BaseException as error:  # the folder could not be created or filled
             with suppress(Preempted):
                 self.send(describe_failure(error))
 
@@ -122,7 +122,7 @@ class TaskAttempt:
         self.send(ended)
 
     def pause(self) -> None:
-        """Given to the trainer, which writes nothing while it is in here."""
+        """Called by the training, which writes nothing meanwhile."""
         if self.stopped.is_set():
             raise Preempted("cancelled: the launcher disconnected")
         if self.watch.has_new_checkpoint():
@@ -139,11 +139,11 @@ def describe_failure(error: BaseException) -> Failed:
 
 
 def clear_places() -> None:
-    """Remove what tasks left on this machine that were killed."""
+    """Remove the folders of killed tasks on this machine."""
     for place in Path(tempfile.gettempdir()).glob(f"{PLACE}*"):
         try:
             gone = is_gone((place / "process").read_text(encoding="utf-8"))
-        except OSError:  # not a task's, or being made or removed now
+        except OSError:  # not a folder of a task, or just being created or removed
             continue
         if gone:
             shutil.rmtree(place, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""How far a run is, as messages to the launcher of its sweep."""
+"""Progress of a run as messages to the launcher of its sweep."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class ProgressReporter(TrainingCallback):
-    """Sends `Progress` when a phase begins, and in between as long as something is done, not too often.
+    """Sends `Progress` when a phase begins, and at intervals while there is progress.
 
     Args:
-        send: Takes the message.
-        every: Seconds between two messages about the same thing.
+        send: Called with each message.
+        every: Seconds between two messages of the same phase.
     """
 
     def __init__(self, send: Callable[[Progress], None], every: float):

@@ -1,4 +1,4 @@
-"""What this machine has for runs: cores, GPUs, and a share of them for each process."""
+"""Resources of this machine, cores and GPUs, and the share of each process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dspreg.config.train_config import Execution
 
 @dataclass(frozen=True)
 class Slot:
-    """A place on this machine: the cores a process may use (None: any) and its GPU (None: none)."""
+    """The share of one process: its cores (None: any) and its GPU (None: none)."""
 
     cores: tuple[int, ...] | None = None
     gpu: str | None = None
@@ -21,7 +21,7 @@ def usable_cores() -> list[int]:
 
 
 def usable_gpus(execution: Execution) -> list[str]:
-    """Those that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
+    """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes."""
     if execution.device != "cuda":
         return []
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -33,12 +33,12 @@ def usable_gpus(execution: Execution) -> list[str]:
 
 
 def default_jobs(execution: Execution) -> int:
-    """Runs at once, where the user left it open: one per GPU, or as many as the cores have room for."""
+    """Default number of parallel runs: one per GPU, or as many as the cores have room for."""
     return len(usable_gpus(execution)) or max(1, len(usable_cores()) // (execution.threads or 1))
 
 
 def fill_execution(execution: Execution, jobs: int) -> Execution:
-    """How runs are executed where the user left it open: one thread each, so that results don't depend on `jobs`."""
+    """Fill in defaults of the execution: one thread per run, so that results don't depend on `jobs`."""
     # without a GPU the cores are busy training
     readers = min(4, len(usable_cores()) // max(1, jobs)) if usable_gpus(execution) else 0
     workers = execution.workers if execution.workers is not None else readers
@@ -46,7 +46,7 @@ def fill_execution(execution: Execution, jobs: int) -> Execution:
 
 
 def assign_slots(jobs: int, execution: Execution) -> list[Slot]:
-    """A place for each process. Cores are pinned only where all are in use: another sweep may have the rest."""
+    """A share for each process. Cores are pinned only if all are in use: another sweep may use the rest."""
     cores, gpus, each = usable_cores(), usable_gpus(execution), execution.threads or 1
     full = jobs * each == len(cores) and hasattr(os, "sched_setaffinity")
     return [

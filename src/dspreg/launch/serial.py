@@ -19,10 +19,10 @@ REPORT_EVERY = 0.2  # seconds
 
 
 class SerialLauncher:
-    """No other process: what is trained can be debugged and profiled from here.
+    """Trains in this process, so that a debugger or profiler sees the training.
 
     Args:
-        jobs: None or 1; the others take more.
+        jobs: None or 1; other launchers take more.
     """
 
     def __init__(self, jobs: int | None = None):
@@ -30,17 +30,17 @@ class SerialLauncher:
             raise ConfigError(f"jobs={jobs}: the launcher 'serial' has one run at a time; 'pool' takes several")
 
     def setup(self, execution: Execution) -> Execution:
-        check_device(execution.device)  # once: each run would use up its attempts on it
+        check_device(execution.device)  # once, here: otherwise each run would use up its attempts on it
         return fill_execution(execution, 1)
 
     def launch(
         self, queue: RunQueue, execution: Execution, *, progress: SweepProgress, pause: Callable[[], None]
     ) -> None:
-        """Finished runs are verified and left as they are. Runs that another sweep holds come last: by then they are
-        finished, or their holder is gone and they are resumed here.
+        """Execute the queue. Runs that another sweep holds come last: by then they are finished, or their holder has
+        died and they are resumed here.
 
         Raises:
-            ResourceError: The disk is full or can't be written. The other runs would meet the same.
+            ResourceError: The disk is full or not writable. The other runs would fail in the same way.
         """
         while not queue.done:
             pause()

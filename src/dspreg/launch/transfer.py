@@ -1,7 +1,7 @@
-"""The files of a run on their way between its store and a machine that has no access to it.
+"""Transfer of a run's files between its store and a machine without access to it.
 
-Whatever is interrupted, the folder at home can be resumed from: a checkpoint is written after the records it marks, and
-what it replaces is removed after it.
+The folder in the store can be resumed after any interruption: a checkpoint is written after the records it refers to,
+and older checkpoints are removed after it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from dspreg.launch.messages import Files
 from dspreg.runs.folder import OURS, RunFolder
 
 CHECKPOINTS = "checkpoints/step-*.safetensors"
-LAST = ("failure.json", "result.json")  # they say that a run has ended
+LAST = ("failure.json", "result.json")  # they mark the end of a run
 SENT = (*OURS, "tensorboard/*", CHECKPOINTS, *LAST)
 
 
 class FolderWatch:
-    """What has changed in a folder since it was last packed.
+    """Tracks which files of a folder changed since they were last packed.
 
     Args:
         folder: Of one run.
-        known: What it holds now needs no packing.
+        known: Whether the receiver has the present files already.
     """
 
     def __init__(self, folder: Path, *, known: bool = False):
@@ -41,25 +41,25 @@ class FolderWatch:
 
 
 def pack(folder: Path) -> Files:
-    """All of a run."""
+    """All files of a run."""
     return FolderWatch(folder).pack_changes()
 
 
 def unpack(files: Files, folder: RunFolder) -> None:
-    """Bring a folder to where the packed one was, through its fence."""
+    """Update a folder to the packed state, through its fence."""
     for name in sorted(files.new, key=_rank):
         folder.write(name, files.new[name])
     for name in _checkpoints(folder.path):
         if name not in files.checkpoints:
             folder.remove(name)
     if not files.checkpoints and (folder / "checkpoints").exists():
-        with suppress(OSError):  # it holds a file that is not ours
+        with suppress(OSError):  # it holds files of others
             (folder / "checkpoints").rmdir()
 
 
 def _rank(name: str) -> tuple[int, str]:
     if name == "run.json":
-        return 0, name  # without it a folder is no run's
+        return 0, name  # without it a folder is not a run
     if name in LAST:
         return 3, name
     return (2 if name.startswith("checkpoints/") else 1), name

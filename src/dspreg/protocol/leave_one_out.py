@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dspreg.config.dataset_ref import DatasetRef
+from dspreg.config.options import MOST, format_limit, reason_against
 from dspreg.errors import ConfigError
-from dspreg.io.text import did_you_mean
+from dspreg.io.text import did_you_mean, shorten
 from dspreg.runs.run import Run
+from dspreg.specs import shortest_spec
 
 ONLY = ("training",)
 
@@ -40,10 +42,7 @@ def leave_one_out(
         options: Further settings of all runs, `protocol` too.
         name: Of a `folder:` or `index:` data set.
     """
-    if only is not None and only not in ONLY:
-        raise ConfigError(f"only={only!r}; wanted 'training', or nothing for the pairs of leave-one-out, too")
-    if trials < 1 or draws < 1:
-        raise ConfigError(f"trials={trials}, draws={draws}; wanted at least 1 of each (draw 0 has the default options)")
+    _check_numbers(trials, draws, only)
     further = dict(options or {})
     protocol = further.pop("protocol", "domainbed")
     if same_draws:
@@ -62,6 +61,39 @@ def leave_one_out(
                         )  # fmt: skip
 
 
+def count_runs(
+    datasets: Mapping[str, Sequence[str]],
+    algorithms: Sequence[str],
+    *,
+    trials: int = 3,
+    draws: int = 20,
+    targets: Sequence[str] | None = None,
+    only: str | None = None,
+) -> dict[tuple[str, str], int]:
+    """How many runs `leave_one_out` makes of each data set and algorithm, each run once, without making them.
+
+    Returns:
+        (data set, shortest spec) → runs. Of arguments that `leave_one_out` refuses, the same error.
+    """
+    _check_numbers(trials, draws, only)
+    for data, domains in datasets.items():
+        _check_domains(data, domains, only)
+    _check_targets(datasets, targets)
+    each = trials * draws
+    specs = dict.fromkeys(map(shortest_spec, algorithms))
+    return {
+        (data, spec): each * _count_target_sets(domains, targets, only)
+        for data, domains in datasets.items()
+        for spec in specs
+    }
+
+
+def _count_target_sets(domains: Sequence[str], targets: Sequence[str] | None, only: str | None) -> int:
+    chosen = len(domains) if targets is None else len(set(targets) & set(domains))
+    pairs = 0 if only == "training" else chosen * (len(domains) - chosen) + chosen * (chosen - 1) // 2
+    return chosen + pairs
+
+
 def target_sets(domains: Sequence[str], pairs: bool = True) -> Iterator[tuple[str, ...]]:
     """Each domain alone, followed by its pairs with later ones: (a), (a, b), (a, c), (b), (b, c), (c)."""
     for i, first in enumerate(domains):
@@ -73,6 +105,24 @@ def target_sets(domains: Sequence[str], pairs: bool = True) -> Iterator[tuple[st
 def _chosen(
     data: str, domains: Sequence[str], targets: Sequence[str] | None, only: str | None
 ) -> Iterator[tuple[str, ...]]:
+    _check_domains(data, domains, only)
+    for each in target_sets(domains, pairs=only != "training"):
+        if targets is None or set(targets) & set(each):
+            yield each
+
+
+def _check_numbers(trials: int, draws: int, only: str | None) -> None:
+    if only is not None and only not in ONLY:
+        raise ConfigError(f"only={only!r}; wanted 'training', or nothing for the pairs of leave-one-out, too")
+    for name, number in (("trials", trials), ("draws", draws)):
+        if type(number) is not int or not 1 <= number <= MOST[name][0]:
+            raise ConfigError(
+                f"{name}={shorten(number)}; wanted a whole number at least 1 (draw 0 has the default options) and at "
+                f"most {format_limit(MOST[name][0])}{reason_against(name, number)}"
+            )
+
+
+def _check_domains(data: str, domains: Sequence[str], only: str | None) -> None:
     least = 2 if only == "training" else 3
     if len(domains) < least:
         way = ". Add only: training, which needs two" if len(domains) == 2 else ""
@@ -80,9 +130,6 @@ def _chosen(
             f"{data} has {len(domains)} domain{'s' * (len(domains) > 1)} ({', '.join(domains)}); "
             f"holding out {least - 1} of them leaves none to train on{way}"
         )
-    for each in target_sets(domains, pairs=only != "training"):
-        if targets is None or set(targets) & set(each):
-            yield each
 
 
 def _check_targets(datasets: Mapping[str, Sequence[str]], targets: Sequence[str] | None) -> None:

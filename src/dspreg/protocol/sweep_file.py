@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,9 +14,9 @@ from dspreg.config.dataset_ref import DatasetRef
 from dspreg.config.parse import compose_yaml, iterate_entries, parse_integer, parse_mapping, parse_option, plain_value
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS
 from dspreg.errors import ConfigError, DspregError
-from dspreg.io.importing import import_object
-from dspreg.io.text import did_you_mean
-from dspreg.protocol.leave_one_out import ONLY, distinct, leave_one_out
+from dspreg.io.importing import import_object, search_here
+from dspreg.io.text import did_you_mean, shorten
+from dspreg.protocol.leave_one_out import ONLY, count_runs, distinct, leave_one_out
 from dspreg.runs.run import FURTHER, Run
 
 OPEN = tuple(n for n in (*FURTHER, "protocol") if n != "same_draws")  # settings that all runs may share
@@ -74,18 +76,38 @@ class Sweep:
         Args:
             domains: Those of a data set, in its own order.
         """
-        found = leave_one_out(
+        return distinct(self._iterate({data: domains(data) for data in self.datasets}, self.algorithms, self.targets))
+
+    def iterate_part(self, data: str, algorithm: str, domains: Sequence[str]) -> Iterator[Run]:
+        """The runs of one data set and algorithm, one after the other."""
+        targets = None if self.targets is None else [name for name in self.targets if name in domains]
+        return self._iterate({data: domains}, [algorithm], targets)
+
+    def _iterate(
+        self, datasets: Mapping[str, Sequence[str]], algorithms: Sequence[str], targets: Sequence[str] | None
+    ) -> Iterator[Run]:
+        return leave_one_out(
+            datasets,
+            algorithms,
+            trials=self.trials,
+            draws=self.draws,
+            targets=targets,
+            only=self.only,
+            same_draws=self.same_draws,
+            options=self.settings,
+            name=self.execution.get("name"),
+        )
+
+    def count(self, domains: Callable[[str], Sequence[str]]) -> dict[tuple[str, str], int]:
+        """How many there are of each data set and algorithm, without making them."""
+        return count_runs(
             {data: domains(data) for data in self.datasets},
             self.algorithms,
             trials=self.trials,
             draws=self.draws,
             targets=self.targets,
             only=self.only,
-            same_draws=self.same_draws,
-            options=self.settings,
-            name=self.execution.get("name"),
         )
-        return distinct(found)
 
 
 KEYS = tuple(each.name for each in fields(Sweep))
@@ -113,21 +135,29 @@ def parse_sweep_value(key: str, given: Any, place: str) -> Any:
         texts = tuple(map(str, given if isinstance(given, list) else [given])) if given is not None else ()
         return None if key == "targets" and texts == ("all",) else texts
     if isinstance(given, list):
-        raise ConfigError(f"{place}: {key}={given!r}; wanted one value")
+        raise ConfigError(f"{place}: {key}={shorten(given)}; wanted one value")
     if key in NUMBERS:
         try:
-            return parse_integer(given, at_least=1)
+            return parse_integer(given, 1, key)
         except ConfigError as error:
             raise ConfigError(f"{place}: {key}={error}") from None
     if key == "same_draws":
         return parse_option(key, given, place)
     if given not in (None, *ONLY):
-        raise ConfigError(f"{place}: only={given!r}; wanted training, or leave it out")
+        raise ConfigError(f"{place}: only={shorten(given)}; wanted training, or leave it out")
     return given
 
 
-def load_recipe(text: str) -> list[Run]:
-    """The runs of a recipe: `path.py` with a function `runs`, `path.py:function`, or a function's import path."""
+def load_recipe(text: str, most: int | None = None) -> list[Run]:
+    """The runs of a recipe: `path.py` with a function `runs`, `path.py:function`, or a function's import path.
+
+    Args:
+        text: Where the function is.
+        most: Runs that it may return; a recipe can't be counted but by running it, and one may have no end.
+    """
+    if os.path.sep in text.removesuffix(".py") or Path(text).exists():
+        if ".py" not in text:
+            raise ConfigError(f"{text} is no sweep: wanted FILE.yaml, a recipe in FILE.py, or the import path of a function")
     path, _, name = text.partition(".py")
     if text.endswith(".py") or (name.startswith(":") and Path(f"{path}.py").exists()):
         made = getattr(_module(Path(f"{path}.py")), name.removeprefix(":") or "runs", None)
@@ -137,7 +167,12 @@ def load_recipe(text: str) -> list[Run]:
         made = import_object(text)
     if not callable(made):
         raise ConfigError(f"{text!r} is not a function; a recipe is one that returns runs")
-    found = _guarded(text, lambda: list(made()))
+    returned = _guarded(text, made)
+    if not isinstance(returned, Iterable):
+        raise ConfigError(f"the recipe {text!r} returned {shorten(returned)}; wanted runs, as from dspreg.leave_one_out")
+    found = _guarded(text, lambda: list(islice(returned, None if most is None else most + 1)))
+    if most is not None and len(found) > most:
+        raise ConfigError(f"the recipe {text!r} returned more than {most:,} runs. If they are meant, add --max-runs N")
     for run in found:
         if not isinstance(run, Run):
             raise ConfigError(f"the recipe {text!r} returned {run!r}; wanted runs, as from dspreg.leave_one_out")
@@ -150,6 +185,7 @@ def _module(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise ConfigError(f"there is no file {path}")
+    search_here()  # a recipe may import modules beside it
     module, loader = importlib.util.module_from_spec(spec), spec.loader
     _guarded(str(path), lambda: loader.exec_module(module))
     return module
@@ -170,7 +206,7 @@ def _key(key: str, place: str) -> str:
     if key not in KEYS:
         where = "execution" if key in EXECUTION_OPTIONS else "settings"
         near = f" Write it below {where}:" if key in OPEN or key in EXECUTION_OPTIONS else did_you_mean(key, KEYS)
-        raise ConfigError(f"{place}: unknown key {key!r} of a sweep.{near} Known: {', '.join(KEYS)}")
+        raise ConfigError(f"{place}: unknown key {shorten(key)} of a sweep.{near} Known: {', '.join(KEYS)}")
     return key
 
 

@@ -9,12 +9,13 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dspreg.errors import ConfigError, DspregError, Notice
+from dspreg.errors import ConfigError, DspregError, IntegrityError, Notice
 from dspreg.io.atomic_files import canonical_json, sha256
 from dspreg.protocol.selection import Trace
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.leases import LeaseInfo, list_leases
 from dspreg.runs.run import Run
+from dspreg.runs.schema import check_records, check_run
 from dspreg.runs.status import FAILURE, RunState, derive_state, read_failure
 from dspreg.runs.store import RunStore
 
@@ -110,7 +111,7 @@ def _try_to_load(folder: RunFolder, planned: Planned | None = None) -> Trace | s
         return load_run(folder, planned)
     except DspregError as error:
         return str(error)
-    except (KeyError, TypeError, ValueError, AttributeError, OSError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
         return f"{folder.path} is not laid out as a run: {type(error).__name__}: {error}"
 
 
@@ -128,12 +129,18 @@ def load_run(folder: RunFolder, planned: Planned | None = None) -> Trace:
     Args:
         folder: Where it lies.
         planned: What the folder has to hold, in a store.
+
+    Raises:
+        IntegrityError: A file is damaged, or says what training never writes.
     """
-    described, result, records = folder.contents()
+    contents = folder.contents()
+    check_run(folder.path, contents)
+    described, result, records = contents
+    settings, data = described["settings"], described["data"]
     if planned is not None:
         planned.store.require_plan(folder, described, planned.run)
-    settings, data = described["settings"], described["data"]
-    state = derive_state(finished=True) if result else _unfinished(folder, settings["steps"], planned)
+        _require_settings(folder, settings, planned.run)
+    state = derive_state(finished=True) if result else _unfinished(folder, described, planned)
     return Trace(
         dataset=settings["dataset"],
         algorithm=described.get("where", {}).get("algorithm", settings["algorithm"]),
@@ -153,15 +160,25 @@ def load_run(folder: RunFolder, planned: Planned | None = None) -> Trace:
     )
 
 
-def _unfinished(folder: RunFolder, steps: int, planned: Planned | None) -> RunState:
+def _require_settings(folder: RunFolder, settings: Mapping[str, Any], run: Run) -> None:
+    """Whether what was trained is what was planned, as far as it says which cell of a table the run is."""
+    wanted = {"trial": run.trial, "draw": run.draw, "protocol": run.protocol}
+    there = {name: settings[name] for name in wanted}
+    if there != wanted or sorted(settings["targets"]) != sorted(run.targets):
+        found, planned = ({**each, "targets": [*of]} for each, of in ((there, settings["targets"]), (wanted, run.targets)))
+        raise IntegrityError(f"{folder.path}/run.json: settings are of {found}; the store planned {planned}")
+
+
+def _unfinished(folder: RunFolder, described: Mapping[str, Any], planned: Planned | None) -> RunState:
     """The state of a run that was begun and has no result."""
     done = list(folder.records)
+    check_records(f"{folder.path}/records.jsonl", done, described)
     return derive_state(
         begun=True,
         failure=planned.store.failure(planned.run) if planned else read_failure(folder / FAILURE),
         lease=planned.leases.get(planned.run) if planned else None,
         step=done[-1]["step"] if done else None,
-        steps=steps,
+        steps=described["settings"]["steps"],
     )
 
 

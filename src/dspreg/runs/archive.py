@@ -1,10 +1,10 @@
 """A store of runs as one file, `*.tar.xz`: packed, and opened for reading. Read without torch.
 
-The same files give the same bytes: names are sorted, and times, owners and modes are left out. An archive holds what a
-store has to say about its runs, and nothing of the work on them: no leases, locks, checkpoints or half-written files.
+The same files give the same bytes: names are sorted, and times, owners and modes are left out. An archive holds the
+results of the runs, but no leases, locks, checkpoints or half-written files.
 
-Reading trusts nothing. Only plain files below the folder are written, in bounded number and size, and none of their
-metadata is used; the check that xz keeps of all bytes is read to its end before the folder is handed out.
+Reading trusts nothing. Only plain files below the folder are written, in bounded number and size, and their metadata is
+ignored. The folder is handed out only after xz has compared its checksum of all bytes.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pathlib import Path
 from typing import IO
 
 from dspreg.errors import ConfigError, DspregError, IntegrityError, InUse
-from dspreg.io.atomic_files import UNFINISHED, make_folder, os_errors_as_cant_write
+from dspreg.io.atomic_files import UNFINISHED, make_folder, open_regular_file, os_errors_as_cant_write
 from dspreg.runs.leases import list_leases
 from dspreg.runs.store import RunStore
 
 SUFFIX = ".tar.xz"
-MOST_FILES = 1_000_000  # of one archive: ten thousand runs have a tenth of it
+MOST_FILES = 1_000_000  # of one archive; ten thousand runs need a tenth of it
 MOST_BYTES = 16 * 2**30  # of all files of one archive
-HEADER = 2**20  # bytes that may stand between two files; ours need 512
+HEADER = 2**20  # bytes allowed between two files; ours need 512
 CHUNK = 2**20
 DAMAGED = (tarfile.TarError, lzma.LZMAError, EOFError, UnicodeError, ValueError, OverflowError)
-WORK = ("claims.db", "claims.db-shm", "claims.db-wal", "lock")  # files of those that work on a store
+WORK = ("claims.db", "claims.db-shm", "claims.db-wal", "lock")  # files that running sweeps use
 
 
 def is_archive(path: str | Path) -> bool:
-    """Whether it is a file that is called an archive; what is in it, only reading tells."""
+    """Whether it is a file with the suffix of an archive; its contents are not checked."""
     return str(path).endswith(SUFFIX) and Path(path).is_file()
 
 
@@ -42,11 +42,11 @@ def is_archive(path: str | Path) -> bool:
 def open_store(path: str | Path) -> Iterator[Path]:
     """A folder to read runs from: `path` itself, or what an archive holds, for as long as the block lasts.
 
-    The folder of an archive has its file name. Errors raised inside the block name the archive, for the folder is gone
-    when they are read.
+    The folder of an archive has its file name. Errors raised inside the block name the archive, because the folder no
+    longer exists when they are read.
 
     Raises:
-        IntegrityError: The archive is damaged, or holds what no store has.
+        IntegrityError: The archive is damaged, or holds something that no store has.
     """
     if not is_archive(path):
         yield Path(path)
@@ -74,12 +74,12 @@ def pack_store(path: str | Path, file: str | Path) -> None:
 
     Args:
         path: The store.
-        file: The archive, `*.tar.xz`; one that is there is replaced.
+        file: The archive, `*.tar.xz`; an existing one is replaced.
 
     Raises:
-        InUse: A sweep is at work in the store.
+        InUse: A sweep is running in the store.
     """
-    store, archive = RunStore(path), Path(file)
+    store, archive = RunStore(path), Path(os.path.realpath(file))  # of a link, its target is meant
     store.check()
     if not archive.name.endswith(SUFFIX):
         raise ConfigError(f"{archive}: an archive of runs is called *{SUFFIX}")
@@ -103,7 +103,7 @@ def pack_store(path: str | Path, file: str | Path) -> None:
 
 
 def _names(root: Path) -> list[str]:
-    """The files of a store, as an archive calls them."""
+    """The files of a store, by their names in an archive."""
     found: list[str] = []
     for folder, folders, files in os.walk(root, onerror=_refuse):
         links = [Path(folder, name) for name in (*folders, *files) if Path(folder, name).is_symlink()]
@@ -112,21 +112,21 @@ def _names(root: Path) -> list[str]:
                 f"{links[0]} is a link, and an archive holds files only; put the file there, or remove it"
             )
         if "checkpoints" in folders:
-            folders.remove("checkpoints")  # a finished run has none, and one that is not starts again
+            folders.remove("checkpoints")  # a finished run has none, and an unfinished one starts again
         kept = [name for name in files if name not in WORK and not Path(name).match(f".*{UNFINISHED}")]
         found += [Path(folder, name).relative_to(root).as_posix() for name in kept]
     return sorted(found)
 
 
 def _refuse(error: OSError) -> None:
-    """A folder that can't be listed would be left out without a word."""
+    """A folder that can't be listed would be left out silently."""
     raise IntegrityError(f"{error.filename} can't be read: {error.strerror}") from error
 
 
 def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
     """One file, without its time, owner and mode."""
     try:
-        file = path.open("rb")
+        file = os.fdopen(open_regular_file(path), "rb")
     except OSError as error:
         raise IntegrityError(f"{path} can't be read: {error.strerror}") from error
     with file:
@@ -138,8 +138,8 @@ def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
 def unpack_store(file: str | Path, folder: str | Path) -> None:
     """Write what an archive holds into a new folder, whole or not at all.
 
-    tarfile's own extraction filters come short: they strip or follow where we refuse, and the first releases of
-    Python 3.11 have none. So files are written here, by name and content alone.
+    tarfile's extraction filters are not strict enough: they strip or follow where we refuse, and the first releases of
+    Python 3.11 have none. So this function writes the files itself, by name and content alone.
 
     Raises:
         IntegrityError: The archive is damaged, or has links, devices, names outside the folder or too much in it.
@@ -171,8 +171,8 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 class _Meter:
-    """What tarfile reads from, as long as it does not read more than is allowed: a header may claim to be gigabytes
-    long, and would be in memory before anything could be said about it."""
+    """The stream that tarfile reads from, with a limit: a header may claim to be gigabytes long, and tarfile would load
+    it before we could refuse it."""
 
     def __init__(self, stream: IO[bytes], archive: Path):
         self.stream, self.archive, self.left = stream, archive, HEADER
@@ -191,7 +191,7 @@ class _Meter:
 def _write_files(tar: tarfile.TarFile, meter: _Meter, target: Path) -> None:
     number = total = 0
     while (entry := tar.next()) is not None:
-        tar.members = []  # type: ignore[attr-defined]  # it keeps every header, and none is needed again
+        tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every header, and none is needed again
         number, total = number + 1, total + entry.size
         if number > MOST_FILES or total > MOST_BYTES:
             raise IntegrityError(
@@ -209,7 +209,7 @@ def _write_files(tar: tarfile.TarFile, meter: _Meter, target: Path) -> None:
 
 
 def _relative_path(entry: tarfile.TarInfo, archive: Path) -> Path:
-    """Of a plain file or a folder, inside of the folder that the archive is unpacked into."""
+    """Where an entry goes: a plain file or a folder, inside the folder that the archive is unpacked into."""
     path = Path(entry.name)
     if not (entry.isreg() or entry.isdir()) or entry.issparse():
         raise IntegrityError(f"{archive}: {entry.name!r} is a link or a device; an archive of runs has only files")
@@ -232,10 +232,10 @@ def _write(path: Path, content: IO[bytes], archive: Path) -> None:
 
 
 def _read_to_the_end(tar: tarfile.TarFile) -> None:
-    """tarfile ends at the first block that is no header. Damage there would look like the end, and xz compares its
-    check only when its last byte is read."""
+    """Read to the end. tarfile stops at the first block that is no header, so damage there would look like the end, and
+    xz compares its checksum only at the last byte."""
     assert tar.fileobj is not None
-    rest = tar.fileobj.read(tarfile.BLOCKSIZE)  # the first of two blocks of zeros is read already
+    rest = tar.fileobj.read(tarfile.BLOCKSIZE)  # tarfile has already read the first of the two blocks of zeros
     ended = len(rest) == tarfile.BLOCKSIZE
     while rest:
         if rest.strip(b"\0"):

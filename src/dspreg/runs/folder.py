@@ -1,4 +1,4 @@
-"""The folder of one run: what it holds, and whether it can be trusted. Read without torch.
+"""The folder of one run: its files and their verification. Read without torch.
 
     run.json          what is trained: settings, data, weights, environment
     records.jsonl     one line per evaluation
@@ -6,50 +6,68 @@
     profiles/         c before and after training, with null
     selected.safetensors, last.safetensors, README.md
     result.json       the outcome, and the SHA-256 of every file above
-    failure.json      instead of it, where training could not go on
+    failure.json      instead of result.json, if the training diverged
     checkpoints/      while unfinished
 
 No file says "done": a run is finished when result.json and all it names have the SHA-256 they should have.
+
+A file has its SHA-256 from the moment it is written: the folder keeps it in memory, checkpoints keep it beyond a crash,
+and result.json names that one, never the SHA-256 of what happens to lie on the disk in the end.
+
+The folder may come from a stranger: its parts are regular files and folders, and whatever else has one of their names
+is refused.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from os.path import isfile
-from pathlib import Path
+from functools import cached_property
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from dspreg.errors import ConfigError, IntegrityError, InUse
 from dspreg.io.atomic_files import (
+    JSON_BYTES,
+    LINES_BYTES,
     UNFINISHED,
     Fence,
     Lines,
     canonical_json,
+    format_json,
+    holds_file,
     make_folder,
+    open_regular_file,
     os_errors_as_cant_write,
     parse_json,
+    read_regular_file,
     remove,
     remove_partial_files,
+    require_folder,
     sha256,
     sha256_of_file,
     write,
-    write_json,
 )
 
 FORMAT = "dspreg.run/1"
-OURS = (  # what result.json vouches for; other files may lie there too, such as a scheduler's log
+OURS = (  # files that result.json lists; there may be others, such as a scheduler's log
     "run.json", "records.jsonl", "refreshes.jsonl", "results.jsonl", "README.md",
     "selected.safetensors", "last.safetensors", "profiles/*.safetensors", "models/*.safetensors",
 )  # fmt: skip
+OURS_NAMED = re.compile("|".join(re.escape(pattern).replace(r"\*", r"[^/\0]+") for pattern in OURS))
+ALWAYS = ("run.json", "records.jsonl")  # what every finished run has
+FILES = (*(name for name in OURS if "/" not in name), "result.json", "failure.json", "lock")
+FOLDERS = ("profiles", "models", "checkpoints", "tensorboard")
+CARRIED = ("plan", "environments")  # what `where` of an earlier start has, and that of the next may not have
 HELD: set[IO[str]] = set()  # locks of this process
-LEASED = "under a claim\n"  # what stands in the lock of a sweep's worker; other versions of dspreg read it, too
+LEASED = "under a claim\n"  # contents of the lock file of a sweep's worker; other versions of dspreg read it, too
 
 
 class Contents(NamedTuple):
-    """What a run's folder says, as it was verified."""
+    """The verified contents of a run's folder."""
 
     description: dict[str, Any]
     result: dict[str, Any] | None  # None while unfinished
@@ -60,47 +78,79 @@ class RunFolder:
     """One run's folder.
 
     Args:
-        path: Where it is; it need not exist.
-        fence: Entered around every change of a file in it, for work under a lease: it raises once the lease is lost.
+        path: The folder, which need not exist.
+        fence: For work under a lease: entered around every change of a file, and raises once the lease is lost.
+        linked: Whether its own name may be a link, as a user may have made; in a store it may not.
+
+    Attributes:
+        written: The SHA-256 of every file that result.json will name, from when it was written; not of records and
+            refreshes, which know what was written to them.
     """
 
-    def __init__(self, path: str | Path, *, fence: Fence | None = None):
+    def __init__(self, path: str | Path, *, fence: Fence | None = None, linked: bool = True):
         self.path = Path(path)
         self.leased = fence is not None
         self.fence: Fence = fence or nullcontext
+        self.linked = linked
+        self.written: dict[str, str] = {}
+        self._agreed: tuple[dict[str, Any], dict[str, Any]] | None = None  # run.json, and what this training says
 
-    @property
+    @cached_property
     def records(self) -> Lines:
         return Lines(self / "records.jsonl", fence=self.fence)
 
-    @property
+    @cached_property
     def refreshes(self) -> Lines:
         return Lines(self / "refreshes.jsonl", fence=self.fence)
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
 
-    # What changes in it.
+    def part(self, name: str) -> Path:
+        """Where a file or folder of the run lies, once no folder on the way to it is a link."""
+        if "/" in name:
+            for parent in list(PurePosixPath(name).parents)[:-1]:
+                require_folder(self / str(parent))
+        return self / name
+
+    def check_parts(self) -> None:
+        """Refuse a folder some part of which is a link, a FIFO or the like: it would be written through.
+
+        Raises:
+            IntegrityError: The message names the part.
+        """
+        if not self.linked:
+            require_folder(self.path)
+        for name in FILES:
+            holds_file(self / name)
+        for name in FOLDERS:
+            require_folder(self / name)
+
+    # Changing files.
 
     def write(self, name: str, data: bytes) -> None:
-        """Replace a file as a whole, and make the folder it is in."""
-        make_folder((self / name).parent)
-        write(self / name, data, fence=self.fence)
+        """Replace a file atomically, and create its folder."""
+        path = self.part(name)
+        make_folder(path.parent)
+        write(path, data, fence=self.fence)
+        if OURS_NAMED.fullmatch(name):
+            self.written[name] = sha256(data)
 
     def write_json(self, name: str, value: Any) -> None:
-        write_json(self / name, value, fence=self.fence)
+        """The same, for people too: indented."""
+        self.write(name, format_json(value))
 
     def remove(self, name: str) -> None:
-        remove(self / name, fence=self.fence)
+        remove(self.part(name), fence=self.fence)
 
     def remove_partial_files(self) -> None:
-        """Remove what a crash left half-written."""
+        """Remove half-written files of a crash."""
         remove_partial_files(self.path, fence=self.fence)
 
     # What is trained.
 
     def description(self) -> dict[str, Any]:
-        """run.json, checked to be one of ours."""
+        """The contents of run.json, verified."""
         return self._described(self._run())
 
     def _run(self) -> bytes:
@@ -109,63 +159,127 @@ class RunFolder:
         return self._read("run.json")
 
     def _described(self, data: bytes) -> dict[str, Any]:
-        found = parse_json(f"{self.path}/run.json", data)
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise IntegrityError(f"{self / 'run.json'} is not of the format {FORMAT!r}; which version wrote it?")
-        self._digest("run.json", [found.get("id"), found.get("where")])  # what the id is not made of
+        found: dict[str, Any] = parse_json(f"{self.path}/run.json", data)
+        version = found.get("format") if isinstance(found, dict) else None
+        if version != FORMAT:
+            raise IntegrityError(
+                f"{self / 'run.json'} is of the format {version!r}; this version of dspreg reads {FORMAT!r}"
+            )
+        self._digest("run.json", [found.get("id"), found.get("where")])  # fields that are not part of the id
         if self._digest("run.json", essence(found)) != found.get("id"):
             raise IntegrityError(f"{self / 'run.json'} was changed: its id is not that of its contents")
         return found
 
     def agree(self, described: Mapping[str, Any], *, changed_environment: bool = False) -> str:
-        """Write what is trained, or compare it with what is there. Returns the run's id.
+        """Write run.json, or compare it with the one in the folder. Returns the run's id.
 
         Raises:
             ConfigError: The folder belongs to another training; the message shows the difference.
         """
-        mine = json.loads(canonical_json({**described, "format": FORMAT}))  # as it comes back: tuples are lists
+        mine = json.loads(canonical_json({**described, "format": FORMAT}))  # as read back: tuples become lists
         mine["id"] = identity(mine)
-        if not (self / "run.json").exists():
+        if not self._holds("run.json"):
             self.write_json("run.json", mine)
-        there = self.description()
-        self.remove_partial_files()  # not before: the folder might not have been ours
+        data = self._run()
+        there, self.written["run.json"] = self._described(data), sha256(data)
+        self.remove_partial_files()  # not before: the folder might not have been a run
         ignored = {"environment"} if changed_environment else set()
         changes = [c for c in differences(there, mine) if c[0].split(".")[0] not in ignored | {"id", "where"}]
         if changes:
             lines = "\n".join(f"  {name}: {_brief(was)} → {_brief(now)}" for name, was, now in changes)
             environment = all(name.startswith("environment") for name, _, _ in changes)
             way = (
-                "the bits would differ. Go back to what it was, or add --allow-changed-environment to go on regardless"
+                "results would not be bitwise identical. Restore the environment, or resume with "
+                "--allow-changed-environment"
                 if environment
-                else "go on with the settings it has, or give another --out"
+                else "resume with the settings it has, or give another --out"
             )
             raise ConfigError(f"{self.path} holds another training:\n{lines}\n{way}")
-        self._note_changes(there, mine)
+        self._agreed = there, mine
+        self.carry(self.carried)
         return str(there["id"])
 
-    def _note_changes(self, there: dict[str, Any], mine: dict[str, Any]) -> None:
-        """Where the files lie now, and in which other environments it was gone on with; neither is part of the id."""
-        where = {**there.get("where", {}), **mine.get("where", {})}
+    @property
+    def carried(self) -> dict[str, Any]:
+        """What run.json keeps of earlier starts beside all that decides the result: checkpoints keep it, too."""
+        there = self._agreed[0].get("where", {}) if self._agreed else {}
+        return {name: there[name] for name in CARRIED if name in there}
+
+    def carry(self, carried: Mapping[str, Any]) -> None:
+        """Record where the files are now, and further environments that the run was resumed in; neither is part of the
+        id.
+
+        Args:
+            carried: As it was when the files of the run were made.
+        """
+        if self._agreed is None:
+            return
+        there, mine = self._agreed
+        where = {**carried, **mine.get("where", {})}
         seen = [there["environment"], *where.get("environments", [])] if "environment" in there else []
         if mine.get("environment") not in seen and seen:
             where["environments"] = [*where.get("environments", []), mine["environment"]]
-        if where != there.get("where", {}) and not (self / "result.json").exists():
-            self.write_json("run.json", {**there, "where": where})
+        if where != there.get("where", {}) and not self._holds("result.json"):
+            there = {**there, "where": where}
+            self.write_json("run.json", there)
+            self._agreed = there, mine
+
+    # What was written before a crash.
+
+    def verify(self, written: Mapping[str, str]) -> dict[str, str]:
+        """Which of these files are not what they were when they were written: by name, what is wrong.
+
+        Args:
+            written: SHA-256 by name, as a checkpoint keeps them.
+        """
+        found = {}
+        for name, expected in written.items():
+            try:
+                self._require(name, expected, "it was written with")
+            except IntegrityError as error:
+                found[name] = str(error)
+        return found
+
+    def unverified(self) -> list[str]:
+        """Files that a checkpoint of an earlier version says nothing about, though a finished run names them."""
+        found = (
+            path for pattern in ("profiles/*.safetensors", "models/*.safetensors") for path in self.path.glob(pattern)
+        )
+        return sorted(path.relative_to(self.path).as_posix() for path in found if holds_file(path))
+
+    def _require(self, name: str, expected: str, by: str) -> None:
+        if not self._holds(name):
+            raise IntegrityError(f"{self / name} is missing")
+        if self.hash(name) != expected:
+            raise IntegrityError(f"{self / name} is damaged or was changed: its SHA-256 is not the one {by}")
 
     # Whether it is finished.
 
     def finish(self, outcome: Mapping[str, Any]) -> None:
-        """Write result.json, which names every file and what it must be."""
-        names = sorted(str(p.relative_to(self.path)) for pattern in OURS for p in self.path.glob(pattern))
-        result = {**outcome, "files": {name: sha256_of_file(self / name) for name in names}}
+        """Write result.json, with the SHA-256 that every file had when it was written.
+
+        Raises:
+            IntegrityError: A file is something else by now. Nothing is written then.
+        """
+        files = dict(self.written)
+        for name, lines in (("records.jsonl", self.records), ("refreshes.jsonl", self.refreshes)):
+            if lines.written or self._holds(name):
+                files[name] = sha256(lines.written)
+        damaged = self.verify(files)
+        if damaged:
+            raise IntegrityError(
+                f"{'; '.join(damaged.values())}. The same command again resumes from the last checkpoint, and writes "
+                "again what it can. Is the disk damaged?"
+            )
+        result = {**outcome, "files": dict(sorted(files.items()))}
         self.write_json("result.json", {**result, "sha256": sha256(canonical_json(result).encode())})
 
     def result(self, *, weights: bool = True) -> dict[str, Any] | None:
         """The outcome of a finished run, every file verified; None while unfinished.
 
         Args:
-            weights: Read models and profiles too. Without, they only have to be there: a table of a thousand runs
-                quotes none of their bytes, and they are hundreds of gigabytes.
+            weights: Verify models and profiles, too. Otherwise they only have to exist: tables of a thousand runs don't
+                need their hundreds of gigabytes.
 
         Raises:
             IntegrityError: A file is damaged or missing.
@@ -173,9 +287,9 @@ class RunFolder:
         return self._sealed({}, weights=weights)[0] if self._holds("result.json") else None
 
     def contents(self) -> Contents:
-        """All that tables are made of, every file but models and profiles verified, and read once.
+        """What reports need; every file but models and profiles is verified and read once.
 
-        What was verified is then what is reported, even if another process writes meanwhile.
+        So the reported bytes are the verified ones, even if another process writes meanwhile.
         """
         run = self._run()
         described = self._described(run)
@@ -185,16 +299,16 @@ class RunFolder:
         return Contents(described, result, self.records.of(read.get("records.jsonl", b"")))
 
     def _sealed(self, read: dict[str, bytes], *, weights: bool) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """The outcome, verified, and the bytes of all that it names but models and profiles, which are large."""
+        """The verified outcome, and the bytes of all listed files except models and profiles, which are large."""
         result = parse_json(f"{self.path}/result.json", self._read("result.json"))
         stamp = result.pop("sha256", None) if isinstance(result, dict) else None
         if stamp != self._digest("result.json", result):
             raise IntegrityError(f"{self / 'result.json'} is damaged: its SHA-256 is not the one in it")
-        for name, expected in result["files"].items():
+        for name, expected in self._named(result).items():
             if name not in read and not self._holds(name):
                 raise IntegrityError(f"{self / name} is missing; result.json says it belongs to the run")
             if name.endswith(".safetensors"):
-                found = sha256_of_file(self / name) if weights else expected
+                found = self.hash(name) if weights else expected
             else:
                 read[name] = read[name] if name in read else self._read(name)
                 found = sha256(read[name])
@@ -203,45 +317,68 @@ class RunFolder:
                 raise IntegrityError(f"{path} is damaged or was changed: its SHA-256 is not the one in result.json")
         return result, read
 
+    def _named(self, result: dict[str, Any]) -> dict[str, str]:
+        """The files that a result names, all of them ours: a stranger's may name what is not, to have it read."""
+        files, about = result.get("files"), self / "result.json"
+        if not isinstance(files, dict):
+            raise IntegrityError(f"{about} names no files")
+        strange = next((name for name in files if not OURS_NAMED.fullmatch(name)), None)
+        if strange is not None:
+            raise IntegrityError(f"{about} names {strange!r}, which is no file of a run")
+        missing = next((name for name in ALWAYS if name not in files), None)
+        if missing:
+            raise IntegrityError(f"{about} does not name {missing}, which every finished run has")
+        return files
+
     def _holds(self, name: str) -> bool:
-        return isfile(f"{self.path}/{name}")  # a Path for each of the many files of ten thousand runs takes a second
+        self.part(name)
+        return holds_file(f"{self.path}/{name}")  # no Path: one per file takes a second for ten thousand runs
+
+    def hash(self, name: str) -> str:
+        """SHA-256 of a file of the run as it is now."""
+        try:
+            return sha256_of_file(self.part(name))
+        except OSError as error:
+            raise IntegrityError(f"{self / name} can't be read: {error}") from error
 
     def _read(self, name: str) -> bytes:
+        self.part(name)
+        limit = LINES_BYTES if name.endswith(".jsonl") else JSON_BYTES
         try:
-            with open(f"{self.path}/{name}", "rb", buffering=0) as file:
-                return file.read()
+            return read_regular_file(f"{self.path}/{name}", limit=limit)
         except OSError as error:
             raise IntegrityError(f"{self / name} can't be read: {error}") from error
 
     def _digest(self, name: str, value: Any) -> str:
-        """Of a value that a file holds; also the check that `parse_json` asks for."""
+        """SHA-256 of a value in a file; also refuses values that are not plain JSON, as `parse_json` requires."""
         try:
             return sha256(canonical_json(value).encode())
         except ValueError as error:
             raise IntegrityError(f"{self / name} can't be read: {error}") from error
 
-    # Who works on it.
+    # Locking.
 
     def _refuse_strangers(self) -> None:
-        """Before anything is written: the folder might not be ours."""
+        """Refuse a folder that holds something else, before anything is written."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"{self.path} is a file; give --out a folder")
-        if self.path.exists() and not (self / "run.json").exists():
-            ours = ("lock", f".run.json.*{UNFINISHED}")  # of a start that crashed
+        if self.path.exists() and not self._holds("run.json"):
+            ours = ("lock", f".run.json.*{UNFINISHED}")  # left by a crash at the start
             strangers = sorted(p.name for p in self.path.iterdir() if not any(map(p.match, ours)))
-            if strangers and not (self / "run.json").exists():  # another start may have made it meanwhile
+            if strangers and not self._holds("run.json"):  # another process may have written it meanwhile
                 raise ConfigError(f"{self.path} is not empty and holds no run ({strangers[0]}, …); take a new folder")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone in this folder; the lock goes with the process, however it ends.
+        """Exclusive use of the folder; the lock ends with the process, however it ends.
 
-        Work under a lease takes over from work under an older one: the process that has the lock then slept past its
-        lease, and its fence refuses whatever it writes.
+        A process with a lease takes the lock from one with an older lease: that process was suspended past the end of
+        its lease, and its fence refuses every write.
         """
         self._refuse_strangers()
+        make_folder(self.path)
         with os_errors_as_cant_write(self.path, 0):
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.check_parts()
             handle = self._lock()
         with handle:
             HELD.add(handle)
@@ -255,11 +392,11 @@ class RunFolder:
                     self.path.rmdir()
 
     def _lock(self) -> IO[str]:
-        import fcntl  # here: reading results must work where it does not exist
+        import fcntl  # here, because Windows lacks it and must still be able to read results
 
         path = self / "lock"
         while True:
-            handle = path.open("a+")
+            handle = os.fdopen(open_regular_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+")
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -268,26 +405,28 @@ class RunFolder:
                 handle.close()
                 if not (self.leased and theirs_is_leased):
                     raise InUse(f"{self.path} is in use by another training; wait for it or stop it") from None
-                path.unlink(missing_ok=True)  # the sleeper keeps its lock, of a file that has no name any more
+                path.unlink(missing_ok=True)  # the suspended process keeps its lock, on a file without a name
                 continue
-            if self._names(handle):
+            if os.fstat(handle.fileno()).st_nlink > 1:  # `cp -al`, say: what has other names is not ours to empty
+                path.unlink(missing_ok=True)
+            elif self._names(handle):
                 handle.truncate(0)
                 handle.write(LEASED if self.leased else "")
                 handle.flush()
-                if self._names(handle):  # what stood in it until now may have let another process take it over
+                if self._names(handle):  # the old contents may have let another process take the lock
                     return handle
-            handle.close()  # it was taken over, or removed, between the two
+            handle.close()  # it was taken over, or removed, in between
 
     def _names(self, handle: IO[str]) -> bool:
         """Whether the lock in the folder is this one."""
         try:
-            return os.path.samestat(os.fstat(handle.fileno()), (self / "lock").stat())
+            return os.path.samestat(os.fstat(handle.fileno()), os.lstat(self / "lock"))
         except FileNotFoundError:
             return False
 
 
 def _let_go() -> None:
-    """In a forked worker: it would hold the lock for seconds after the trainer was killed."""
+    """Close locks in a forked worker, which would hold them for seconds after the training was killed."""
     for handle in HELD:
         handle.close()
 
@@ -297,7 +436,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _brief(value: Any) -> str:
-    """The start of a SHA-256 is enough to see that it changed."""
+    """A value in short; the start of a SHA-256 is enough to see that it changed."""
     return value[:8] + "…" if isinstance(value, str) and len(value) == 64 else repr(value)
 
 
@@ -307,7 +446,7 @@ def identity(described: Mapping[str, Any]) -> str:
 
 
 def essence(described: Mapping[str, Any]) -> dict[str, Any]:
-    """All that decides the result of a run."""
+    """Everything that decides the result of a run."""
     return {k: v for k, v in described.items() if k not in ("id", "where")}
 
 

@@ -1,9 +1,8 @@
-"""Which process works on which run: a lease each in SQLite, so that sweeps share one store and a crash needs no repair.
+"""Leases in SQLite: which process works on which run. Sweeps can share a store, and a crash needs no repair.
 
-A lease is acquired in one statement, so two sweeps never get the same run. It ends unless its holder renews it, with
-the step it is at: a process that hangs looks dead, because it is. Each lease of a run has a larger token than the one
-before, and a holder whose token is no longer the newest is refused whatever it wants. Which runs are finished is not
-written here: the files of a run alone say so.
+A lease is acquired in one statement, so two sweeps never get the same run. It expires unless its holder renews it with
+new progress, so a process that hangs loses it. Each lease of a run has a larger token than the one before, and every
+operation with an older token is refused. The database does not record which runs are finished: only their files do.
 
 Only for a disk of this machine: SQLite's locks do not hold on network file systems.
 """
@@ -22,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.errors import CantWrite, DspregError, IntegrityError
+from dspreg.io.atomic_files import holds_file
 from dspreg.runs.process_id import is_gone, this_process
 
-LEASE_SECONDS = 600.0  # without progress, after which other sweeps take a run over: longer than any one step
-WINDOW = 64  # runs looked at in one statement, so that its time does not grow with the sweep
+LEASE_SECONDS = 600.0  # without progress, after which other sweeps take over a run; longer than any single step
+WINDOW = 64  # runs considered in one statement, so that its time does not grow with the sweep
 PATIENCE = 60.0  # seconds to wait for another process's statement
 FORMAT = 1
 
@@ -35,8 +35,8 @@ CREATE TABLE IF NOT EXISTS claims (
     run TEXT PRIMARY KEY,
     token INTEGER NOT NULL,   -- number of leases there have been
     holder TEXT,              -- NULL: released
-    boot TEXT NOT NULL,       -- when the machine is started again, its clock is, and all holders are gone
-    expires REAL NOT NULL,    -- by the machine's clock since then, which no process sets
+    boot TEXT NOT NULL,       -- id of the machine's boot: a reboot restarts the clock and ends all holders
+    expires REAL NOT NULL,    -- on the machine's monotonic clock since that boot
     progress INTEGER NOT NULL,  -- the holder's, when it last renewed
     step INTEGER NOT NULL     -- of its training then, for people
 ) WITHOUT ROWID
@@ -55,11 +55,14 @@ RETURNING run, token
 """
 
 NEWEST = "run = :run AND token = :token AND holder = :holder"
+COLUMNS = ("run", "token", "holder", "boot", "expires", "progress", "step")
+BESIDE = ("", "-wal", "-shm", "-journal")  # names of SQLite's files, after that of the database
+ADVICE = "It holds nothing but leases: stop all sweeps and remove it"
 HELD = "SELECT run, holder, step, boot, expires FROM claims WHERE holder IS NOT NULL ORDER BY run"
 
 
 class LeaseLost(DspregError):
-    """Another process works on the run by now; nothing more may be written."""
+    """Another process has taken over the run; nothing more may be written."""
 
     exit_code = 75
 
@@ -75,21 +78,21 @@ class Lease:
 
 @dataclass(frozen=True)
 class LeaseInfo:
-    """What other processes see of a lease."""
+    """A lease as other processes see it."""
 
     run: str
     holder: str
     step: int
-    left: float  # seconds until it ends; negative: it has
+    left: float  # seconds until it expires; negative: it has expired
 
     @property
     def process(self) -> str:
-        """The holder's, as `this_process` names it."""
+        """The holder's process, as named by `this_process`."""
         return self.holder.partition(" ")[2]
 
     @property
     def alive(self) -> bool:
-        """Whether its holder works on the run, as far as can be told from here."""
+        """Whether the holder still works on the run, as far as this machine can know."""
         return self.left > 0 and not is_gone(self.process)
 
 
@@ -97,10 +100,10 @@ class Leases:
     """The leases of one store.
 
     Args:
-        path: The database; made if it is not there.
+        path: The database; created if missing.
         duration: Seconds without renewal after which other sweeps may acquire a run.
-        now: A clock that all processes of the machine share and none sets.
-        boot: Which start of the machine that clock counts from.
+        now: A monotonic clock that all processes of the machine share.
+        boot: Id of the boot that the clock counts from.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class Leases:
         self.holder = f"{os.urandom(4).hex()} {this_process()}"
         self._process, self._connection = os.getpid(), self._open()
 
-    # What a worker does.
+    # For workers.
 
     def acquire(self, runs: Iterable[str]) -> Lease | None:
         """A lease of the first of `runs` that no process holds, or None."""
@@ -129,18 +132,18 @@ class Leases:
         return None
 
     def renew(self, lease: Lease, progress: int, step: int = 0) -> None:
-        """Hold it for another `duration`, if there was progress since it was last renewed.
+        """Extend a lease by `duration`, if there was progress since the last renewal.
 
         Args:
-            lease: Ours.
-            progress: Grows with the work that is done, be it steps or batches of an evaluation.
-            step: Of the training, shown to others.
+            lease: A lease of this process.
+            progress: A counter that grows with the work done, such as steps or batches of an evaluation.
+            step: Of the training, for `dspreg status`.
 
         Raises:
             LeaseLost: It was released, or another process has it.
         """
         values = {**vars(lease), "progress": progress, "step": step, "boot": self.boot}
-        # without progress the lease is not extended, but that is no error: the next renewal may have some
+        # without progress the lease is not extended; that is not an error, since the next renewal may have some
         renewed = self._do(
             "UPDATE claims SET expires = CASE WHEN progress < :progress THEN :expires ELSE expires END, boot = :boot, "
             f"progress = MAX(progress, :progress), step = :step WHERE {NEWEST} RETURNING run",
@@ -150,17 +153,18 @@ class Leases:
             raise self._lost(lease)
 
     def release(self, lease: Lease) -> None:
-        """Let go of it; others may acquire it at once. Nothing happens where it was lost before."""
+        """Release a lease; others may acquire it immediately. Does nothing if it was lost before."""
         self._do(f"UPDATE claims SET holder = NULL, expires = 0 WHERE {NEWEST} RETURNING run", vars(lease))
 
     def revoke(self, run: str) -> bool:
-        """Take a run from its holder; whether there was one. The holder notices when it next renews or writes."""
+        """Revoke the lease of a run; returns whether there was one. The holder notices at its next renewal or write."""
         with self.revoking(run) as held:
             return held
 
     @contextmanager
     def revoking(self, run: str) -> Iterator[bool]:
-        """The same, at the end of this. No holder writes inside of it, nor, without noticing, after it."""
+        """Revoke the lease of a run at the end of the block. The holder can't write inside the block, and fails at its
+        first write afterwards."""
         with self._alone() as connection:
             (held,) = connection.execute(
                 "SELECT COUNT(*) FROM claims WHERE run = :run AND holder IS NOT NULL", {"run": run}
@@ -169,20 +173,20 @@ class Leases:
             connection.execute("UPDATE claims SET holder = NULL, expires = 0 WHERE run = :run", {"run": run})
 
     def expire_dead(self) -> int:
-        """End the leases of processes of this machine that are gone, so that no sweep waits for them; how many."""
+        """Expire the leases of dead processes of this machine, so that no sweep waits for them; returns how many."""
         ended = 0
         for run, token, holder in self._do("SELECT run, token, holder FROM claims WHERE holder IS NOT NULL", {}):
-            if is_gone(holder.partition(" ")[2]):
+            if isinstance(holder, str) and is_gone(holder.partition(" ")[2]):
                 values = {"run": run, "token": token, "holder": holder}
                 ended += len(self._do(f"UPDATE claims SET expires = 0 WHERE {NEWEST} RETURNING run", values))
         return ended
 
     @contextmanager
     def guard(self, lease: Lease) -> Iterator[None]:
-        """No process can take the run over inside of this: the fence of all that is written under a lease.
+        """The fence of every write under a lease: no process can take over the run inside the block.
 
         Raises:
-            LeaseLost: Before anything is written.
+            LeaseLost: On entry, before anything is written.
         """
         with self._alone() as connection:
             if not connection.execute(f"SELECT 1 FROM claims WHERE {NEWEST}", vars(lease)).fetchone():
@@ -191,7 +195,7 @@ class Leases:
 
     @contextmanager
     def _alone(self) -> Iterator[sqlite3.Connection]:
-        """No other process changes a lease, or writes under one, inside of this."""
+        """Transaction: no other process changes a lease, or writes under one, inside the block."""
         connection = self._ours()
         with self._refusals():
             connection.execute("BEGIN IMMEDIATE")
@@ -200,11 +204,11 @@ class Leases:
         finally:
             connection.execute("COMMIT")
 
-    # What other processes see.
+    # For readers.
 
     def list_all(self) -> list[LeaseInfo]:
-        """All leases that were not released, expired ones too."""
-        return _infos(self._do(HELD, {}), self.now(), self.boot)
+        """All leases that were not released, including expired ones."""
+        return _infos(self._do(HELD, {}), self.now(), self.boot, self.path)
 
     def close(self) -> None:
         self._connection.close()
@@ -212,20 +216,19 @@ class Leases:
     # The database.
 
     def _open(self) -> sqlite3.Connection:
+        _require_files(self.path)
         with self._refusals():
             connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
+            _require_ours(connection, self.path)
             connection.execute("PRAGMA journal_mode = WAL")
-            # a power cut may lose the last leases, and with them their holders; the file stays whole
+            # a power cut may lose the last leases, but it also ends their holders; the file stays intact
             connection.execute("PRAGMA synchronous = NORMAL")
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version > FORMAT:
-                raise IntegrityError(f"{self.path} is of the format {version}; this version of dspreg knows {FORMAT}")
             connection.execute(TABLE)
             connection.execute(f"PRAGMA user_version = {FORMAT}")
         return connection
 
     def _ours(self) -> sqlite3.Connection:
-        if self._process != os.getpid():  # forked: SQLite's connections do not survive that
+        if self._process != os.getpid():  # SQLite's connections do not survive a fork
             self._process, self._connection = os.getpid(), self._open()
         return self._connection
 
@@ -245,21 +248,25 @@ class Leases:
 def list_leases(
     path: str | Path, *, now: Callable[[], float] = time.monotonic, boot: str | None = None
 ) -> list[LeaseInfo]:
-    """What `Leases.list_all` returns, for readers: makes no file and needs no right to write.
+    """As `Leases.list_all`, read-only: creates no file and needs no write permission.
 
     Args:
-        path: The database, or where it would be.
+        path: The database, which need not exist.
         now: As for `Leases`.
         boot: As for `Leases`.
     """
     path = Path(path)
     for last in (False, False, True):
+        _require_files(path)
         if not path.exists():
             return []
         try:
             with _refusals(path), closing(sqlite3.connect(_read_only(path), uri=True)) as connection:
-                return _infos(connection.execute(HELD).fetchall(), now(), this_boot() if boot is None else boot)
-        except DspregError:  # it was being opened or closed by the first or last sweep
+                if not _require_ours(connection, path):
+                    return []
+                rows = connection.execute(HELD).fetchall()
+            return _infos(rows, now(), this_boot() if boot is None else boot, path)
+        except DspregError:  # the first sweep was opening it, or the last one closing it
             if last:
                 raise
             time.sleep(0.1)
@@ -267,15 +274,45 @@ def list_leases(
 
 
 def _read_only(path: Path) -> str:
-    """Without its shared memory no process has it open, and the file is all there is."""
+    """Open read-only. Without a shared-memory file no process has the database open, and the file is complete."""
     shared = path.with_name(f"{path.name}-shm").exists()
     return f"{path.absolute().as_uri()}?{'mode=ro&readonly_shm=1' if shared else 'immutable=1'}"
 
 
-def _infos(rows: Iterable[tuple[str, str, int, str, float]], now: float, boot: str) -> list[LeaseInfo]:
-    return [
-        LeaseInfo(run, holder, step, (end - now) if then == boot else -1.0) for run, holder, step, then, end in rows
-    ]
+def _require_files(path: Path) -> None:
+    """Refuse what SQLite would follow out of the store, or share with a file outside of it."""
+    for beside in BESIDE:
+        each = path.with_name(path.name + beside)
+        if holds_file(each) and each.stat().st_nlink > 1:
+            raise IntegrityError(f"{each} has several names, and a change would be one of all of them. {ADVICE}")
+
+
+def _require_ours(connection: sqlite3.Connection, path: Path) -> bool:
+    """Refuse a database that holds anything but leases, such as views and triggers that do who knows what.
+
+    Returns:
+        Whether there is a table yet.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > FORMAT:
+        raise IntegrityError(f"{path} is of the format {version}; this version of dspreg knows {FORMAT}")
+    there = connection.execute("SELECT type, name FROM sqlite_master").fetchall()
+    if not there:
+        return False
+    columns = tuple(row[1] for row in connection.execute("PRAGMA table_info(claims)"))
+    if there != [("table", "claims")] or columns != COLUMNS:
+        raise IntegrityError(f"{path} holds something else than leases. {ADVICE}")
+    return True
+
+
+def _infos(rows: Iterable[tuple[str, str, int, str, float]], now: float, boot: str, path: Path) -> list[LeaseInfo]:
+    found = []
+    for run, holder, step, then, end in rows:
+        texts = all(isinstance(text, str) for text in (run, holder, then))
+        if not (texts and isinstance(step, int) and isinstance(end, int | float)):
+            raise IntegrityError(f"{path} is damaged: a lease of {run!r} is not as it is written. {ADVICE}")
+        found.append(LeaseInfo(run, holder, step, (end - now) if then == boot else -1.0))
+    return found
 
 
 @contextmanager
@@ -286,9 +323,7 @@ def _refusals(path: Path) -> Iterator[None]:
         advice = "is the folder writable, on a disk of this machine, and no sweep stopped (SIGSTOP)?"
         raise CantWrite(f"{path}: {error}; {advice}") from error
     except sqlite3.DatabaseError as error:
-        raise IntegrityError(
-            f"{path} is damaged: {error}. It holds nothing but leases: stop all sweeps and remove it"
-        ) from error
+        raise IntegrityError(f"{path} is damaged: {error}. {ADVICE}") from error
 
 
 def this_boot() -> str:

@@ -1,4 +1,4 @@
-"""Names of processes that no later process has, and whether one of them is gone."""
+"""Process names that are never reused, and whether such a process has ended."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ def this_process() -> str:
 
 
 def is_gone(name: str) -> bool:
-    """Whether the process of that name has ended, for certain; False where it can't be told from here."""
+    """Whether the process of that name has certainly ended; False if this machine can't know."""
     place, number, start, *_ = [*name.rsplit(" ", 2), "", ""]
-    if place != _place() or not number.isdecimal() or start == "0":
+    if place != _place() or not number.isdecimal() or len(number) > 10 or start == "0":
         return False
     return _start(int(number)) != start
 
 
 def machine_and_pid(name: str) -> tuple[str, int | None]:
-    """Machine and number of a process, for people; the name as it is, and None, where it is no such name."""
+    """Machine and number of a process, for display; (name, None) if it is no such name."""
     place, number, _, *_ = [*name.rsplit(" ", 2), "", ""]
-    return (place.partition(" ")[0], int(number)) if number.isdecimal() else (name, None)
+    return (place.partition(" ")[0], int(number)) if number.isdecimal() and len(number) <= 10 else (name, None)
 
 
 def _place() -> str:
-    """Where the number of a process means that process: a container has numbers of its own."""
+    """Machine and process namespace: a container numbers its processes separately."""
     try:
         return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -35,10 +35,10 @@ def _place() -> str:
 
 
 def _start(number: int) -> str | None:
-    """When it was started, by the machine's clock: numbers are used again. None: it is not there, or a zombie."""
+    """Start time of a process, since numbers are reused. None: there is no such process, or it is a zombie."""
     try:
         text = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    state, *rest = text.rpartition(")")[2].split()  # its own name, in brackets, may hold anything
+    state, *rest = text.rpartition(")")[2].split()  # the program's name, in brackets, may contain anything
     return None if state in "ZX" else rest[18]

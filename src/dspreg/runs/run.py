@@ -1,15 +1,16 @@
-"""One training as a value, and the id it has before there are data.
+"""One training as a value, and the id it has before any data are read.
 
-    plan id      of what is to be trained; needs neither data nor torch, and names the run's folder in a store
-    result id    of what was trained: adds the data's fingerprints, the weights' SHA-256 and the environment; it is the
-                 `id` in the run.json of the folder
+    plan id      hash of what is asked for; needs neither data nor torch, and names the run's folder in a store
+    result id    hash of what was trained: adds the data's fingerprints, the weights' SHA-256 and the environment; it
+                 is the `id` in the run.json of the folder
 
-Neither depends on where files lie.
+Neither depends on the location of files.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,17 +29,17 @@ FURTHER = tuple(name for name in TRAIN_OPTIONS if name not in OWN)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """What is trained. Two runs are equal when their plan ids are, wherever their files lie.
+    """What is trained. Two runs are equal if their plan ids are, wherever their files are.
 
     Attributes:
         dataset: As after `--dataset`: `"PACS"`, `"folder:photos"`.
         targets: Domains that training never sees, by name, in any order.
-        algorithm: A spec as the user wrote it; made shortest here, with what it leaves open left open.
+        algorithm: A spec as the user wrote it; brought to its shortest form here, without filling in defaults.
         protocol: Of `PROTOCOLS`.
         trial: Seed of the split, the initial weights and the batch order.
         draw: 0: default options; n: the n-th random draw of them.
-        options: Further settings, by the names of `TrainConfig`. What is left open has its default.
-        name: Of a `folder:` or `index:` data set; the last part of its path unless given.
+        options: Further settings, by the names of `TrainConfig`; defaults apply to the rest.
+        name: Of a `folder:` or `index:` data set; by default the last part of its path.
     """
 
     dataset: str
@@ -52,7 +53,7 @@ class Run:
 
     def __post_init__(self) -> None:
         given: Any = self.targets
-        if isinstance(given, str):  # its letters would be the names
+        if isinstance(given, str):  # a string would be a sequence of one-letter names
             raise ConfigError(f"targets={given!r}; wanted a tuple of names: ({given!r},)")
         object.__setattr__(self, "targets", tuple(given))
         for name in self.options:
@@ -65,7 +66,7 @@ class Run:
         object.__setattr__(self, "algorithm", shortest_spec(self.algorithm))
         object.__setattr__(self, "options", _sort_options(self.options))
 
-    # What it is.
+    # Identity.
 
     @property
     def dataset_ref(self) -> DatasetRef:
@@ -73,14 +74,14 @@ class Run:
 
     @property
     def data_name(self) -> str:
-        """Of the data set in records and tables."""
+        """Name of the data set in records and tables."""
         return self.dataset_ref.data_name(self.name)
 
     def identity(self) -> dict[str, Any]:
-        """All that tells this run from others before there are data; no path is in it."""
+        """What the plan id is a hash of: everything that identifies the run before any data are read; no paths."""
         ref, options = self.dataset_ref, dict(self.options)
         if options.get("weights", "none") not in ("default", "none"):
-            options["weights"] = "file"  # which one its SHA-256 says, in the result id
+            options["weights"] = "file"  # the result id has the SHA-256 of the file
         return {
             "dataset": f"{ref.kind}:{self.data_name}" if ref.is_path else self.dataset,
             "targets": sorted(self.targets),
@@ -105,14 +106,14 @@ class Run:
     def __str__(self) -> str:
         return f"{self.algorithm} on {self.data_name} → {', '.join(self.targets)}, trial {self.trial}, draw {self.draw}"
 
-    # As others take it.
+    # Conversions.
 
     def settings(self) -> dict[str, Any]:
-        """What `dspreg.train` takes first."""
+        """The first argument of `dspreg.train`."""
         return {name: getattr(self, name) for name in OWN} | dict(self.options)
 
     def execution(self, usual: Execution) -> Execution:
-        """What it takes second: as usual, with this data set's name."""
+        """The second argument of `dspreg.train`: `execution` with this data set's name."""
         return dataclasses.replace(usual, name=self.data_name if self.dataset_ref.is_path else None)
 
     def to_json(self) -> dict[str, Any]:
@@ -120,18 +121,20 @@ class Run:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Run:
-        """Back from `to_json`.
+        """Inverse of `to_json`.
 
         Raises:
-            ConfigError: It is none.
+            ConfigError: The value is not a run.
         """
         if not isinstance(value, Mapping) or any(name not in value for name in OWN):
-            raise ConfigError(f"{value!r} is no run; wanted {', '.join(OWN)}")
+            raise ConfigError(f"{reprlib.repr(value)} is no run; wanted {', '.join(OWN)}")
+        if not isinstance(value["targets"], list | tuple) or not isinstance(value.get("name"), str | None):
+            raise ConfigError(f"{reprlib.repr(value)} is no run; wanted a list of targets, and a name that is text")
         own = {name: value[name] for name in (*OWN, "name") if name in value}
         return cls(**own, options={name: v for name, v in value.items() if name not in own})
 
 
 def _sort_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """In one order, floats as floats, and without what has the default it would have anyway."""
+    """Options in canonical form: sorted, floats as floats, without values equal to the default."""
     typed = {name: float(v) if TRAIN_OPTIONS[name].type is float else v for name, v in sorted(options.items())}
     return {name: value for name, value in typed.items() if value != TRAIN_OPTIONS[name].default}

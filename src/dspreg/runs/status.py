@@ -1,8 +1,8 @@
 """The status of runs: one enumeration, one derivation, one sentence. Read without torch.
 
 A run's status follows from four facts: whether its folder was begun, whether it holds a result, what its failure record
-says, and whether a live process has its lease. Callers differ in how they find the facts: `RunStore.status` verifies
-every file, `dspreg.reporting.load` every file but the models, `scan_store` only looks which files there are.
+says, and whether a live process has its lease. Callers differ in how they establish these facts: `RunStore.status`
+verifies every file, `dspreg.reporting.load` every file but the models, `scan_store` only checks which files exist.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.errors import DspregError, IntegrityError, ResourceError
-from dspreg.io.atomic_files import read_json
+from dspreg.io.atomic_files import holds_file, read_json, require_folder
 from dspreg.runs.leases import LeaseInfo, list_leases
 from dspreg.runs.run import Run
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 FAILURE = "failure.json"  # in the folder of a run that diverged
 SUMMARIES = ("finished", "running", "waiting", "failed", "cancelled")  # what `dspreg status` counts
-OPEN = ("running", "waiting")  # those that leave something to do
+OPEN = ("running", "waiting")  # those with work left
 
 
 class RunStatus(StrEnum):
-    """What became of a run."""
+    """Status of a run."""
 
     NOT_STARTED = "not started"
-    STOPPED = "stopped"  # it was begun, and no process works on it
+    STOPPED = "stopped"  # it was started, and no process works on it
     RUNNING = "running"  # a live process has its lease
     FINISHED = "finished"
     FAILED = "failed"
@@ -50,16 +50,16 @@ class Failure(NamedTuple):
 
 
 class RunState(NamedTuple):
-    """The status of a run, and what is known beside it.
+    """The status of a run, with details.
 
     Attributes:
-        status: What became of it.
-        reason: Why it failed, also where it is being tried again; why it is damaged; how to undo that it was cancelled.
-        attempts: Failed ones, as in `Failure`.
+        status: Its status.
+        reason: Why it failed, also during a retry; why it is damaged; how to undo its cancellation.
+        attempts: Failed attempts, as in `Failure`.
         result: The verified outcome of a finished run, if it was read.
-        lease: Of the process that works on it, or that did and is gone; None once nothing is left to do.
-        step: The last one that was recorded, or reported by the lease.
-        steps: How many it is to have.
+        lease: Of the process that works on it, or that did and died; None if nothing is left to do.
+        step: The last step that was recorded, or reported with the lease.
+        steps: Number of steps of the run.
     """
 
     status: RunStatus
@@ -71,13 +71,13 @@ class RunState(NamedTuple):
     steps: int | None = None
 
     def is_final(self, attempts: int) -> bool:
-        """Whether nothing is left to do, if a run may be attempted so many times."""
+        """Whether nothing is left to do, if a run may fail `attempts` times."""
         if self.status is RunStatus.FAILED:
             return self.attempts == 0 or self.attempts >= attempts
         return self.status in (RunStatus.FINISHED, RunStatus.CANCELLED, RunStatus.DAMAGED)
 
     def summary(self, attempts: int) -> str:
-        """One of `SUMMARIES`. A run that is not started, stopped or to be tried again is waiting."""
+        """One of `SUMMARIES`. A run that is not started, stopped or to be retried is waiting."""
         if self.status is RunStatus.DAMAGED:
             return "failed"
         return self.status.value if self.status is RunStatus.RUNNING or self.is_final(attempts) else "waiting"
@@ -97,13 +97,13 @@ def derive_state(
     step: int | None = None,
     steps: int | None = None,
 ) -> RunState:
-    """The status that follows from the facts; every other statement about a run's status is made of this one.
+    """The status that follows from the facts. The only derivation of a run's status: all others use it.
 
     Args:
         begun: Whether its folder describes a run.
         finished: Whether it holds a result.
         failure: The failure record, the run's own before the store's.
-        lease: Of the run, expired ones too.
+        lease: The run's lease, which may have expired.
         damage: What is wrong with its files.
         result: Kept in the state.
         step: Kept in the state; the lease's, where that is further.
@@ -118,7 +118,7 @@ def derive_state(
     if failure is not None and not failure.attempts:
         return RunState(RunStatus.FAILED, failure.reason, step=step, steps=steps)
     reason, attempts = (failure.reason, failure.attempts) if failure is not None else ("", 0)
-    if lease is not None and lease.alive:  # whatever the attempts: its sweep may allow more of them than we know
+    if lease is not None and lease.alive:  # whatever the number of attempts: the sweep may allow more than we know
         return RunState(RunStatus.RUNNING, reason, attempts, lease=lease, step=max(lease.step, step or 0), steps=steps)
     if failure is not None:
         return RunState(RunStatus.FAILED, reason, attempts, lease=lease, step=step, steps=steps)
@@ -140,7 +140,7 @@ def _step(state: RunState) -> str:
 
 
 def read_failure(path: Path) -> Failure | None:
-    """A failure record; None where there is none, or none any more: a retry may remove it while it is read.
+    """A failure record; None if there is none. A retry may remove it while it is read.
 
     Raises:
         IntegrityError: It is damaged.
@@ -148,7 +148,7 @@ def read_failure(path: Path) -> Failure | None:
     try:
         record = read_json(path)
     except IntegrityError:
-        if path.exists():
+        if os.path.lexists(path):
             raise
         return None
     try:
@@ -166,7 +166,7 @@ class StoreStatus:
 
     Attributes:
         runs: By plan id, in the order of the plans, what `Run.from_json` takes.
-        attempts: How often a run may fail before no sweep tries it again.
+        attempts: How often a run may fail before sweeps give it up.
         states: By plan id.
         summaries: By plan id, one of `SUMMARIES`.
     """
@@ -183,13 +183,13 @@ class StoreStatus:
 
     @property
     def leases(self) -> dict[str, LeaseInfo]:
-        """Of runs that are running or waiting; the process that has the lease of a waiting run is gone, or hangs."""
+        """Leases of running and waiting runs; the process that holds the lease of a waiting run has died, or hangs."""
         unfinished = ((run, self.states[run].lease) for run, summary in self.summaries.items() if summary in OPEN)
         return {run: lease for run, lease in unfinished if lease is not None}
 
     @property
     def failures(self) -> dict[str, RunState]:
-        """Of runs that failed, also of those that are tried again."""
+        """Reasons of failed runs, including those being retried."""
         return {run: s for run, s in self.states.items() if s.reason and s.status is not RunStatus.CANCELLED}
 
     def run(self, run: str) -> Run:
@@ -197,16 +197,16 @@ class StoreStatus:
 
 
 def scan_store(store: RunStore, attempts: int) -> StoreStatus:
-    """The status of all runs by the files that are there; no file of a finished run is opened, and nothing is written.
+    """The status of all runs, by the files that exist; opens no file of a finished run, and writes nothing.
 
-    Ten thousand runs take a fraction of a second, since every folder is listed once. It may be read while sweeps write,
-    and by users who may only read.
+    Ten thousand runs take a fraction of a second, since every folder is listed once. It works while sweeps write, and
+    with read permission only.
 
     Args:
-        store: Checked before.
-        attempts: How often a run may fail before no sweep tries it again.
+        store: An existing store.
+        attempts: How often a run may fail before sweeps give it up.
     """
-    # leases first: a run that ends after this has its files
+    # leases first: a run that ends after this line has written its files
     leases = {each.run: each for each in list_leases(store.path / "claims.db")}
     found = StoreStatus(store.planned_entries(), attempts)
     begun, failed = _list_names(store.path / "runs"), _list_names(store.path / "failures")
@@ -215,20 +215,22 @@ def scan_store(store: RunStore, attempts: int) -> StoreStatus:
     finished_summary = finished.summary(attempts)
     for run in found.runs:
         folder, there = f"{place}{run}{os.sep}", run in begun
-        if there and os.path.exists(folder + "result.json"):
-            found.states[run], found.summaries[run] = finished, finished_summary
-            continue
-        record: Path | None = None
-        if there and os.path.exists(folder + FAILURE):
-            record = Path(folder, FAILURE)
-        elif f"{run}.json" in failed:
-            record = store.path / "failures" / f"{run}.json"
+        failure, damage = None, ""
         try:
-            failure, damage = read_failure(record) if record else None, ""
+            if there:
+                require_folder(folder[:-1])
+                if holds_file(folder + "result.json"):
+                    found.states[run], found.summaries[run] = finished, finished_summary
+                    continue
+            if there and holds_file(folder + FAILURE):
+                failure = read_failure(Path(folder, FAILURE))
+            elif f"{run}.json" in failed:
+                failure = read_failure(store.path / "failures" / f"{run}.json")
+            there = there and holds_file(folder + "run.json")
         except IntegrityError as error:
-            failure, damage = None, str(error)
-        lease, there = leases.get(run), there and os.path.exists(folder + "run.json")
-        steps = _read_steps(Path(folder, "run.json")) if there and lease is not None else None
+            damage = str(error)
+        lease = leases.get(run)
+        steps = _read_steps(Path(folder, "run.json")) if there and lease is not None and not damage else None
         state = derive_state(begun=there, failure=failure, lease=lease, damage=damage, steps=steps)
         found.states[run], found.summaries[run] = state, state.summary(attempts)
     return found
@@ -249,7 +251,7 @@ def _list_names(folder: Path) -> set[str]:
 
 
 def _read_steps(path: Path) -> int | None:
-    """Of a run that was begun; None: it is about to be."""
+    """Steps of a started run; None if it is just starting."""
     try:
         return int(read_json(path)["settings"]["steps"])
     except (DspregError, KeyError, TypeError, ValueError):  # damage is reported by `sweep`

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dspreg.errors import ConfigError
-from dspreg.sensitivity.profile import VECTORS, Profile
+from dspreg.io.profile_file import VECTORS
+from dspreg.sensitivity.profile import Profile
 from dspreg.sensitivity.summary import agreement
 from dspreg.vectors import ParamVector
 

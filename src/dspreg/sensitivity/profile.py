@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping
@@ -11,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from dspreg.errors import ConfigError, IntegrityError, Notice, ResourceError
+from dspreg.errors import ConfigError, Notice
 from dspreg.io.atomic_files import make_folder, write
+from dspreg.io.profile_file import VECTORS, metadata_of, opened_profile, seal
 from dspreg.io.text import did_you_mean
 from dspreg.vectors import ParamVector
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from dspreg.sensitivity.compare import Comparison
-
-FORMAT = "dspreg.profile/1"
-VECTORS = ("mean", "variance", "c", "c_debiased", "null")
 
 
 @dataclass(frozen=True)
@@ -155,47 +152,31 @@ class Profile:
                 tensors |= {f"{part}/{n}": t for n, t in vector.items()}
         described = {"domains": list(self.s), "reliability": self.reliability, "kinds": dict(self.kinds)}
         described |= {"names": list(self.c), "settings": dict(self.settings)}
-        # one entry: safetensors writes several in an order that changes from process to process
-        metadata = {FORMAT: json.dumps(described, allow_nan=False, sort_keys=True)}
-        return save({k: t.contiguous() for k, t in tensors.items()}, metadata)
+        return seal(save({k: t.contiguous() for k, t in tensors.items()}, metadata_of(described)))
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
-        """Read what `save` wrote."""
-        try:
-            with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if FORMAT not in metadata:
-                    found = ", ".join(map(repr, metadata)) or "no description"
-                    raise IntegrityError(f"{path} is not a profile: it has {found}, wanted {FORMAT!r}")
-                described = json.loads(metadata[FORMAT])
-                stored = set(file.keys())
+        """Read what `save` wrote. The file is verified by the SHA-256 in it, and its numbers by their bounds."""
+        with opened_profile(path) as file:
 
-                def vector(part: str) -> ParamVector:
-                    return ParamVector((n, file.get_tensor(f"{part}/{n}")) for n in described["names"])
+            def vector(part: str) -> ParamVector:
+                return ParamVector((n, torch.from_numpy(file.tensor(part, n))) for n in file.names)
 
-                def optional(part: str) -> ParamVector | None:
-                    return vector(part) if any(key.startswith(f"{part}/") for key in stored) else None
+            def s(domain: int) -> ParamVector:
+                return ParamVector((n, torch.from_numpy(file.sensitivity(domain, n))) for n in file.names)
 
-                return cls(
-                    s={domain: vector(f"s/{i}") for i, domain in enumerate(described["domains"])},
-                    mean=vector("mean"),
-                    variance=vector("variance"),
-                    c=vector("c"),
-                    c_debiased=optional("c_debiased"),
-                    null=optional("null"),
-                    reliability=described["reliability"],
-                    kinds=described["kinds"],
-                    settings=described["settings"],
-                )
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"there is no file {path}; give one that `Profile.save` or `dspreg measure` wrote"
-            ) from error
-        except OSError as error:
-            raise ResourceError(f"{path} can't be read: {error.strerror or error}") from error
-        except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise IntegrityError(f"{path} is damaged or not a profile: {error}") from error
+            found = file.description
+            return cls(
+                s={name: s(d) for d, name in enumerate(file.domains)},
+                mean=vector("mean"),
+                variance=vector("variance"),
+                c=vector("c"),
+                c_debiased=vector("c_debiased") if "c_debiased" in file.parts else None,
+                null=vector("null") if "null" in file.parts else None,
+                reliability=found["reliability"],
+                kinds=found["kinds"],
+                settings=found["settings"],
+            )
 
 
 def _flatten(vector: ParamVector, names: list[str]) -> Tensor:

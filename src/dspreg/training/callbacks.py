@@ -1,4 +1,4 @@
-"""What a training calls as it goes along: callbacks, and the progress bar on a terminal."""
+"""Callbacks of a training, and the progress bar on a terminal."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 
 
 class TrainingCallback:
-    """Override what you need: every method does nothing here.
+    """Base class of callbacks. Every method does nothing: override those you need.
 
-    Whatever a method raises ends the training, without a checkpoint of that moment. To stop a training so that it can
-    be resumed without loss, let the `pause` of `dspreg.train` raise `Preempted`.
+    An exception in a method ends the training, without a last checkpoint. To stop a training so that it can be resumed
+    without loss, let the `pause` of `dspreg.train` raise `Preempted`.
     """
 
     def on_image_check(self, done: int, total: int) -> None:
-        """One more image was looked at, before the first training on a data set."""
+        """One more image was checked, before the first training on a data set."""
 
     def on_train_start(self, experiment: Experiment, step: int) -> None:
-        """All is ready; `step` steps were taken before."""
+        """Training starts, or resumes after `step` steps."""
 
     def on_phase(self, description: str) -> None:
-        """Something begins that takes a while and is no step: an evaluation, a measurement."""
+        """A longer phase that is not a step begins, such as an evaluation or a measurement."""
 
     def on_progress(self) -> None:
-        """The network has done a piece of work, however small: one pass of a step, one batch of an evaluation or of a
-        measurement. A training that is alive calls this at least once within any ten minutes."""
+        """A small unit of work is done: one pass of a step, one batch of an evaluation or of a measurement. A training
+        that makes progress calls this at least every ten minutes."""
 
     def on_step_end(self, step: int, log: dict[str, float]) -> None:
         """Step `step`, counted from 0, was taken."""
@@ -39,7 +39,7 @@ class TrainingCallback:
         """A line was added to records.jsonl."""
 
     def on_train_end(self) -> None:
-        """Training is over, however it ended. Called once."""
+        """Training has ended, with or without an error. Called once."""
 
 
 class CallbackList(TrainingCallback):
@@ -79,7 +79,7 @@ class CallbackList(TrainingCallback):
 
 @contextmanager
 def notified(callbacks: Iterable[TrainingCallback]) -> Iterator[TrainingCallback]:
-    """All of them as one, told in the end that training is over."""
+    """Several callbacks as one; calls `on_train_end` at the end of the block."""
     every = CallbackList(callbacks)
     try:
         yield every
@@ -88,7 +88,7 @@ def notified(callbacks: Iterable[TrainingCallback]) -> Iterator[TrainingCallback
 
 
 class OldDisplay(TrainingCallback):
-    """What `dspreg.train(display=…)` took before there were callbacks: an object with methods of other names."""
+    """Adapter of the objects that `dspreg.train(display=…)` took before callbacks, with other method names."""
 
     def __init__(self, display: Any):
         self.display = display
@@ -121,8 +121,8 @@ class ProgressBar(TrainingCallback):
     """Step rate, remaining time, loss, source validation and the penalty's share of the gradient, on a terminal.
 
     Args:
-        console: Rich's, of stderr.
-        title: Instead of algorithm and targets.
+        console: A console of Rich on stderr.
+        title: Shown instead of algorithm and targets.
     """
 
     def __init__(self, console: Console, title: str = ""):
@@ -134,7 +134,7 @@ class ProgressBar(TrainingCallback):
         more = (TextColumn("{task.fields[validation]}"), TextColumn("{task.fields[penalty]}"))
         left = TimeRemainingColumn(compact=True)
         columns = (name, BarColumn(16), MofNCompleteColumn(), rate, left, loss, *more)
-        narrow = (name, MofNCompleteColumn(), rate, left, loss, *more)  # eighty columns: the bar says least
+        narrow = (name, MofNCompleteColumn(), rate, left, loss, *more)  # in eighty columns the bar itself goes first
         self.progress = Progress(*(columns if wide else narrow), console=console, transient=True)
         self.room = 40 if wide else 16
         self.title = title

@@ -1,4 +1,4 @@
-"""How many images of each part are recognised."""
+"""Evaluation during training: correct predictions of each part."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from dspreg.sensitivity.evaluation_mode import evaluation_mode
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts, not fractions: whole numbers add up the same in any order.
+    """Counts, not fractions: integers add up to the same sum in any order.
 
-    What training selects by. `scores.Scores`, of `dspreg evaluate`, counts classes and confidences too, and refuses
-    outputs that are not finite; here they are wrong answers, for a target that diverges must not end a training.
+    Training selects models by them. `inference.metrics.Scores`, of `dspreg evaluate`, also counts classes and
+    confidences, and refuses outputs that are not finite. Here such outputs are wrong predictions: a target that
+    diverges must not end a training.
     """
 
     correct: int = 0
     total: int = 0
-    finite: bool = True  # whether every logit was a number
-    cross_entropy: float = 0.0  # summed over images, where it was asked for
+    finite: bool = True  # whether every logit was finite
+    cross_entropy: float = 0.0  # summed over images, if requested
 
     @property
     def accuracy(self) -> float:
@@ -38,7 +39,7 @@ class Tally:
 
     def counting(self, logits: Tensor, y: Tensor, *, losses: bool = False) -> Tally:
         finite = logits.isfinite().all(dim=1)
-        hits = int(((logits.argmax(1) == y) & finite).sum())  # what is not a number is not right
+        hits = int(((logits.argmax(1) == y) & finite).sum())  # NaN is not a correct prediction
         loss = float(F.cross_entropy(logits.double(), y, reduction="sum")) if losses else 0.0
         return Tally(
             self.correct + hits, self.total + len(y), self.finite and bool(finite.all()), self.cross_entropy + loss
@@ -56,17 +57,17 @@ def tallies(
     losses: bool = False,
     pause: Callable[[], None] = lambda: None,
 ) -> list[Tally]:
-    """One per part. Leaves no trace on the algorithm or on any random state.
+    """One tally per part. Changes neither the algorithm nor any random state.
 
     Args:
         algorithm: A stack after `setup`.
-        parts: What to evaluate on.
-        size: Images in a batch; another number rounds logits differently.
-        key: Of the augmentation, where a part has one.
-        device: Where the algorithm is.
+        parts: Images to evaluate on.
+        size: Images per batch; another size rounds logits differently.
+        key: Random key of the augmentation, for parts that have one.
+        device: Device of the algorithm.
         workers: Processes that read images.
-        losses: Take the cross-entropy as well.
-        pause: Called between batches; may raise to end it early.
+        losses: Also compute the cross-entropy.
+        pause: Called between batches; may raise to stop early.
     """
     result = [Tally() for _ in parts]
     for p, logits, y in predictions(algorithm, SequentialBatches(parts, size, key), device=device, workers=workers):

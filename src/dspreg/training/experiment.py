@@ -1,4 +1,4 @@
-"""From settings to all that a training needs: images, splits, network, task. Nothing is trained here."""
+"""From settings to everything a training needs: images, splits, network, task. Nothing is trained here."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
 
 Progress = Callable[[int, int], None]
-PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # another version of these may give other bits
+PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # their versions may change results in the last bits
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One training, ready to start. Made by `prepare_experiment`."""
+    """One training, ready to start. Created by `prepare_experiment`."""
 
     settings: TrainConfig  # every option filled in
     execution: Execution
     asked: StackSpec  # the method as the user wrote it
-    stack: StackSpec  # with what a random draw or a short run fills in: `settings.algorithm`
+    stack: StackSpec  # with options from a random draw or scaled to a short run: `settings.algorithm`
     data: DomainDataset
     images: Mapping[str, Sequence[Any]]  # domain → (image, label) pairs
     splits: Mapping[str, tuple[list[int], list[int]]]  # domain → positions of "in" and "out"
@@ -58,7 +58,7 @@ class Experiment:
 
     @property
     def key(self) -> tuple[Key, ...]:
-        """Of all randomness; see `randomness_key`."""
+        """The key of all randomness; see `randomness_key`."""
         return randomness_key(self.data.name, self.settings)
 
     @property
@@ -67,7 +67,7 @@ class Experiment:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Of every domain's images; taken once, for it reads all files."""
+        """Fingerprint of every domain; computed once, because it reads all files."""
         return {name: fingerprint(images) for name, images in self.images.items()}
 
     @cached_property
@@ -108,10 +108,10 @@ class Experiment:
         return TrainingSteps(parts, self.settings.batch_size, self.key)
 
     def evaluation_parts(self, last: bool) -> list[tuple[str, str, DomainSplit]]:
-        """Domain, split and part of all that is evaluated at one step.
+        """Domain, split and images of everything that one evaluation covers.
 
-        Source validation selects, the target's "in" split is what is reported for it, and its "out" split is what the
-        oracle looks at, at the last step alone.
+        Source validation selects. The target's "in" split is reported; its "out" split is for oracle selection, and
+        evaluated at the last step only.
         """
         s = self.settings
         chosen = []
@@ -130,15 +130,15 @@ class Experiment:
 
     @property
     def weights(self) -> dict[str, Any]:
-        """For every record. Of a file the SHA-256 says which it is, for its name may change."""
+        """The weights, for every record. A file is identified by its SHA-256, since its name may change."""
         found = asdict(self.backbone.weights)
         return found | {"tag": "file"} if found["source"] == "file" else found
 
     def description(self, plan: Mapping[str, Any] | None = None) -> RunDescription:
-        """All that decides the result, without paths; and apart from it where files lie and how it is run.
+        """Everything that decides the result, without paths; and separately the location of files and the execution.
 
         Args:
-            plan: The run of a sweep that this is, as JSON.
+            plan: The run of a sweep, as JSON.
         """
         s, data = self.settings, self.data
         where = {"dataset": s.dataset, "weights": s.weights, **asdict(self.execution)}
@@ -163,17 +163,17 @@ def prepare_experiment(
     *,
     data: DomainDataset | None = None,
 ) -> Experiment:
-    """Read the folders, split the domains, find the weights; whatever is wrong is said here, before any training.
+    """Read the folders, split the domains, find the weights; every mistake is reported here, before any training.
 
     Args:
-        settings: What is trained; options left open are filled in.
-        execution: How.
-        progress: Called while every image is decoded once, with the number done and of all.
-        data: The data set that `settings` names, if it is open already.
+        settings: What is trained; defaults are filled in.
+        execution: How it is run.
+        progress: Called while every image is decoded once, with the number done and the total.
+        data: The data set of `settings`, if it is already open.
     """
     config = TrainConfig.of(settings)
     if execution.domainbed_records:
-        config = replace(config, evaluate="all")  # its readers want every split
+        config = replace(config, evaluate="all")  # DomainBed's scripts need every split
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
     config = resolve_config(config, data)
@@ -182,7 +182,7 @@ def prepare_experiment(
     asked = StackSpec.parse(config.algorithm)
     stack, scaled = resolve_stack(asked, config)
     for change in scaled:
-        text = f"{change}, for {config.steps:,} of {PUBLISHED:,} steps; set it in the spec to have it as you like"
+        text = f"{change}, for {config.steps:,} of {PUBLISHED:,} steps; set it in the spec to override this"
         warnings.warn(text, Notice, stacklevel=2)
     targets = tuple(name for name in data.domains if name in config.targets)  # in the data set's own order
     config = replace(config, algorithm=str(stack), targets=targets)
@@ -202,7 +202,7 @@ def prepare_experiment(
     )
     experiment = Experiment(config, execution, asked, stack, data, images, splits, backbone)
     files = [each for each in images.values() if isinstance(each, Images)]
-    if execution.check_images == "once" and len(files) == len(images):  # others are in memory, or the user's own
+    if execution.check_images == "once" and len(files) == len(images):  # others are in memory, or classes of the user
         check_once(data, experiment.fingerprints.values(), progress)
     for each in files:
         each.cache = cache
@@ -210,13 +210,13 @@ def prepare_experiment(
 
 
 def resolve_stack(asked: StackSpec, config: TrainConfig) -> tuple[StackSpec, list[str]]:
-    """The method with its own options drawn and scaled as the run wants it, and in words what was scaled."""
+    """The method with its options drawn and scaled for the run, and a sentence about each scaled option."""
     seed = search_seed(config.draw, config.trial, config.same_draws) if config.draw else None
     return asked.resolve(seed=seed, steps=config.steps)
 
 
 def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list[int]]], config: TrainConfig) -> None:
-    """Refuse a domain without training or validation images, and notice a source smaller than a batch."""
+    """Refuse a domain without training or validation images, and warn of a source smaller than a batch."""
     for name, (inside, out) in splits.items():
         if not inside or not out:
             raise DataError(
@@ -234,7 +234,7 @@ def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list
 
 
 def randomness_key(data: str, config: TrainConfig) -> tuple[Key, ...]:
-    """What all randomness of a training is keyed by.
+    """The key of all randomness of a training.
 
     Never the algorithm, a path or a fingerprint, so that all methods of one trial see the same batches.
 
@@ -246,7 +246,7 @@ def randomness_key(data: str, config: TrainConfig) -> tuple[Key, ...]:
 
 
 def split_domain(images: Sequence[Any], config: TrainConfig, position: int) -> tuple[list[int], list[int]]:
-    """Positions of the "in" and the "out" images of one domain, which is the `position`-th of its data set."""
+    """Positions of the "in" and "out" images of the `position`-th domain of a data set."""
     if config.split == "stratified":
         return split_stratified(labels_of(images), config.trial, position, config.holdout)
     return split(len(images), config.trial, position, config.holdout)
@@ -267,9 +267,9 @@ def check_device(device: str) -> None:
 
 
 def environment(execution: Execution) -> dict[str, Any]:
-    """What else the bits depend on."""
+    """What else results depend on, to the last bit."""
     found: dict[str, Any] = {name: version(name) for name in PACKAGES}
-    if execution.layout == CHANNELS_LAST:  # the other one is not named: runs were trained before there was a choice
+    if execution.layout == CHANNELS_LAST:  # the default is not recorded: older runs have no layout
         found["layout"] = CHANNELS_LAST
     return found | {
         "dspreg": __version__,
@@ -284,6 +284,6 @@ def environment(execution: Execution) -> dict[str, Any]:
 
 
 def threads(execution: Execution) -> int:
-    """As asked, or all cores this process may use."""
+    """As requested, or all cores that this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return execution.threads or usable or 1

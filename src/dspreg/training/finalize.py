@@ -1,4 +1,4 @@
-"""The end of a run: models, card, result. All of it can be done again after a crash, to the same bytes."""
+"""The end of a run: models, card, result. After a crash it can be repeated, and gives the same bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUILT = ("algorithm", "model", "image_size", "dropout", "frozen_bn")  # settings
 
 
 def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]:
-    """Write what a finished run leaves, and read it back verified."""
+    """Write the files of a finished run, and read them back, verified."""
     folder, chosen = state.folder, state.selected
     assert chosen is not None
     if experiment.execution.keep != "none":
@@ -40,7 +40,7 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
         "format": FORMAT,
         "run": run,
         "targets": list(experiment.settings.targets),
-        "environments": folder.description()["where"].get("environments", []),  # other ones that it was gone on in
+        "environments": folder.description()["where"].get("environments", []),  # further ones that it was resumed in
         **{name: {k: by_step[t][k] for k in ("step", "validation", "accuracy")} for name, t in at.items()},
         "refreshes": sum(1 for _ in folder.refreshes),
     }
@@ -52,11 +52,11 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
 
 
 def verify_predictions(experiment: Experiment, algorithm: Algorithm, tensors: dict[str, Tensor]) -> None:
-    """Where a layer has its own `predict`: that a stack made of the saved model alone predicts the same."""
+    """If a layer overrides `predict`, check that a stack built from the saved model alone predicts the same."""
     if not any(overrides(type(layer), "predict") for layer in algorithm.layers() if not isinstance(layer, ERM)):
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # all was said when the first one was made
+        warnings.simplefilter("ignore", Notice)  # notices were issued when the first one was built
         how = description_of(experiment, algorithm.t - 1)
         loaded = load_stack(how, tensors, "the model at the end of training", experiment.execution.device)
     for batches in algorithm.task.samples(0, 1).values():
@@ -64,12 +64,12 @@ def verify_predictions(experiment: Experiment, algorithm: Algorithm, tensors: di
 
 
 def save_model(experiment: Experiment, folder: RunFolder, name: str, tensors: dict[str, Tensor], step: int) -> None:
-    """One safetensors file that also says how to build the network and what its outputs mean."""
+    """Write a safetensors file that also describes how to build the network and what its outputs mean."""
     folder.write(name, pack({"built": description_of(experiment, step), "tensors": tensors}, format=MODEL))
 
 
 def description_of(experiment: Experiment, step: int) -> dict[str, Any]:
-    """How the network of the model after `step` is made, and what its outputs mean."""
+    """How to build the network of the model after `step`, and what its outputs mean."""
     s, b = experiment.settings, experiment.backbone
     built: dict[str, Any] = {name: getattr(s, name) for name in BUILT}
     built |= {"mean": b.mean, "std": b.std, "classes": list(experiment.data.classes)}
@@ -77,12 +77,12 @@ def description_of(experiment: Experiment, step: int) -> dict[str, Any]:
 
 
 def model_path_at(step: int) -> str:
-    """Where `keep="all"` leaves the model of an evaluated step."""
+    """File of the model of an evaluated step, with `keep="all"`."""
     return f"models/step-{step:08d}.safetensors"
 
 
 def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
-    """README.md of the run: what the model is, what it was seen to do, how to use it."""
+    """README.md of the run: what the model is, its accuracy, how to use it."""
     s, w, chosen = experiment.settings, experiment.backbone.weights, outcome["selected"]
     rows = []
     for name in experiment.data.domains:

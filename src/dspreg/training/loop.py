@@ -20,6 +20,7 @@ from dspreg.data import DomainDataset
 from dspreg.data.loader import XY, iterate_batches, reader_errors
 from dspreg.data.registry import open_dataset
 from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted
+from dspreg.io.atomic_files import sha256
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.status import FAILURE, read_failure
 from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
@@ -29,7 +30,7 @@ from dspreg.training.experiment import Experiment, prepare_experiment, threads
 from dspreg.training.finalize import finish_run, model_path_at, save_model
 from dspreg.training.model import saved_attributes_of, tensors_of
 from dspreg.training.records import TensorBoard, make_record, require_tensorboard
-from dspreg.training.state import Selected, State, first_bad
+from dspreg.training.state import START_PROFILE, Selected, State, first_bad
 from dspreg.training.step import train_step
 
 SECONDS = 120.0  # between checkpoints, unless steps are given
@@ -53,15 +54,15 @@ def train(
 
     Args:
         settings: What is trained: a `TrainConfig`, or its options by name, `{"dataset": "digits", "targets":
-            ("print",), …}`. What is left open has the default of data set and protocol.
-        execution: How it is run: device, threads, what is kept.
-        out: The run's folder. New, or of the same training: then it is resumed, or verified if it was finished. Where
+            ("print",), …}`. Other options have the defaults of data set and protocol.
+        execution: How it is run: device, threads, files to keep.
+        out: The run's folder: new, or of the same training, which is then resumed, or verified if it was finished. If
             it is a `RunFolder` with a fence, every change of a file goes through that fence, which may raise.
-        callbacks: Called with the progress; such as `dspreg.training.callbacks.ProgressBar`.
+        callbacks: Called with the progress, such as `dspreg.training.callbacks.ProgressBar`.
         pause: Called where training can stop without loss; raises `Preempted` to stop it.
-        plan: The run of a sweep that this is, as JSON; kept in run.json, and no part of the result's id.
-        data: The data set that `settings` names, if it is open already; its files are then not listed again.
-        display: The old name of `callbacks`, for one of them.
+        plan: The run of a sweep, as JSON; kept in run.json, but not part of the result id.
+        data: The data set of `settings`, if it is already open; its files are then not listed again.
+        display: Old name of `callbacks`, for a single one.
     """
     if out is None:
         raise ConfigError("train needs a folder for the run: train(config, out='runs/first')")
@@ -69,7 +70,7 @@ def train(
     folder, config = out if isinstance(out, RunFolder) else RunFolder(out), TrainConfig.of(settings)
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
-    refuse_inside(folder.path, data)  # before it is made
+    refuse_inside(folder.path, data)  # before the folder is created
     with notified(with_display(callbacks, display)) as on, folder.locked(), reproducible(execution), reader_errors():
         if execution.tensorboard:
             require_tensorboard()
@@ -83,10 +84,10 @@ def train(
             between_batches()
 
         experiment = prepare_experiment(config, execution, on_image, data=data)
-        algorithm = experiment.algorithm(on.on_progress)  # whatever it refuses, it refuses before there is a run
-        saved_attributes_of(algorithm)  # so does a layer whose prediction could not be saved
+        algorithm = experiment.algorithm(on.on_progress)  # its errors come before there is a run
+        saved_attributes_of(algorithm)  # and so does the error of a layer whose prediction can't be saved
         described = experiment.description(plan).to_json()
-        was_finished = (folder / "result.json").exists()  # then no bit can change any more
+        was_finished = (folder / "result.json").exists()  # then no result can change
         run = folder.agree(described, changed_environment=was_finished or execution.allow_changed_environment)
         checkpoints = Checkpoints(folder / "checkpoints", run, fence=folder.fence)
         if was_finished:
@@ -98,9 +99,10 @@ def train(
         state = State(algorithm, folder)
         resume(state, checkpoints)
         on.on_train_start(experiment, state.t)
-        if state.t == 0 and should_profile(state, execution):
+        if (state.t == 0 and should_profile(state, execution)) or START_PROFILE in state.lost:
             on.on_phase("measuring c before training")
-            folder.write("profiles/start.safetensors", profile_stack(state.algorithm).to_bytes())
+            first = state.algorithm if state.t == 0 else experiment.algorithm(on.on_progress)
+            write_start_profile(state, profile_stack(first).to_bytes())
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
         steps = experiment.settings.steps
         batches = iterate_batches(experiment.steps(), range(state.t, steps), experiment.workers)
@@ -137,8 +139,19 @@ def train(
         return result
 
 
+def write_start_profile(state: State, data: bytes) -> None:
+    """c before training; where it was damaged, only if it is to the bit what it was."""
+    expected = state.lost.pop(START_PROFILE, sha256(data))
+    if sha256(data) != expected:
+        raise IntegrityError(
+            f"{state.folder / START_PROFILE} is damaged, and measuring it again gave other bits. Put it back from a "
+            f"copy, or remove {state.folder / 'checkpoints'} to train again from the start"
+        )
+    state.folder.write(START_PROFILE, data)
+
+
 def with_display(callbacks: Iterable[TrainingCallback], display: Any) -> list[TrainingCallback]:
-    """The callbacks, and what was given by their old name."""
+    """The callbacks, including one given by the old name."""
     if display is None:
         return list(callbacks)
     text = "train(display=…) is now train(callbacks=[…]), with methods on_step_end, on_evaluation, …"
@@ -147,11 +160,11 @@ def with_display(callbacks: Iterable[TrainingCallback], display: Any) -> list[Tr
 
 
 def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: TrainingCallback) -> None:
-    """One training step, its log and its events. Its time is that of waiting for images, too."""
+    """One training step, its log and its events. Its time includes waiting for images."""
     started, algorithm = time.perf_counter(), state.algorithm
     device = experiment.execution.device
-    shown = experiment.transform(experiment.settings.augment).normalise
-    batches = [Batch(shown(x.to(device)), y.to(device), d) for d, (x, y) in enumerate(next(made))]
+    normalise = experiment.transform(experiment.settings.augment).normalise
+    batches = [Batch(normalise(x.to(device)), y.to(device), d) for d, (x, y) in enumerate(next(made))]
     t = state.t
     with experiment.autocast():
         log = train_step(algorithm, batches, record=evaluates_at(experiment, t))
@@ -165,7 +178,7 @@ def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: Tra
 
 
 def evaluate(experiment: Experiment, state: State, between_batches: Callable[[], None]) -> dict[str, Any]:
-    """Evaluate what is due after the last step, select, and return the record."""
+    """Evaluate after the last step, select, and return the record."""
     started, s, t = time.perf_counter(), experiment.settings, state.t - 1
     chosen = experiment.evaluation_parts(last=state.t == s.steps)
     counted = tallies(
@@ -192,7 +205,7 @@ def evaluate(experiment: Experiment, state: State, between_batches: Callable[[],
     if experiment.execution.keep == "all":
         save_model(experiment, state.folder, model_path_at(t), tensors_of(state.algorithm), t)
     state.recorded = t
-    if state.t < s.steps:  # after the last one nothing is to be decided: what was evaluated is what is saved
+    if state.t < s.steps:  # not after the last step: the model that was evaluated is the one to save
         sources = {name: accuracy[name]["out"] for name in experiment.sources}
         state.algorithm.stack.report_validation(SourceValidation(t, sources, loss))
         keep_events(state)
@@ -205,7 +218,7 @@ def keep_events(state: State) -> None:
 
 
 def evaluates_at(experiment: Experiment, t: int) -> bool:
-    """Whether there is an evaluation after step t: every so often, and after the last."""
+    """Whether there is an evaluation after step t: every `evaluate_every` steps, and after the last."""
     s = experiment.settings
     return t % s.evaluate_every == 0 or t == s.steps - 1
 
@@ -222,29 +235,33 @@ def save_due(execution: Execution, t: int, saved: float) -> bool:
 
 
 def should_profile(state: State, execution: Execution) -> bool:
-    """Whether c is measured before and after: with a method that uses it, or when asked."""
+    """Whether c is measured before and after training: if the method uses it, or on request."""
     if execution.profile == "auto":
         return any(getattr(layer, "uses_c", False) for layer in state.algorithm.layers())
     return execution.profile == "always"
 
 
 def resume(state: State, checkpoints: Checkpoints) -> None:
-    """Go to the newest sound checkpoint, or to the start where there never was one."""
+    """Restore the newest intact checkpoint, or start anew if there was none."""
+    reasons = []
     for _, saved in checkpoints.good():
         try:
             state.unpack(saved)
             return
         except IntegrityError as error:
+            reasons.append(str(error))
             warnings.warn(f"{error}; trying the checkpoint before it", Notice, stacklevel=2)
     if checkpoints.files():
+        why = f": {reasons[0]}" if reasons else "; all are damaged"
         raise IntegrityError(
-            f"no checkpoint in {checkpoints.folder} can be used; remove the run's folder to start again"
+            f"no checkpoint in {checkpoints.folder} can be used{why}. With a copy of the damaged file in its place the "
+            f"run goes on; without one, remove {checkpoints.folder}, and it is trained again from the start"
         )
     state.restart()
 
 
 def raise_if_failed_before(folder: RunFolder) -> None:
-    """The same settings would fail the same way again."""
+    """Refuse to resume a run that diverged: the same settings would diverge again."""
     failure = read_failure(folder / FAILURE)
     if failure is not None:
         way = f"Change settings and --out, or remove {FAILURE} to try again from the last finite checkpoint"
@@ -252,7 +269,7 @@ def raise_if_failed_before(folder: RunFolder) -> None:
 
 
 def refuse_inside(out: Path, data: DomainDataset) -> None:
-    """A run inside the images would be a class or a domain of them next time."""
+    """Refuse a run folder inside the data set, which would be a class or a domain next time."""
     images = getattr(data, "folder", None)
     if images is not None and out.resolve().is_relative_to(Path(images).resolve()):
         raise ConfigError(f"--out {out} lies inside the data set {images}; give a folder outside of it")
@@ -260,14 +277,14 @@ def refuse_inside(out: Path, data: DomainDataset) -> None:
 
 @contextmanager
 def reproducible(execution: Execution) -> Iterator[None]:
-    """Pin what the bits depend on, and put it back."""
+    """Set the global state of torch that results depend on, and restore it."""
     memory: Any = torch.utils.deterministic
     count, filled = torch.get_num_threads(), memory.fill_uninitialized_memory
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.set_num_threads(threads(execution))
-    # only warned about on a GPU: some layers have no deterministic backward pass there
+    # a warning only, on a GPU: some layers have no deterministic backward pass there
     torch.use_deterministic_algorithms(True, warn_only=execution.device != "cpu")
-    memory.fill_uninitialized_memory = False  # it finds bugs of torch, and costs time at every step
+    memory.fill_uninitialized_memory = False  # it is for debugging torch, and costs time at every step
     try:
         yield
     finally:

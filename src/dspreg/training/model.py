@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,25 +17,25 @@ from dspreg.networks.pretrained import make_backbone
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.vectors import ParamVector, trainable
 
-BESIDE = "stack."  # before the names of what layers hold besides the network
-NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}  # as tensors of no dimension
+BESIDE = "stack."  # prefix of tensors that layers hold in addition to the network
+NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}  # saved as tensors without dimensions
 
 
 def tensors_of(algorithm: Algorithm) -> dict[str, Tensor]:
-    """What prediction needs, on the CPU: the network by its own names, and what layers hold besides as `stack.…`.
+    """The tensors that prediction needs, on the CPU: those of the network, and as `stack.…` those of the layers.
 
-    That is their modules and buffers, and the `saved_attributes` of layers with a `predict` of their own: a vector as a
-    tensor per parameter, a number as a tensor of no dimension, and nothing for None.
+    The latter are modules and buffers, and the `saved_attributes` of layers that override `predict`: a vector becomes
+    one tensor per parameter, a number a tensor without dimensions; None is omitted.
 
     Raises:
-        ConfigError: A layer predicts, and has other kinds of state.
+        ConfigError: A layer that overrides `predict` has state of another kind.
     """
     found = _modules_and_buffers(algorithm) | saved_attributes_of(algorithm)
     return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in found.items()}
 
 
 def saved_attributes_of(algorithm: Algorithm) -> dict[str, Tensor]:
-    """What layers with a `predict` of their own name in `saved_attributes`, or a ConfigError."""
+    """The `saved_attributes` of layers that override `predict`; a ConfigError if one can't be saved."""
     found: dict[str, Tensor] = {}
     for start, layer, name in _attributes(algorithm):
         value = getattr(layer, name)
@@ -52,8 +53,23 @@ def saved_attributes_of(algorithm: Algorithm) -> dict[str, Tensor]:
     return found
 
 
-def load_tensors(algorithm: Algorithm, tensors: dict[str, Tensor], where: str) -> None:
-    """Put back what `tensors_of` took, exactly: names, shapes, dtypes. All of it is looked at before any is loaded."""
+def load_tensors(algorithm: Algorithm, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Inverse of `tensors_of`. Checks all names, shapes and dtypes before it loads anything."""
+    values = match_tensors(algorithm, tensors, where)
+    own = _modules_and_buffers(algorithm)
+    algorithm.net.load_state_dict({n: tensors[n] for n in own if not n.startswith(BESIDE)})
+    beside = {n.removeprefix(BESIDE): tensors[n] for n in own if n.startswith(BESIDE)}
+    algorithm.load_state_dict(beside, strict=False)
+    for (_, layer, name), value in zip(_attributes(algorithm), values, strict=True):
+        setattr(layer, name, value)
+
+
+def match_tensors(algorithm: Algorithm, tensors: Mapping[str, Tensor], where: str) -> list[Any]:
+    """Check that tensors have the names, shapes and dtypes of a stack, which may be on the device `meta`.
+
+    Returns:
+        The values of the stack's attributes.
+    """
     own, attributes = _modules_and_buffers(algorithm), list(_attributes(algorithm))
     params = trainable(algorithm.net)
 
@@ -65,34 +81,42 @@ def load_tensors(algorithm: Algorithm, tensors: dict[str, Tensor], where: str) -
         ours, theirs = (str((tuple(d[name].shape), d[name].dtype)) if name in d else None for d in (own, tensors))
         if ours != theirs:
             raise IntegrityError(f"{where}: the tensor {name} is {theirs or 'missing'}; the model has {ours or 'none'}")
-    values = [_attribute(layer, name, start, rest, where) for start, layer, name in attributes]
-    algorithm.net.load_state_dict({n: tensors[n] for n in own if not n.startswith(BESIDE)})
-    beside = {n.removeprefix(BESIDE): tensors[n] for n in own if n.startswith(BESIDE)}
-    algorithm.load_state_dict(beside, strict=False)
-    for (_, layer, name), value in zip(attributes, values, strict=True):
-        setattr(layer, name, value)
+    return [_attribute(layer, name, start, rest, where) for start, layer, name in attributes]
 
 
-def load_stack(how: Mapping[str, Any], tensors: dict[str, Tensor], where: str, device: str = "cpu") -> Algorithm:
-    """A trained stack from what a model file holds, and from nothing else.
+def load_stack(how: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, device: str = "cpu") -> Algorithm:
+    """A trained stack, built from the contents of a model file alone.
 
     Args:
-        how: How the network is made: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains",
-            "step".
-        tensors: As `tensors_of` gave them.
-        where: They come from, for errors.
-        device: Where the stack goes.
+        how: How to build the network, as in `build_stack`.
+        tensors: As returned by `tensors_of`.
+        where: Their source, for error messages.
+        device: Device of the stack.
     """
-    backbone = make_backbone(
-        how["model"],
-        weights="none",
-        image_size=how["image_size"],
-        dropout=how["dropout"],
-        frozen_bn=how["frozen_bn"],
-    )
-    task = Task(len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_no_images)
-    algorithm = parse(how["algorithm"]).setup(task, torch.optim.Adam, device)
+    algorithm = build_stack(how, device)
     load_tensors(algorithm, tensors, where)
+    return algorithm
+
+
+def build_stack(how: Mapping[str, Any], device: str = "cpu") -> Algorithm:
+    """A stack with newly initialised weights.
+
+    Args:
+        how: How to build the network: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains",
+            "step".
+        device: Device of the stack. On `meta` it has shapes only and takes no memory.
+    """
+    with torch.device("meta"):  # its width comes from a forward pass, which takes memory if images are large
+        backbone = make_backbone(
+            how["model"],
+            weights="none",
+            image_size=how["image_size"],
+            dropout=how["dropout"],
+            frozen_bn=how["frozen_bn"],
+        )
+    task = Task(len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_no_images)
+    with torch.device(device) if device == "meta" else nullcontext():
+        algorithm = parse(how["algorithm"]).setup(task, torch.optim.Adam, device)
     algorithm.stack.steps = how["step"] + 1  # a prediction may depend on it
     return algorithm
 
@@ -113,7 +137,7 @@ def _modules_and_buffers(algorithm: Algorithm) -> dict[str, Tensor]:
 
 
 def _attributes(algorithm: Algorithm) -> Iterator[tuple[str, Algorithm, str]]:
-    """Name in the file, layer and name in the layer of every attribute that a prediction may need."""
+    """Name in the file, layer, and name in the layer of every attribute that a prediction may need."""
     path = BESIDE
     for layer in algorithm.layers():
         if overrides(type(layer), "predict"):
@@ -124,8 +148,8 @@ def _attributes(algorithm: Algorithm) -> Iterator[tuple[str, Algorithm, str]]:
         path += "base."
 
 
-def _attribute(layer: Algorithm, name: str, start: str, tensors: dict[str, Tensor], where: str) -> Any:
-    """The value of one attribute, of the kind it has in a fresh layer."""
+def _attribute(layer: Algorithm, name: str, start: str, tensors: Mapping[str, Tensor], where: str) -> Any:
+    """The value of one attribute, of the same kind as in a new layer."""
     now, params = getattr(layer, name), trainable(layer.net)
     prefix = f"{start}."
     parts = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
@@ -134,23 +158,28 @@ def _attribute(layer: Algorithm, name: str, start: str, tensors: dict[str, Tenso
             if t.shape != params[param].shape:
                 shapes = f"{tuple(t.shape)}; the parameter has {tuple(params[param].shape)}"
                 raise IntegrityError(f"{where}: the tensor {prefix}{param} is {shapes}")
+            if not t.is_floating_point():
+                raise IntegrityError(f"{where}: the tensor {prefix}{param} is {t.dtype}; wanted floating point")
         return ParamVector((param, t.to(params[param].device, copy=True)) for param, t in parts.items())
     if start not in tensors:
         if now is None:
             return None
         raise IntegrityError(f"{where}: the tensor {start} is missing; {type(layer).__name__} needs it to predict")
     value = tensors[start]
+    wanted = now.dtype if isinstance(now, Tensor) else NUMBERS.get(type(now))
+    if wanted not in (None, value.dtype):
+        raise IntegrityError(f"{where}: the tensor {start} is {value.dtype}; wanted {wanted}")
     if value.ndim == 0 and not isinstance(now, Tensor):
         return value.item()
     return value.to(next(layer.net.parameters()).device, copy=True)
 
 
 def require_same_predictions(algorithm: Algorithm, loaded: Algorithm, x: Tensor) -> None:
-    """Refuse to call a run finished whose model, loaded, does not predict what the trained one does.
+    """Require that the loaded model predicts the same as the trained one; otherwise the run can't finish.
 
     Args:
-        algorithm: As it was trained.
-        loaded: The same from its file alone, by `load_stack`.
+        algorithm: The trained stack.
+        loaded: The stack that `load_stack` built from the file.
         x: Images, transformed.
     """
     with evaluation_mode(algorithm), evaluation_mode(loaded), torch.no_grad():

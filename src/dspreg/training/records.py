@@ -1,4 +1,4 @@
-"""Records: what an evaluation leaves, in our layout, DomainBed's and TensorBoard's."""
+"""Records of evaluations, in our layout, DomainBed's and TensorBoard's."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def make_record(
     validation: float,
     evaluating: float,
 ) -> dict[str, Any]:
-    """One line of records.jsonl; `seconds` is all that a clock measured and the only part that two runs differ in."""
+    """One line of records.jsonl; only `seconds` differs between two identical runs."""
     log, seconds = state.means()
     return {
         "step": t,
         "epoch": t / experiment.epoch,
-        "log": log,  # means over the steps since the record before
+        "log": log,  # means over the steps since the previous record
         "accuracy": accuracy,
         "validation": validation,  # mean over the sources of their "out" accuracy
         "weights": experiment.weights,
@@ -43,7 +43,7 @@ def domainbed_lines(experiment: Experiment, records: list[dict[str, Any]]) -> st
 
 
 def require_tensorboard() -> None:
-    """Said before a run exists."""
+    """Refuse `--tensorboard` without TensorBoard, before the run exists."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as missing:

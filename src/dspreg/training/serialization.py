@@ -15,20 +15,20 @@ from dspreg.errors import IntegrityError
 
 # One entry of metadata, because safetensors writes several in an order that changes from process to process.
 ENTRY = "dspreg"
-# How JSON says what it has no word for.
+# How JSON represents types that it lacks.
 TENSOR, TUPLE, ITEMS, INFINITE = "$tensor", "$tuple", "$items", "$infinite"
 
 
 def pack(state: Any, **about: str) -> bytes:
-    """Dicts, lists, tuples, numbers, text, None and tensors, as the bytes of one file; equal states, equal bytes."""
+    """Dicts, lists, tuples, numbers, text, None and tensors as the bytes of one file; equal states give equal bytes."""
     tensors: dict[str, Tensor] = {}
     described = {"about": about, "state": _described(state, tensors)}
-    # keys keep their order: sums over parameters are taken in it, and another order rounds differently
+    # keys keep their order: it is the order of sums over parameters, and another order rounds differently
     return save(tensors, {ENTRY: json.dumps(described, allow_nan=False, ensure_ascii=False)})
 
 
 def unpack(data: bytes, where: str) -> tuple[Any, dict[str, str]]:
-    """The state, and what `pack` was told about it."""
+    """The state and its description, as given to `pack`."""
     try:
         tensors = load(data)
         size = int.from_bytes(data[:8], "little")
@@ -40,7 +40,7 @@ def unpack(data: bytes, where: str) -> tuple[Any, dict[str, str]]:
 
 def _described(value: Any, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
-        # a copy of its own: safetensors refuses tensors that share memory, and tied parameters do
+        # a copy, because safetensors refuses tensors that share memory, as tied parameters do
         name = str(len(tensors))
         tensors[name] = value.detach().to("cpu", copy=True).contiguous()
         return {TENSOR: name}
@@ -76,7 +76,7 @@ def _restored(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two states are equal to the bit."""
+    """Whether two states are bitwise identical."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b))
     if isinstance(a, dict) and isinstance(b, dict):

@@ -1,8 +1,10 @@
-"""A training between two steps: all that must survive a crash, and nothing that can be computed again."""
+"""The state of a training between two steps: what must survive a crash, and nothing that can be recomputed."""
 
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +12,12 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.errors import IntegrityError, Notice
+from dspreg.io.atomic_files import sha256
 from dspreg.runs.folder import RunFolder
+
+START_PROFILE = "profiles/start.safetensors"
+LINES = ("records", "refreshes")  # files that grow, as checkpoints call them
 
 
 @dataclass
@@ -24,14 +31,15 @@ class Selected:
 
 @dataclass
 class State:
-    """Where a training stands. Randomness needs no place in it: it is a function of the step."""
+    """The state of a training. It has no random state, since randomness is a function of the step."""
 
     algorithm: Algorithm
     folder: RunFolder
-    sums: dict[str, list[float]] = field(default_factory=dict)  # of the log since the last record: [sum, count]
-    seconds: dict[str, list[float]] = field(default_factory=dict)  # the same, of what a clock measured
+    sums: dict[str, list[float]] = field(default_factory=dict)  # the log since the last record: [sum, count]
+    seconds: dict[str, list[float]] = field(default_factory=dict)  # the same for measured times
     recorded: int | None = None  # step of the last record
     selected: Selected | None = None
+    lost: dict[str, str] = field(default_factory=dict)  # files to be made again, and the SHA-256 they had
 
     @property
     def t(self) -> int:
@@ -39,7 +47,7 @@ class State:
         return self.algorithm.t
 
     def took(self, log: dict[str, float], seconds: float) -> None:
-        """Note one step for the next record."""
+        """Add one step to the next record."""
         for name, value in {**log, "step_seconds": seconds}.items():
             total = (self.seconds if name.endswith("seconds") else self.sums).setdefault(name, [0.0, 0])
             total[0] += value
@@ -52,7 +60,7 @@ class State:
         return result[0], result[1]
 
     def pack(self) -> dict[str, Any]:
-        """As a checkpoint keeps it."""
+        """The state as saved in a checkpoint."""
         chosen = self.selected
         return {
             "algorithm": dict(self.algorithm.state_dict()),
@@ -63,33 +71,89 @@ class State:
             "selected": chosen and {"step": chosen.step, "validation": chosen.validation, "model": chosen.model},
             "records": self.folder.records.mark(),
             "refreshes": self.folder.refreshes.mark(),
+            "lines": {name: _as_tensor(getattr(self.folder, name).written) for name in LINES},
+            "files": {name: digest for name, digest in self.folder.written.items() if name != "run.json"},
+            "where": self.folder.carried,
         }
 
     def unpack(self, saved: dict[str, Any]) -> None:
-        """Go back to where a checkpoint was made; lines written since are dropped and will be written again."""
-        self.folder.records.rewind(saved["records"])
-        self.folder.refreshes.rewind(saved["refreshes"])
+        """Restore the state of a checkpoint; lines written since then are removed, and will be written again.
+
+        Raises:
+            IntegrityError: A file that was written before is not what it was.
+        """
+        files = self._files(saved)
+        for name in LINES:
+            self._rewind(name, saved)
         self.algorithm.load_state_dict(saved["algorithm"])
         self.algorithm.stack.optimizer.load_state_dict(saved["optimizer"])
         self.sums, self.seconds, self.recorded = saved["sums"], saved["seconds"], saved["recorded"]
         self.selected = Selected(**saved["selected"]) if saved["selected"] else None
+        self.folder.written |= files
+        if "where" in saved:
+            self.folder.carry(saved["where"])
+
+    def _files(self, saved: Mapping[str, Any]) -> dict[str, str]:
+        """What a checkpoint vouches for, verified. A file that it does not name is written again, not trusted."""
+        if "files" not in saved:
+            return self._unverified_files()
+        files: dict[str, str] = dict(saved["files"])
+        damaged = self.folder.verify(files)
+        if START_PROFILE in damaged:  # it can be made again
+            warnings.warn(f"{damaged.pop(START_PROFILE)}; it is measured again", Notice, stacklevel=4)
+            self.lost[START_PROFILE] = files.pop(START_PROFILE)
+        for name in [name for name in damaged if not (self.folder / name).exists()]:
+            warnings.warn(f"{damaged.pop(name)}; the run goes on without this model", Notice, stacklevel=4)
+            del files[name]
+        if damaged:
+            way = "put it back from a copy, or remove it to go on without this model"
+            raise IntegrityError("; ".join(f"{said}: {way}" for said in damaged.values()))
+        return files
+
+    def _unverified_files(self) -> dict[str, str]:
+        """Of a checkpoint of an earlier version, which says nothing about them."""
+        names = self.folder.unverified()
+        if names:
+            text = "was saved by an earlier version of dspreg, which kept no SHA-256 of other files: can't verify"
+            warnings.warn(f"the checkpoint {text} {', '.join(names)} of {self.folder.path}", Notice, stacklevel=4)
+        return {name: self.folder.hash(name) for name in names}
+
+    def _rewind(self, name: str, saved: Mapping[str, Any]) -> None:
+        """Forget lines after those of the checkpoint, which has a copy of them should the file be damaged."""
+        lines = getattr(self.folder, name)
+        try:
+            lines.rewind(saved[name])
+        except IntegrityError as error:
+            copy = _as_bytes(saved["lines"][name]) if "lines" in saved else None
+            if copy is None or sha256(copy) != saved[name]["sha256"]:
+                raise
+            lines.restore(copy)
+            warnings.warn(f"{error}; it was written again from there", Notice, stacklevel=4)
 
     def restart(self) -> None:
-        """Nothing to resume: forget lines of an attempt that left no checkpoint."""
+        """Start anew: remove lines of an attempt that left no checkpoint."""
         self.folder.records.rewind(None)
         self.folder.refreshes.rewind(None)
 
 
+def _as_tensor(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _as_bytes(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()
+
+
 def first_bad(algorithm: Algorithm, batches: list[Any], log: dict[str, float]) -> str | None:
-    """The first thing that is not a number: an input, a logged value, a parameter, a buffer. None if all are."""
+    """The first input, logged value, parameter or buffer that is not finite; None if all are."""
     each = [t.detach().sum() for t in (*algorithm.parameters(), *algorithm.buffers())]
     total = float(torch.stack([t.to(torch.float64) for t in each]).sum())
     if math.isfinite(total) and all(map(math.isfinite, log.values())):
-        return None  # the quick way; below, which one
+        return None  # fast check; the rest finds out which one
     domains = algorithm.task.domains
     tensors = [(f"the images of {domains[b.domain]!r}", b.x) for b in batches]
     bad = next((name for name, tensor in tensors if not bool(tensor.isfinite().all())), None)
-    # a loss that is no number makes parameters that are none: the loss came first
+    # a loss that is not finite makes parameters that are not: report the loss
     bad = bad or next((f"the logged {name}" for name, value in log.items() if not math.isfinite(value)), None)
     tensors = [(f"the parameter {name}", p.detach()) for name, p in algorithm.net.named_parameters()]
     tensors += [(f"the buffer {name}", b) for name, b in algorithm.net.named_buffers()]

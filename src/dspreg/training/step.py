@@ -23,8 +23,8 @@ def train_step(algorithm: Algorithm, batches: Sequence[Batch], *, record: bool =
     Args:
         algorithm: A stack after `setup`.
         batches: One per source domain.
-        record: Take the figures that cost something, such as the penalty's share of the gradient. The step itself
-            is the same to the bit.
+        record: Also compute expensive figures, such as the penalty's share of the gradient. The step itself is bitwise
+            identical.
 
     Returns:
         The loss and what the layers noted, as scalars on the device.
@@ -37,7 +37,7 @@ def train_step(algorithm: Algorithm, batches: Sequence[Batch], *, record: bool =
 
     def evaluate(loss: Callable[[Outputs], Result], batches: Sequence[Batch]) -> Result:
         algorithm.task.on_progress()
-        # batch norm takes a batch into its statistics once, however often the batch is looked at
+        # batch norm takes a batch into its statistics once, however often the batch is evaluated
         domains = {batch.domain for batch in batches}
         buffers = scratch_buffers(algorithm.net) if domains <= seen else nullcontext()
         seen.update(domains)

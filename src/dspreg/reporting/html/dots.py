@@ -11,7 +11,7 @@ from dspreg.reporting.html.svg import Picture, Scale, colour_class, fit_scale
 from dspreg.reporting.tables import SelectedRow
 
 DOTS = 50  # of a row; more trials than that are drawn as their range
-LEFT, RIGHT, WIDTH, ROW, TOP = 10, 270, 284, 30, 6  # a name above its dots: beside them half of it would be cut
+LEFT, RIGHT, WIDTH, ROW, TOP = 10, 270, 284, 34, 6  # a name above its dots: beside them half of it would be cut
 
 
 def draw_dots(rows: Sequence[SelectedRow]) -> list[tuple[str, str]]:
@@ -27,7 +27,7 @@ def draw_dots(rows: Sequence[SelectedRow]) -> list[tuple[str, str]]:
         picture.draw_x_axis(scale, TOP, TOP + ROW * len(drawn))
         for n, (row, name) in enumerate(zip(drawn, names, strict=True)):
             y, kind = TOP + ROW * (n + 0.7), colour_class(n, len(drawn))
-            picture.text(0, y - 10, name, room=WIDTH)
+            picture.text(0, y - 12, name, room=WIDTH)
             _trials(picture, y, kind, row.label, values[row.label, target], scale)
         made.append((target, picture.svg()))
     return made

@@ -6,7 +6,6 @@ as of the others, and the page says how many.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +14,11 @@ import numpy as np
 
 from dspreg.errors import IntegrityError
 from dspreg.io.atomic_files import sha256_of_file
+from dspreg.io.profile_file import opened_profile
 from dspreg.reporting.html.svg import Picture, fit_scale
 from dspreg.reporting.tables import SelectedRow
 from dspreg.runs.folder import RunFolder
 
-FORMAT = "dspreg.profile/1"  # what `Profile.save` writes
 TIMES = ("start", "end")
 RUNS = 6  # of a row that are read
 BYTES = 8 * 10**9  # of all of them together
@@ -88,39 +87,30 @@ def _both(folder: RunFolder) -> Layers:
         path = _path(folder, time)
         if stamps.get(f"profiles/{time}.safetensors") != sha256_of_file(path):
             raise IntegrityError(f"{path} is damaged or was changed: its SHA-256 is not the one in result.json")
-        for layer, values in layer_means(path).items():
+        for layer, values in layer_means(path, verified=True).items():
             made.setdefault(layer, {}).update({f"{what} {time}": value for what, value in values.items()})
     return made
 
 
-def layer_means(path: Path) -> dict[str, dict[str, float]]:
-    """Layer → c and null, each the mean over all parameters of the layer."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="np") as file:
-            names = json.loads((file.metadata() or {})[FORMAT])["names"]
-            stored = set(file.keys())
-            owners: dict[str, list[str]] = {}
-            for name in names:
-                owners.setdefault(name.rpartition(".")[0], []).append(name)
-            return {
-                layer: {
-                    what: _mean(np.asarray(file.get_tensor(f"{what}/{name}")) for name in inside)
-                    for what in ("c", "null")
-                    if all(f"{what}/{name}" in stored for name in inside)
-                }
-                for layer, inside in owners.items()
+def layer_means(path: Path, *, verified: bool = False) -> dict[str, dict[str, float]]:
+    """Layer → c and null, each the mean over all parameters of the layer; `verified` as in `opened_profile`."""
+    with opened_profile(path, verified=verified) as file:
+        owners: dict[str, list[str]] = {}
+        for name in file.names:
+            owners.setdefault(name.rpartition(".")[0], []).append(name)
+        return {
+            layer: {
+                what: _mean(file.tensor(what, name) for name in inside) for what in ("c", "null") if what in file.parts
             }
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise IntegrityError(f"{path} is not a profile: {type(error).__name__}: {error}") from error
+            for layer, inside in owners.items()
+        }
 
 
 def _mean(tensors: Iterator[np.ndarray]) -> float:
     total, count = 0.0, 0
     for each in tensors:
         total, count = total + float(each.sum(dtype=np.float64)), count + each.size
-    return total / count
+    return total / max(count, 1)  # a parameter may have no entries
 
 
 def draw_profiles(found: Sequence[RowProfiles]) -> Iterator[tuple[RowProfiles, Layers, str]]:

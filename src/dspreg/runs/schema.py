@@ -1,0 +1,208 @@
+"""What the files of a run may say, checked before anything is made of it. Read without torch.
+
+A SHA-256 says that a file is as it was sealed, not that training wrote it: a run from a stranger may hold whatever JSON
+can. `check_run` holds run.json, records.jsonl and result.json to what training writes: types, bounds, and that the three
+agree with each other. The error names the file, the field and the value. Fields that nothing reads, such as those of a
+newer version, are left alone.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dspreg.config.train_config import TRAIN_OPTIONS
+from dspreg.errors import ConfigError, IntegrityError
+from dspreg.runs.folder import Contents
+
+FORMAT = "dspreg.result/1"
+WHOLE = 2**63  # whole numbers are below: larger ones count nothing, and overflow what they are put into
+FINITE = sys.float_info.max  # 10**400 is finite, too, and no float
+LONGEST = 4_096  # characters of a name, a spec or a version
+MOST_DOMAINS, MOST_CLASSES, MOST_ENVIRONMENTS = 10_000, 1_000_000, 10_000
+QUOTED = ("step", "validation", "accuracy")  # what result.json repeats of a record
+SETTINGS = TRAIN_OPTIONS.keys() - {"same_draws", "targets"}  # the first runs had one way to draw; targets are a list
+
+COUNT, SHARE, NUMBER = "a whole number, 0 or more", "a number from 0 to 1", "a finite number"
+TEXT, OBJECT = f"a text of at most {LONGEST:,} characters", "an object"
+PLAIN = f"a finite number, true, false, null or {TEXT}"
+BRIEF = reprlib.Repr()
+BRIEF.maxlevel, BRIEF.maxdict, BRIEF.maxlist, BRIEF.maxstring = 2, 2, 4, 60
+
+
+def check_run(path: str | Path, contents: Contents) -> None:
+    """Hold all that a run's folder says to what training writes.
+
+    Args:
+        path: Of the folder, for the message.
+        contents: As `RunFolder.contents` verified it.
+
+    Raises:
+        IntegrityError: Says the first thing that is wrong.
+    """
+    described, result, records = contents
+    check_description(f"{path}/run.json", described)
+    if result is not None:
+        check_records(f"{path}/records.jsonl", records, described)
+        check_result(f"{path}/result.json", result, described, records)
+
+
+def check_description(file: str, described: Mapping[str, Any]) -> None:
+    """run.json; its format and id are `RunFolder`'s to check."""
+    settings, data, weights, environment = (
+        _object(file, name, described.get(name)) for name in ("settings", "data", "weights", "environment")
+    )
+    domains = _names(file, "data.domains", data.get("domains"), range(1, MOST_DOMAINS + 1))
+    _names(file, "data.classes", data.get("classes"), range(1, MOST_CLASSES + 1))
+    sizes, prints = (_by_domain(file, f"data.{name}", data.get(name), domains) for name in ("sizes", "fingerprints"))
+    for name in domains:
+        images = _object(file, f"data.sizes[{name!r}]", sizes[name])
+        for split in ("in", "out"):
+            _require(is_count(images.get(split)), file, f"data.sizes[{name!r}].{split}", images.get(split), COUNT)
+        _require(_is_text(prints[name]), file, f"data.fingerprints[{name!r}]", prints[name], TEXT)
+    _check_settings(file, settings, domains)
+    for name in ("tag", "sha256"):
+        _require(weights.get(name) is None or _is_text(weights[name]), file, f"weights.{name}", weights.get(name), TEXT)
+    _check_environment(file, "environment", environment)
+    where = _object(file, "where", described.get("where", {}))
+    _require(_is_text(where.get("algorithm", "")), file, "where.algorithm", where.get("algorithm"), TEXT)
+
+
+def _check_settings(file: str, settings: dict[str, Any], domains: Collection[str]) -> None:
+    if missing := SETTINGS - settings.keys():
+        raise IntegrityError(f"{file}: settings.{min(missing)} is missing")
+    for name, value in settings.items():
+        if name == "targets":
+            continue
+        wanted = _wanted(name, value) if _is_plain(value) else PLAIN
+        _require(not wanted, file, f"settings.{name}", value, wanted)
+    targets = _names(file, "settings.targets", settings.get("targets"), range(len(domains)))
+    for name in targets:
+        _require(name in domains, file, "settings.targets", name, f"one of the domains {BRIEF.repr([*domains])}")
+
+
+def check_records(file: str, records: Sequence[Any], described: Mapping[str, Any]) -> None:
+    """records.jsonl of a run whose description is sound: steps go up, every domain is scored, every number is one.
+
+    Ten thousand runs have nearly two hundred thousand records, so all is compared in place.
+    """
+    settings, domains = described["settings"], described["data"]["domains"]
+    needed = {name: "in" if name in settings["targets"] else "out" for name in domains}
+    steps, before = settings["steps"], -1
+    for number, record in enumerate(records, 1):
+        at = f"line {number}"
+        if type(record) is not dict:
+            _refuse(file, at, record, OBJECT)
+        step, accuracy, validation = record.get("step"), record.get("accuracy"), record.get("validation")
+        if type(step) is not int or not before < step < steps:
+            _refuse(file, f"{at}: step", step, f"a whole number above {before} and below {steps}")
+        before = step
+        if type(validation) not in (float, int) or not 0 <= validation <= 1:
+            _refuse(file, f"{at}: validation", validation, SHARE)
+        if type(accuracy) is not dict or accuracy.keys() != needed.keys():
+            _refuse(file, f"{at}: accuracy", accuracy, f"an object with the domains {BRIEF.repr(domains)}")
+        for name, splits in accuracy.items():
+            if type(splits) is not dict or needed[name] not in splits:
+                _refuse(file, f"{at}: accuracy[{name!r}]", splits, f"an object with {needed[name]!r}")
+            for split, share in splits.items():
+                if type(share) not in (float, int) or not 0 <= share <= 1:
+                    _refuse(file, f"{at}: accuracy[{name!r}][{BRIEF.repr(split)}]", share, SHARE)
+        for part in ("log", "seconds"):
+            values = record.get(part, {})
+            if type(values) is not dict:
+                _refuse(file, f"{at}: {part}", values, OBJECT)
+            for name, value in values.items():
+                if type(value) not in (float, int) or not -FINITE <= value <= FINITE:
+                    _refuse(file, f"{at}: {part}[{BRIEF.repr(name)}]", value, NUMBER)
+
+
+def check_result(
+    file: str, result: Mapping[str, Any], described: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
+) -> None:
+    """result.json of a run whose description and records are sound: it is that run's, and repeats them as they are."""
+    same = {"format": FORMAT, "run": described["id"], "targets": described["settings"]["targets"]}
+    for name, value in same.items():
+        _require(result.get(name) == value, file, name, result.get(name), BRIEF.repr(value))
+    environments = result.get("environments")
+    if type(environments) is not list or len(environments) > MOST_ENVIRONMENTS:
+        _refuse(file, "environments", environments, f"a list of at most {MOST_ENVIRONMENTS:,}")
+    for number, each in enumerate(environments):
+        _check_environment(file, f"environments[{number}]", _object(file, f"environments[{number}]", each))
+    _require(is_count(result.get("refreshes")), file, "refreshes", result.get("refreshes"), COUNT)
+    for which in ("selected", "last"):
+        quoted = _object(file, which, result.get(which))
+        step = quoted.get("step")
+        there = next((each for each in records if each["step"] == step), None) if type(step) is int else None
+        if there is None or (which == "last" and there is not records[-1]):
+            _refuse(file, f"{which}.step", step, f"{'the last' if which == 'last' else 'a'} step of records.jsonl")
+        for name in QUOTED:
+            wanted = f"{BRIEF.repr(there[name])} as in records.jsonl"
+            _require(quoted.get(name) == there[name], file, f"{which}.{name}", quoted.get(name), wanted)
+
+
+def is_count(value: Any) -> bool:
+    """Whether it counts something: a whole number, 0 or more, and small enough for any file and table."""
+    return type(value) is int and 0 <= value < WHOLE
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str and len(value) <= LONGEST
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is int:
+        return -WHOLE < value < WHOLE
+    return value is None or type(value) in (bool, float) or _is_text(value)  # no file of ours is read with NaN in it
+
+
+@lru_cache(maxsize=10_000, typed=True)  # most runs of a report share most of their settings; True is not 1
+def _wanted(name: str, value: str | float | None) -> str:
+    """What an option is to be, where it is something else. A setting of a newer version may be anything plain."""
+    if name in TRAIN_OPTIONS:
+        try:
+            TRAIN_OPTIONS[name].check(value)
+        except ConfigError:
+            return TRAIN_OPTIONS[name].range
+    return ""
+
+
+def _check_environment(file: str, field: str, environment: dict[str, Any]) -> None:
+    for name, value in environment.items():
+        if not _is_plain(value):
+            _refuse(file, f"{field}.{BRIEF.repr(name)}", value, PLAIN)
+
+
+def _object(file: str, field: str, value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        _refuse(file, field, value, OBJECT)
+    return value
+
+
+def _names(file: str, field: str, value: Any, counts: range) -> dict[str, None]:
+    """A list of different names, so many of them; in their order, and quick to look up."""
+    if type(value) is not list or len(value) not in counts:
+        _refuse(file, field, value, f"a list of {counts[0]:,} to {counts[-1]:,} names")
+    for name in value:
+        _require(_is_text(name), file, field, name, TEXT)
+    found = dict.fromkeys(value)
+    _require(len(found) == len(value), file, field, value, "names that differ")
+    return found
+
+
+def _by_domain(file: str, field: str, value: Any, domains: Mapping[str, None]) -> dict[str, Any]:
+    found = _object(file, field, value)
+    _require(found.keys() == domains.keys(), file, field, value, f"an object with the domains {BRIEF.repr([*domains])}")
+    return found
+
+
+def _require(sound: bool, file: str, field: str, value: Any, wanted: str) -> None:
+    if not sound:
+        _refuse(file, field, value, wanted)
+
+
+def _refuse(file: str, field: str, value: Any, wanted: str) -> NoReturn:
+    raise IntegrityError(f"{file}: {field} is {BRIEF.repr(value)}; wanted {wanted}. Training writes no such thing")
