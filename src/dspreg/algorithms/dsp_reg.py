@@ -219,21 +219,26 @@ class DSPReg(Algorithm):
             self._memory.seen = []  # of a step that did not come to its end
         if not self.weight or self.t < self.warmup:
             return self.base.gradient(objective, batches)
-        if not self.c and not self._unit:
-            self._unit = self.ones()
-        elif self.c and self._unit:
-            self._unit = ParamVector()
-        c = self.c or self._unit
         recording = self.stack.recording and self._recorded_at != self.t  # once, also if a layer above asks again
-        step = Step(self.base.gradient, objective, batches, self.net, c, self.weight, self._memory, recording)
-        if isinstance(objective, OutputObjective):
-            sample = partial(sample_batches, objective, batches, (*self.task.key, self.t))
-            step = replace(step, linearise=partial(StackTangent, net=self.net), sample=sample)
+        step = self.pose(objective, batches, keeps_plain=recording)
         result = self._engine(step)
         if recording:
             self._recorded_at = self.t
             self._record(step, result)
         return result.loss, result.gradient
+
+    def pose(self, objective: Objective, batches: Sequence[Batch], *, keeps_plain: bool = True) -> Step:
+        """The problem of this step, as an engine takes it."""
+        if not self.c and not self._unit:
+            self._unit = self.ones()
+        elif self.c and self._unit:
+            self._unit = ParamVector()
+        c = self.c or self._unit
+        step = Step(self.base.gradient, objective, batches, self.net, c, self.weight, self._memory, keeps_plain)
+        if not isinstance(objective, OutputObjective):  # a layer above has made something else of it
+            return step
+        sample = partial(sample_batches, objective, batches, (*self.task.key, self.t))
+        return replace(step, linearise=partial(StackTangent, net=self.net), sample=sample)
 
     def _record(self, step: Step, result: Penalised) -> None:
         """L, R, the penalty's share ‖penalty part‖/‖g‖, quantiles of c, its age and the time refreshing took."""

@@ -117,8 +117,8 @@ class Passes:
         if graph.slopes[0] is None:
             raise ConfigError(
                 "the closure's loss does not depend on the logits that it returned. Return the tensor that the loss "
-                "was computed from, unchanged: logits = model(x); return criterion(logits, y), logits. If the closure is "
-                "compiled, compile the model alone"
+                "was computed from, unchanged: logits = model(x); return criterion(logits, y), logits. Of a compiled "
+                "closure, compile the model alone"
             )
         return graph
 
