@@ -35,7 +35,7 @@ from torch import Tensor, nn
 import dspreg
 from dspreg import Batch, DSPReg, ParamVector, train_step, vectors
 from dspreg.batches import Objective
-from dspreg.data.loader import iterate_batches
+from dspreg.data.readers import iterate_batches
 from dspreg.io.atomic_files import write
 from dspreg.penalty import Step, parse_engine
 from dspreg.training.experiment import Experiment

@@ -9,6 +9,7 @@ torch.set_num_threads(1)  # the suite runs two processes at a time, and equal th
 
 def pytest_addoption(parser):
     parser.addoption("--parity", action="store_true", help="print how near every method is to its plain re-derivation")
+    parser.addoption("--fuzz", type=int, default=50, metavar="N", help="examples of each fuzzer (default: 50)")
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -263,7 +263,7 @@ INTERNAL = {
         "times one refresh without its training",
     ),
     "bench/trajectory.py": (
-        "batches data.loader io.atomic_files penalty training.experiment training.serialization",
+        "batches data.readers io.atomic_files penalty training.experiment training.serialization",
         "swaps engines between two steps, and saves its state",
     ),
     "evidence/archives.py": ("io.atomic_files runs.archive", "packs and unpacks stores"),

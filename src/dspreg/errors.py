@@ -1,5 +1,11 @@
 """Errors by what has to be fixed: a setting, the data, a file, the machine. `exit_code` is that of the command line."""
 
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class DspregError(Exception):
     """Base class. The message says what is wrong and what to do."""
@@ -37,6 +43,37 @@ class CantWrite(ResourceError):
 
 class InUse(ResourceError):
     """Another process is using the folder."""
+
+
+NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory", "bad_alloc")
+
+
+def missing_resource(error: BaseException) -> str | None:
+    """What the machine had too little of, if that is why an error was raised; torch's are known by their words."""
+    number, words = getattr(error, "errno", None), str(error).lower()
+    if isinstance(error, MemoryError) or number == errno.ENOMEM:
+        return "not enough memory"
+    if isinstance(error, RuntimeError) and any(text in words for text in NO_MEMORY):
+        return "not enough memory"
+    if number in (errno.EMFILE, errno.ENFILE):
+        return "too many open files (`ulimit -n` says how many are allowed)"
+    if isinstance(error, RuntimeError) and "can't start new thread" in words:
+        return "no more threads or processes may be started (`ulimit -u`)"
+    return None
+
+
+@contextmanager
+def resource_errors(remedy: str) -> Iterator[None]:
+    """Errors for want of memory, open files or threads, as a `ResourceError` that says what needs less."""
+    try:
+        yield
+    except DspregError:
+        raise
+    except (MemoryError, RuntimeError, OSError) as error:
+        missing = missing_resource(error)
+        if missing is None:
+            raise
+        raise ResourceError(f"{missing}; {remedy}") from error
 
 
 class Preempted(DspregError):

@@ -129,8 +129,8 @@ POOR = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "COLUMNS": "1", "PYTHONUTF8"
 COMMANDS = """
 import sys
 from dspreg.cli import main
-for words in (["algorithms", "DSPReg"], ["algorithms"], ["data", "list"], ["paper"], ["train", "--help"], ["sweep", "--help"],
-              ["train", "--dataset", "dig\\u00eets", "--target", "\\u6f22"], ["sweep", "--dataset", "digits",
+for words in (["algorithms", "DSPReg"], ["algorithms"], ["data", "list"], ["paper"], ["train", "--help"],
+              ["sweep", "--help"], ["train", "--dataset", "dig\\u00eets", "--target", "\\u6f22"], ["sweep", "--dataset", "digits",
               "--algorithms", "ERM", "--dry-run"]):
     try:
         code = main(words)

@@ -164,3 +164,35 @@ def test_help_has_examples_and_needs_no_torch(command):
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert said.stdout.splitlines()[-1] == "[]", said.stderr
     assert f"examples:\n  dspreg {command} runs/" in said.stdout
+
+
+ODD = ("\x1b[2Jdawn", "dusk\x07", "no\u202eon", "x\x9bK")
+
+
+@pytest.fixture(scope="module")
+def odd(place):
+    """A run whose domains and classes are named to do something to a terminal."""
+    folder = photos(place / "odd\x1b[5m", domains=ODD[:3], classes=("cat", "\x1b]0;owned\x07", ODD[3]), each=6)
+    return folder, trained(folder, place / "odd-run", steps=1, targets=(ODD[2],))
+
+
+def test_no_name_from_a_run_reaches_the_terminal_raw(odd, capsys, tmp_path):
+    folder, run = odd
+    image = str(next((folder / ODD[2]).rglob("*.png")))
+    command = ["train", "--dataset", f"folder:{folder}", "--target", ODD[2], "--out", str(tmp_path / "run"), "--steps",
+               "1", "--model", "small-cnn", "--batch-size", "4", "--workers", "0", "--algorithm", "ERM"]  # fmt: skip
+    commands = [
+        ["predict", str(run), image], ["predict", str(run), image, "--csv"], ["evaluate", str(run)],
+        ["evaluate", str(run), "--json"], ["evaluate", str(run), "--domain", "other"],
+        ["measure", "--model", str(run), "--images", "4", "--batch", "2"],
+        ["measure", "--model", str(run), "--images", "4", "--batch", "2", "--json"],
+        ["export", str(run), "--format", "safetensors"], ["report", str(run.parent)], command, command,
+    ]  # fmt: skip
+    for each in commands:
+        main(each)
+        printed = capsys.readouterr()
+        assert printed.out + printed.err
+        assert not set("\x1b\x07\x9b\u202e") & set(printed.out + printed.err), each
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert not set("\x1b\x07\x9b\u202e") & set(card)
+    assert r"\x1b[2Jdawn" in card

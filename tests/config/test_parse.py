@@ -332,7 +332,7 @@ def test_a_file_made_to_hurt_is_refused_in_short(file, name):
 @pytest.mark.parametrize("data", [b"\xff\xfel\x00r\x00", b"lr: \xe9", b"\x80"], ids=["UTF-16", "Latin-1", "bytes"])
 def test_what_is_not_utf_8(tmp_path, data):
     (tmp_path / "a.yaml").write_bytes(data)
-    with pytest.raises(ConfigError, match="a.yaml can't be read: 'utf-8' codec"):
+    with pytest.raises(ConfigError, match=r"a\.yaml can't be read: 'utf-8' codec"):
         read_options(tmp_path / "a.yaml")
 
 

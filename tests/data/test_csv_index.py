@@ -1,5 +1,7 @@
 """A table of images: its order, its labels, and the line of every mistake."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -126,3 +128,18 @@ def test_it_is_the_same_data_as_its_folders(tmp_path):
     index = Index(table(tmp_path, rows(*lines)))
     for domain in ("art", "photo"):
         assert fingerprint(index.domain(domain)) == fingerprint(folders.domain(domain))
+
+
+def test_a_pipe_is_no_table_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(DataError, match=r"pipe\.csv is a pipe or a device, not a file"):
+        Index(tmp_path / "pipe.csv")
+
+
+@pytest.mark.parametrize("cell", ["label", "domain"])
+def test_a_name_of_5000_digits_is_refused_with_its_line(folder, cell):
+    long = "1" * 5000
+    lines = ["0.png,1,a", f"1.png,{long},a" if cell == "label" else f"1.png,1,{long}"]
+    with pytest.raises(DataError, match=rf"list.csv, line 3: the cell of '{cell}' has 5,000 characters") as told:
+        Index(table(folder, rows(*lines)))
+    assert len(str(told.value)) < 400

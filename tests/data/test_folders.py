@@ -165,3 +165,25 @@ def test_a_folder_that_may_not_be_read_is_not_skipped(tmp_path):
     with pytest.raises(DataError, match="can't be read"):
         Folder(tmp_path)
     (tmp_path / "art" / "cat").chmod(0o700)
+
+
+def test_a_link_back_to_a_parent_is_refused(tmp_path):
+    root = small_tree(tmp_path / "mine")
+    (root / "art" / "cat" / "again").symlink_to(root / "art")
+    with pytest.raises(DataError, match="a link to a folder that was reached before"):
+        Folder(root)
+
+
+def test_a_link_to_itself_is_named_when_it_is_read(tmp_path):
+    root = small_tree(tmp_path / "mine")
+    (root / "art" / "cat" / "loop.jpg").symlink_to("loop.jpg")
+    art = Folder(root).domain("art")
+    with pytest.raises(DataError, match=r"loop\.jpg .* leads back to itself"):
+        art[art.names.index("art/cat/loop.jpg")]
+
+
+def test_a_domain_whose_images_are_all_hidden_is_empty(tmp_path):
+    root = small_tree(tmp_path / "mine")
+    put(root / "sketch" / "cat" / ".0.jpg")
+    with pytest.raises(DataError, match="the domain 'sketch' of mine has no images"):
+        Folder(root)

@@ -1,21 +1,21 @@
 """From files to pixels: all of them, or a reason; never a repair, never a hang."""
 
 import hashlib
+import os
 import pickle
 import socket
-import sys
 import threading
 import warnings
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFile
-from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 
 from dspreg import DataError
-from dspreg.data import BadImage, Images, decode_image
+from dspreg.data import BadImage, Cache, Images, decode_image
 from dspreg.data.decode import contents
+from dspreg.data.readers import iterate_batches
 from helpers.images import bad_files, encoded, good_files, picture, put
 
 
@@ -114,18 +114,68 @@ def test_it_goes_to_other_processes(tmp_path):
     assert [label for batch in loaded for _, label in batch] == images.labels
 
 
-def test_an_error_keeps_its_kind_and_words_on_the_way_from_a_worker(tmp_path):
-    """What a DataLoader does to an exception of its worker, without the five seconds it then waits."""
-    images = domain(tmp_path)
-    images.files[3].write_bytes(b"")
-    try:
-        images[3]
-    except BadImage:
-        sent = pickle.loads(pickle.dumps(ExceptionWrapper(sys.exc_info(), "in DataLoader worker process 0")))
-    with pytest.raises(BadImage, match=r"3\.png is not a usable image: the file is empty"):
-        sent.reraise()
-
-
 def test_uneven_lists_are_refused(tmp_path):
     with pytest.raises(DataError, match="got 1, 2 and 1"):
         Images([tmp_path], ["a", "b"], [0], ("a",))
+
+
+# Files that change while they are used.
+
+
+def rewrite(path):
+    path.write_bytes(encoded(picture(99), "PNG"))
+
+
+def rewrite_with_old_times(path):
+    at = path.stat()
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1  # within the last chunks: the same size
+    path.write_bytes(content)
+    os.utime(path, ns=(at.st_atime_ns, at.st_mtime_ns))
+
+
+def replace(path):
+    at = path.stat()
+    put(path.with_suffix(".new"), encoded(picture(98), "PNG"))
+    os.utime(path.with_suffix(".new"), ns=(at.st_atime_ns, at.st_mtime_ns))
+    path.with_suffix(".new").replace(path)
+
+
+@pytest.mark.parametrize("change", [rewrite, rewrite_with_old_times, replace])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_changes_after_its_hash_was_taken_is_named(tmp_path, change, workers):
+    images = domain(tmp_path)
+    images.take_hashes()
+    part = images.select([3, 1])
+    change(images.files[3])
+    for changed, i in ((images, 3), (part, 0)):
+        with pytest.raises(DataError, match=r"3\.png was changed after this run had begun"):
+            list(iterate_batches(changed, [i], workers))
+    assert part[1][1] == images.labels[1]  # the others are as they were
+
+
+def test_a_file_that_is_touched_copied_or_not_hashed_is_no_other(tmp_path):
+    images = domain(tmp_path)
+    rewrite(images.files[0])  # nobody has said what it should be
+    assert images[0][0].getpixel((0, 0)) == picture(99).getpixel((0, 0))
+    images.take_hashes()
+    before = [image.tobytes() for image, _ in images]
+    os.utime(images.files[1], (1, 1))
+    images.files[2].chmod(0o600)
+    content = images.files[3].read_bytes()
+    images.files[3].unlink()
+    images.files[3].write_bytes(content)
+    assert [image.tobytes() for image, _ in images] == before
+
+
+def test_a_cache_gives_the_image_that_was_hashed_and_never_keeps_another(tmp_path):
+    images = domain(tmp_path)
+    images.cache = Cache(tmp_path / "cache", 10**6)
+    known = images[1][0].tobytes()
+    images.take_hashes()
+    rewrite(images.files[1])
+    rewrite(images.files[2])
+    assert images[1][0].tobytes() == known
+    with pytest.raises(DataError, match=r"2\.png was changed"):
+        images[2]
+    assert images.cache.read(hashlib.sha256(images.files[2].read_bytes()).hexdigest()) is None

@@ -2,22 +2,16 @@
 
 import multiprocessing.reduction
 import random
-import signal
-import subprocess
-import sys
-from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from dspreg.data import loader
-from dspreg.data.loader import DomainSplit, MeasureSampler, SequentialBatches, TrainingSteps, iterate_batches
+from dspreg.data.loader import DomainSplit, MeasureSampler, Positions, SequentialBatches, TrainingSteps
+from dspreg.data.readers import iterate_batches
 from dspreg.data.sampling import draw_measure_batches, draw_training_batch
 from dspreg.data.transforms import Transform
-from dspreg.errors import ResourceError
 from dspreg.randomness import seed_for
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)
@@ -152,7 +146,6 @@ def test_global_generators_neither_matter_nor_move(which, augment, workers):
     assert same(list(SOURCES[which](augment, workers)), first)
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")  # on two cores
 @pytest.mark.parametrize("augment", [False, True])
 @pytest.mark.parametrize("which", SOURCES)
 def test_any_number_of_workers_gives_the_same_bits(which, augment):
@@ -169,70 +162,10 @@ def test_a_step_does_not_depend_on_the_steps_before():
 
 
 @pytest.mark.parametrize(
-    "source", [TrainingSteps(parts(True), 5, KEY), SequentialBatches(parts(), 5), MeasureSampler(parts(), KEY)]
+    "source", [TrainingSteps(parts(True), 5, KEY), SequentialBatches(parts(), 5), Positions(parts())]
 )
 def test_what_makes_batches_can_be_sent_to_a_process_that_was_not_forked(source):
     pickler = multiprocessing.reduction.ForkingPickler
     again = pickler.loads(pickler.dumps(source))
-    item = {TrainingSteps: 3, SequentialBatches: (1, 2), MeasureSampler: (0, (1, 2))}[type(source)]
+    item = {TrainingSteps: 3, SequentialBatches: (1, 2), Positions: (0, (1, 2))}[type(source)]
     assert same(again[item], source[item])
-
-
-LEFT = """
-import os, signal
-from dspreg.data.loader import iterate_batches
-
-class Slow:
-    def __getitem__(self, i):
-        return os.getpid(), i
-
-left = iterate_batches(Slow(), range(1000), 1)
-worker, _ = next(left)
-os.kill(worker, signal.SIGTERM), os.kill(worker, signal.SIGINT)
-assert [i for _, (_, i) in zip(range(50), left)] == list(range(1, 51))
-print("done", flush=True)
-"""
-
-
-def test_workers_survive_a_signal_to_the_group_and_still_let_the_trainer_exit():
-    """With batches left over: Python waits at exit for every worker, without end for one that ignores SIGTERM."""
-    said = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=60)
-    assert (said.returncode, said.stdout) == (0, "done\n"), said.stderr
-
-
-def test_a_ctrl_c_while_workers_are_ended_leaves_none_of_them(monkeypatch):
-    killed = []
-
-    def kill(name):
-        signal.raise_signal(signal.SIGINT)
-        killed.append(name)
-
-    workers = [SimpleNamespace(is_alive=lambda: True, kill=partial(kill, name)) for name in "ab"]
-    monkeypatch.setattr(loader, "WORKERS", workers)
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGCHLD)]
-    try:
-        loader._end_workers()
-    except KeyboardInterrupt:
-        pytest.fail("interrupted")
-    finally:
-        signal.signal(signal.SIGCHLD, before[1])
-    assert killed == ["a", "b"]
-    assert signal.getsignal(signal.SIGINT) is before[0]
-
-
-@pytest.mark.parametrize("error", [ConnectionResetError(104, "reset by peer"), EOFError()])
-def test_a_pipe_that_breaks_before_torch_has_word_of_it(monkeypatch, error):
-    monkeypatch.setattr(loader.time, "sleep", lambda _: None)
-    for alive, expected in ((False, ResourceError), (True, type(error))):
-        monkeypatch.setattr(loader, "WORKERS", [SimpleNamespace(is_alive=lambda alive=alive: alive)])
-        with pytest.raises(expected), loader.reader_errors():
-            raise error
-
-
-def test_torchs_word_may_come_while_we_look(monkeypatch):
-    def interrupted(_):
-        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
-
-    monkeypatch.setattr(loader.time, "sleep", interrupted)
-    with pytest.raises(ResourceError, match="reads images died"), loader.reader_errors():
-        raise ConnectionResetError

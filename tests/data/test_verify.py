@@ -8,6 +8,7 @@ from PIL import Image
 
 from dspreg import Notice
 from dspreg.data import Digits, DomainDataset, Folder, verify
+from dspreg.data.verify import find_leaks
 from helpers.images import bad_files, good_files, picture, put, small_tree
 
 
@@ -155,3 +156,34 @@ def test_a_cache_hides_no_bad_file(tmp_path, kind):
         list(dataset.domain("art"))
     (tmp_path / "set" / "art" / "cat" / "0.jpg").write_bytes(b"")
     assert [b.image for b in verify(dataset).bad] == ["art/cat/0.jpg"]
+
+
+# What `train` says of equal files.
+
+
+def leaks(root, targets):
+    data = Folder(root)
+    return list(find_leaks({name: data.domain(name) for name in data.domains}, targets))
+
+
+@pytest.mark.filterwarnings("ignore::dspreg.Notice")
+def test_images_of_the_target_that_are_in_a_source_are_counted(tmp_path):
+    root = small_tree(tmp_path, ("art", "photo", "sketch"))
+    assert leaks(root, ["photo"]) == []
+    copy = (root / "art/cat/0.jpg").read_bytes()
+    put(root / "photo/cat/9.jpg", copy)
+    put(root / "photo/cat/8.jpg", copy)
+    (said,) = leaks(root, ["photo"])
+    assert said.startswith("2 images of the target are in a source")
+    assert "photo/cat/8.jpg = art/cat/0.jpg" in said
+    assert leaks(root, ["sketch"]) == []  # both are trained on
+    assert leaks(root, ["art", "photo"]) == []  # neither is
+    assert leaks(root, []) == []
+
+
+@pytest.mark.filterwarnings("ignore::dspreg.Notice")
+def test_one_image_under_two_labels(tmp_path):
+    root = small_tree(tmp_path)
+    put(root / "art/dog/9.jpg", (root / "art/cat/1.jpg").read_bytes())
+    (said,) = leaks(root, ["photo"])
+    assert said == "1 image is there under two labels, byte for byte, e.g. art/cat/1.jpg = art/dog/9.jpg"

@@ -39,7 +39,11 @@ ROWS: list[tuple[str, int, tuple[str, ...]]] = [
     ("train --dataset ''", 2, ("no data set is given",)),
     ("train --dataset folder: --target dawn --out new", 2, ("names no folder", "folder:PATH")),
     ("train --dataset folder:fotos --target dawn --out new", 3, ("fotos does not exist", "domain/class/image")),
-    ("train --dataset folder:letter.txt --target dawn --out new", 3, ("letter.txt is not a folder", "domain/class/image")),
+    (
+        "train --dataset folder:letter.txt --target dawn --out new",
+        3,
+        ("letter.txt is not a folder", "domain/class/image"),
+    ),
     ("train --dataset folder:empty --target dawn --out new", 3, ("empty has no sub-folders", "domain/class/image")),
     ("train --dataset index:photos --target dawn --out new", 3, ("photos can't be read", "CSV file")),
     ("train --dataset index:letter.txt --target dawn --out new", 3, ("letter.txt", "line 1")),
@@ -104,7 +108,11 @@ ROWS: list[tuple[str, int, tuple[str, ...]]] = [
     ("sweep --dataset folder:photos --algorithms ERM --store photos", 2, ("photos is not empty and no store",)),
     ("sweep --dataset digits --algorithms ERM --store new --ray-address here:1", 2, ("here:1", "--on ray")),
     ("sweep --dataset digits --algorithms ERM --store new --on ray --ray-address here", 2, ("here", "HOST:PORT")),
-    ("sweep --dataset digits --algorithms ERM --store new --on ray --ray-address 127.0.0.1:1", 6, ("127.0.0.1:1", "no Ray cluster answers")),
+    (
+        "sweep --dataset digits --algorithms ERM --store new --on ray --ray-address 127.0.0.1:1",
+        6,
+        ("127.0.0.1:1", "no Ray cluster answers"),
+    ),
     ("sweep --dataset digits --algorithms ERM --store new --only training --jobs two", 2, ("--jobs 'two'", "at least")),
     # status, retry, cancel
     ("status nowhere", 2, ("nowhere", "--store of a sweep")),
@@ -128,7 +136,11 @@ ROWS: list[tuple[str, int, tuple[str, ...]]] = [
     ("measure", 2, ("--model", "--compare")),
     ("measure --model small-cnn --weights none --dataset digits --std 0 0 0", 2, ("--std", "above 0")),
     ("measure --model small-cnn --weights none --dataset digits --mean nan 0 0", 2, ("nan", "wanted")),
-    ("measure --model small-cnn --weights none --dataset folder:photos --domain dawn", 2, ("two or more are wanted; chosen: dawn",)),
+    (
+        "measure --model small-cnn --weights none --dataset folder:photos --domain dawn",
+        2,
+        ("two or more are wanted; chosen: dawn",),
+    ),
     ("measure --compare letter.txt letter.txt", 4, ("letter.txt is damaged or not a profile",)),
     ("evaluate nowhere", 2, ("nowhere holds no run", "--out folder of a training")),
     ("evaluate run --which 99", 2, ("kept no model '99'", "selected, last")),
@@ -181,7 +193,9 @@ def furnish(place: Path) -> None:
     endless += "Run(dataset='digits', targets=('print',), algorithm='ERM', trial=n)\n"
     (place / "endless.py").write_text(endless, encoding="utf-8")
     small = "--set model=small-cnn --set weights=none --set image_size=28 --set steps=2 --set batch_size=4 --jobs 0 "
-    sweep = f"sweep --dataset folder:{place}/photos --algorithms ERM --targets dawn --trials 1 --draws 1 --only training "
+    sweep = (
+        f"sweep --dataset folder:{place}/photos --algorithms ERM --targets dawn --trials 1 --draws 1 --only training "
+    )
     with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
         code = command_line(shlex.split(f"{sweep} {small} --threads 1 --workers 0 --store {place}/store"))
     assert code in (0, 6), code  # 6: there is no stdout

@@ -30,7 +30,7 @@ FAULTS = {
     "damage": "--checkpoints 500 --flips 300",
     "claims": "--claims 20000 --processes 4 --zombies 20 --clocks 20",
     "environment": "",
-    "strace_check": "--points 20",
+    "strace_check": "--points 50",
     "store_machine": "--examples 100",
     "soak": "--runs 60",
 }
@@ -41,9 +41,9 @@ SOAK = {
     "damage": "--checkpoints 500 --flips 1000",
     "claims": "--claims 100000 --processes 4 --zombies 50 --clocks 100",
     "environment": "--sizes 30",
-    "strace_check": "--points 60",
+    "strace_check": "--points 500",
     "store_machine": "--examples 500",
-    "soak": "--runs 2000",
+    "soak": "--runs 3000 --picture docs/images/soak.png",
 }
 SLOW = {"sweeps": "tests/slow/sweeps.py --kills 18", "ray": "tests/slow/ray_nodes.py"}  # these say it in words
 ROUNDS = {"faults": FAULTS, "soak": SOAK}

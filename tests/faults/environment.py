@@ -140,6 +140,13 @@ def limit(which: int, value: Callable[[], int]) -> Callable[[Path], Callable[[],
     return hinder
 
 
+def open_now() -> int:
+    """The lowest number that a new descriptor would have."""
+    free = os.dup(0)
+    os.close(free)
+    return free
+
+
 def memory_now() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
 
@@ -165,8 +172,8 @@ def cases(sizes: int, chance: random.Random) -> list[Case]:
         Case("64 file descriptors", (OK,), limit(resource.RLIMIT_NOFILE, lambda: 64)),
         Case("64 file descriptors, two readers", (OK, RESOURCE), limit(resource.RLIMIT_NOFILE, lambda: 64),
              ("--workers", "2")),
-        Case("12 file descriptors", (OK, RESOURCE), limit(resource.RLIMIT_NOFILE, lambda: 12)),
-        Case("no file descriptor", (RESOURCE, 3, 4), limit(resource.RLIMIT_NOFILE, lambda: 3)),
+        Case("eight file descriptors more", (OK, RESOURCE), limit(resource.RLIMIT_NOFILE, lambda: open_now() + 8)),
+        Case("not one file descriptor more", (RESOURCE, 3, 4), limit(resource.RLIMIT_NOFILE, open_now)),
         Case("files of at most 200 kB", (RESOURCE,), small_files),
     ]  # fmt: skip
     for room in (1, 4, 16, 64):
@@ -202,7 +209,8 @@ class Environment:
         self.root = small.make_images(folder / "images")
         folder.chmod(0o755)
         self.command(folder / "warm" / "run")
-        self.expected = json.dumps(self._ending(folder / "warm" / "run"), sort_keys=True)
+        self.ending = small.ending(folder / "warm" / "run")
+        self.expected = json.dumps(self.ending, sort_keys=True)
 
     def words(self, out: Path) -> list[str]:
         settings = tiny.settings(self.root, **small.SMALL)
@@ -217,9 +225,6 @@ class Environment:
             return command_line([*self.words(out), *words])
         except SystemExit as ending:
             return int(ending.code or 0)
-
-    def _ending(self, out: Path) -> Any:
-        return small.ending(out)
 
     def run(self, number: int, case: Case) -> str:
         """Empty where all was as expected."""
@@ -280,6 +285,7 @@ class Environment:
             os.setpgid(0, 0)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))
             remove = case.hinder(place / "out")
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -292,7 +298,7 @@ class Environment:
             told["said"] = os.pread(log, 100_000, 0).decode(errors="replace")
             remove()
             told["resumed"] = self.command(place / "out" / "run", case.words)
-            told["ending"] = json.dumps(self._ending(place / "out" / "run"), sort_keys=True)
+            told["ending"] = json.dumps(small.ending(place / "out" / "run"), sort_keys=True)
         except BaseException:
             told["error"] = traceback.format_exc()[-600:]
             told["error"] += told["said"][-300:]

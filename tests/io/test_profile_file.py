@@ -269,7 +269,10 @@ def test_a_header_in_another_order_does_not_pass_unverified(profile, tmp_path):
 
 def test_a_fifo_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "p.safetensors")
-    with pytest.raises(IntegrityError, match="not a regular file"), opened_profile(tmp_path / "p.safetensors"):
+    with (
+        pytest.raises(IntegrityError, match="is a FIFO; wanted a regular file"),
+        opened_profile(tmp_path / "p.safetensors"),
+    ):
         pass
 
 

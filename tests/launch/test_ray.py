@@ -411,7 +411,7 @@ def test_the_last_cluster_of_this_machine_may_be_gone(monkeypatch):
     "address", ["", "host", "host:", ":6379", "host:0", "host:70000", "host:x", "http://host:6379", "host:" + "9" * 400]
 )
 def test_what_is_no_address(address):
-    with pytest.raises(ConfigError, match="wanted HOST:PORT such as 10.0.0.5:6379, auto or local") as caught:
+    with pytest.raises(ConfigError, match=r"wanted HOST:PORT such as 10\.0\.0\.5:6379, auto or local") as caught:
         require_cluster(address)
     assert len(str(caught.value)) < 250
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dspreg.errors import ConfigError, Diverged, DspregError, Notice
+from dspreg.errors import ConfigError, Diverged, DspregError, IntegrityError, Notice
 from dspreg.io import atomic_files as files
 from dspreg.launch import ray_task
 from dspreg.launch.messages import Files, NoticeIssued, Progress, Succeeded
@@ -148,6 +148,31 @@ def test_only_files_of_a_run_travel(alone, tmp_path):
         (alone / "scheduler.log").unlink()
     assert {"run.json", "result.json", "last.safetensors", "profiles/end.safetensors"} < names
     assert not names & {"lock", "scheduler.log"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../run.json", "/etc/hostname", "a/run.json", "checkpoints/../../x", "tensorboard/..", "profiles/x/y.safetensors",
+     "tensorboard/", "", "lock", "store.json", "models/..\\x.safetensors", "run.json\0", "scheduler.log"],
+)  # fmt: skip
+def test_a_worker_writes_nothing_but_files_of_its_run(tmp_path, name):
+    home = RunFolder(tmp_path / "store" / "home")
+    with pytest.raises(IntegrityError, match="a run has no such file"):
+        unpack(Files({"run.json": b"{}", name: b"x"}), home)
+    assert not (tmp_path / "store").exists()
+
+
+def test_no_link_in_a_run_is_followed_to_a_worker(tmp_path):
+    (tmp_path / "secret").write_text("of the user's")
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "key.safetensors").write_text("of the user's")
+    for number, (name, target) in enumerate([("records.jsonl", "secret"), ("profiles", "private")]):
+        run = tmp_path / str(number)
+        run.mkdir()
+        (run / "run.json").write_text("{}")
+        (run / name).symlink_to(tmp_path / target)
+        with pytest.raises(IntegrityError, match=f"{name} is a link"):
+            pack(run)
 
 
 def test_a_failure_is_sent_as_text(woods, monkeypatch):

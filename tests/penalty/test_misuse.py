@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -169,3 +170,37 @@ def test_sparse_gradients():
     tokens = torch.randint(10, (5, 3))
     with pytest.raises(dspreg.ConfigError, match=r"the gradient of '0.weight' is sparse"):
         backward(model, lambda: F.cross_entropy(model(tokens), torch.randint(3, (5,))))
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [
+        ("0.1", "weight='0.1' is a str; wanted a number"),
+        (True, "weight=True is a bool; wanted a number"),
+        (None, "weight=None is a NoneType"),
+        (1j, "is a complex"),
+        (torch.ones(2), r"is a Tensor; wanted a number"),
+        (float("nan"), "weight=nan; wanted a finite number"),
+        (float("inf"), "weight=inf; wanted a finite number"),
+        (1e300, r"weight=1e\+300; wanted a finite number ≥ 0 that float32 can hold"),
+        (-1e-9, "weight=-1e-09; wanted a finite number"),
+    ],
+)
+def test_a_weight_that_is_none_is_refused_where_it_is_given(model, weight, said):
+    with pytest.raises(dspreg.ConfigError, match=said):
+        dspreg.Penalty(model, weight=weight)
+    penalty = dspreg.Penalty(model)
+    with pytest.raises(dspreg.ConfigError, match=said):
+        penalty.weight = weight
+    assert penalty.weight == 1e-3
+
+
+@pytest.mark.parametrize("weight", [0, 1, 0.5, np.float32(0.5), np.int64(2), torch.tensor(0.25)])
+def test_a_weight_may_be_any_number(model, weight):
+    assert dspreg.Penalty(model, weight=weight).weight == float(weight)
+
+
+@pytest.mark.parametrize("warmup", ["3", 1.5, True, -1, None])
+def test_a_warmup_that_is_no_number_of_steps(model, warmup):
+    with pytest.raises(dspreg.ConfigError, match="wanted a number of steps"):
+        dspreg.Penalty(model, warmup=warmup)

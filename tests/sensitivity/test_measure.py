@@ -1,5 +1,6 @@
 """What `measure` promises besides the number: no trace, clear refusals, any loader, a floor."""
 
+import itertools
 import random
 
 import numpy as np
@@ -8,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from scipy import stats
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
 import dspreg
+from dspreg.sensitivity import samples
 from dspreg.sensitivity.null import regroup_batches
 from dspreg.sensitivity.samples import Samples
 from helpers import problems
@@ -410,6 +412,7 @@ def test_reliability_is_taken_over_parameters_that_some_domain_is_sensitive_to()
     assert float(profile.over_alive(profile.c).min()) > 0
 
 
+@pytest.mark.filterwarnings("ignore:the domains .* have the same data")
 def test_domains_without_any_difference_have_no_reliability_and_can_be_saved(tmp_path):
     items = problems.domains("mlp", 2)["photo"]
     profile = dspreg.measure(problems.model("mlp"), {"a": items, "b": items, "c": items})
@@ -433,8 +436,74 @@ def test_progress_bar_names_the_domains(capsys):
     assert printed.out == ""  # where results are
 
 
+@pytest.mark.filterwarnings("ignore:the domains .* have the same data")
 def test_data_loaders_with_workers_are_read():
     data = TensorDataset(*problems.batch("mlp", 0, 24))
     loaders = {"a": DataLoader(data, 8), "b": DataLoader(data, 8, num_workers=1)}
     profile = dspreg.measure(problems.model("mlp"), loaders)
     assert float(profile.c.flat().max()) < 1e-12  # the same samples: no difference at all
+
+
+# Loaders that are not what was meant.
+
+
+def endless(domains):
+    """As DomainBed's infinite loader: iterates for ever, and its length raises."""
+
+    class Endless:
+        def __init__(self, batches):
+            self.batches = batches
+
+        def __iter__(self):
+            return itertools.cycle(self.batches)
+
+        def __len__(self):
+            raise ValueError
+
+    return {name: Endless(batches) for name, batches in domains.items()}
+
+
+@pytest.mark.parametrize("null", [True, False])
+def test_a_loader_without_end_is_refused_with_the_remedy(null, monkeypatch):
+    monkeypatch.setattr(samples, "NOTICED", 5)
+    monkeypatch.setattr(samples, "ENDLESS", 9)
+    model, domains = problems.model("mlp"), mlp_domains()
+    forever = {name: itertools.cycle(batches) for name, batches in domains.items()}
+    for given in (endless(domains), forever):
+        with (
+            pytest.warns(dspreg.Notice, match="has given 5 batches and does not say how many"),
+            pytest.raises(dspreg.DataError, match=r"given 9 batches .* Give max_batches="),
+        ):
+            dspreg.measure(model, given, null=null)
+
+
+def test_a_loader_without_end_and_a_limit_is_fine():
+    model, domains = problems.model("mlp"), mlp_domains()
+    limited = dspreg.measure(model, endless(domains), max_batches=4)
+    assert largest_difference(limited.c, dspreg.measure(model, domains).c) == 0
+
+
+@pytest.mark.filterwarnings("error::dspreg.Notice")
+def test_a_generator_that_ends_is_read_to_its_end():
+    model, domains = problems.model("mlp"), mlp_domains()
+    made = dspreg.measure(model, {name: (b for b in batches) for name, batches in domains.items()})
+    assert largest_difference(made.c, dspreg.measure(model, domains).c) == 0
+
+
+def test_one_loader_for_two_domains_is_told():
+    model, (batches, other, _) = problems.model("mlp"), mlp_domains().values()
+    with pytest.warns(dspreg.Notice, match="the domains 'a' and 'c' have the same data"):
+        dspreg.measure(model, {"a": batches, "b": other, "c": batches})
+    data = TensorDataset(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
+    with pytest.warns(dspreg.Notice, match="'a' and 'b' have the same data"):
+        dspreg.Penalty(model).refresh({n: DataLoader(data, 8, shuffle=n == "a") for n in "ab"})
+
+
+@pytest.mark.filterwarnings("error::dspreg.Notice")
+def test_parts_of_one_data_set_are_not_the_same():
+    model, (batches, *_) = problems.model("mlp"), mlp_domains().values()
+    data = TensorDataset(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
+    halves = {"a": range(32), "b": range(32, 64)}
+    dspreg.measure(model, {n: DataLoader(data, 8, sampler=SubsetRandomSampler(at)) for n, at in halves.items()})
+    profile = dspreg.measure(model, {n: DataLoader(Subset(data, at), 8) for n, at in halves.items()})
+    assert max(float(c.max()) for c in profile.c.values()) > 0

@@ -1,10 +1,12 @@
 """The trainer: what it leaves, what it refuses, and how it fails."""
 
 import json
+import shutil
 from contextlib import contextmanager
 
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 
 import dspreg
@@ -607,3 +609,36 @@ def test_a_renamed_domain_is_the_same_data(images, tmp_path):
     (tmp_path / "woods" / "ash").rename(tmp_path / "woods" / "rowan")
     assert fingerprint(Folder(tmp_path / "woods").domain("rowan")) == fingerprint(Folder(images).domain("ash"))
     assert fingerprint(Folder(tmp_path / "woods").domain("elm")) != fingerprint(Folder(images).domain("ash"))
+
+
+# Files that change, and equal ones.
+
+
+class ReplaceImages(TrainingCallback):
+    """Writes other pixels over all images of a domain at a step."""
+
+    def __init__(self, folder, step):
+        self.folder, self.step = folder, step
+
+    def on_step_end(self, step, log):
+        if step == self.step:
+            for path in self.folder.rglob("*.png"):
+                Image.new("RGB", (20, 20), (1, 2, 3)).save(path)
+
+
+@pytest.mark.parametrize("domain", ["ash", "elm"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_images_that_are_replaced_end_a_training_by_name(tmp_path, domain, workers):
+    images = tiny.make_images(tmp_path / "woods")
+    callbacks = [ReplaceImages(images / domain, 1)]
+    with pytest.raises(DataError, match=rf"woods/{domain}/.*\.png was changed after this run had begun"):
+        train(erm(images, steps=9), tiny.execution(workers=workers), tmp_path / "run", callbacks=callbacks)
+    assert Checkpoints(tmp_path / "run" / "checkpoints", RunFolder(tmp_path / "run").description()["id"]).files()
+
+
+def test_images_of_the_target_in_a_source_are_told_and_change_nothing(tmp_path):
+    images = tiny.make_images(tmp_path / "woods")
+    shutil.copy(images / "ash" / "cat" / "00.png", images / "elm" / "cat" / "00.png")
+    with pytest.warns(Notice, match=r"woods: 1 image of the target is in a source.* elm/cat/00.png = ash/cat/00.png"):
+        train(erm(images, steps=2), tiny.execution(), tmp_path / "run")
+    assert RunFolder(tmp_path / "run").result()

@@ -27,7 +27,7 @@ from dspreg.cli import (
 )
 from dspreg.cli.output import lost, protected_output
 from dspreg.cli.parser import Parser
-from dspreg.errors import DspregError, Notice, ResourceError
+from dspreg.errors import DspregError, Notice, ResourceError, missing_resource
 from dspreg.io.importing import importable_here
 from dspreg.io.text import escape_terminal
 
@@ -50,9 +50,6 @@ each command has its own: dspreg train --help
 exit codes: 0 ok, 1 a bug, 2 usage, 3 data, 4 damaged or untrusted file, 5 a run failed,
             6 disk, memory or network, 75 stopped and resumable, 130 interrupted and resumable"""
 
-NO_MEMORY = "not enough memory; a smaller batch_size or image_size needs less"
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory")  # what torch says on a CPU and on a GPU
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code.
@@ -70,17 +67,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             trouble = lost(out)
         if trouble and not code:
-            code = _said(ResourceError(f"what was printed is lost: stdout can't be written ({trouble}); files are whole"))
+            code = _said(
+                ResourceError(f"what was printed is lost: stdout can't be written ({trouble}); files are whole")
+            )
         return code
 
 
-def run_command(arguments: Sequence[str] | None) -> int:
+def build_parser() -> Parser:
+    """Of all commands."""
     parser = Parser(prog="dspreg", description="Domain generalisation at the level of parameters.", epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"dspreg {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for command in COMMANDS:
         command.add(commands)
-    given = parser.parse_args(arguments)
+    return parser
+
+
+def run_command(arguments: Sequence[str] | None) -> int:
+    given = build_parser().parse_args(arguments)
     with warnings.catch_warnings(), importable_here():
         warnings.simplefilter("always", Notice)
         warnings.showwarning = _notice
@@ -88,16 +92,14 @@ def run_command(arguments: Sequence[str] | None) -> int:
             return int(given.run(given))
         except DspregError as error:
             return _said(error)
-        except MemoryError:
-            return _said(ResourceError(NO_MEMORY))
         except KeyboardInterrupt:
             print("dspreg: interrupted", file=sys.stderr)
             return 130
-        except OSError as error:  # a file, a folder or the network; everything else that may fail has words of its own
-            return _said(ResourceError(_refusal(error)))
         except Exception as error:
-            if isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY):
-                return _said(ResourceError(NO_MEMORY))
+            if missing := missing_resource(error):
+                return _said(ResourceError(f"{missing}; a smaller batch_size or image_size needs less"))
+            if isinstance(error, OSError):  # a file, a folder or the network; everything else has words of its own
+                return _said(ResourceError(_refusal(error)))
             traceback.print_exc()
             print("dspreg: this is a bug; please report it with the lines above", file=sys.stderr)
             return 1

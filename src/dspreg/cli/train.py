@@ -8,7 +8,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from dspreg.cli.parser import Commands, add_command
 from dspreg.config.parse import format_config, parse_assignment, parse_option, parse_targets, read_options, split_config
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS, TRAIN_OPTIONS, Execution, TrainConfig, resolve_config
 from dspreg.errors import ConfigError, Notice, Preempted
+from dspreg.io.text import escape_terminal
 
 if TYPE_CHECKING:
     from dspreg.data import DomainDataset
@@ -114,7 +115,7 @@ def collect_options(given: Any) -> dict[str, Any]:
 
 def summary(result: dict[str, Any], out: Path, finished_before: bool) -> str:
     chosen = result["selected"]
-    unseen = [f"{name} {100 * chosen['accuracy'][name]['in']:.1f} %" for name in result["targets"]]
+    unseen = [f"{escape_terminal(name)} {100 * chosen['accuracy'][name]['in']:.1f} %" for name in result["targets"]]
     lines = [f"held-out sources {100 * chosen['validation']:.1f} %, selected at step {chosen['step']}"]
     if unseen:
         lines.insert(0, f"unseen {', '.join(unseen)}")
@@ -127,6 +128,7 @@ def stopping() -> Iterator[Any]:
     """A signal stops at the next safe point, with a checkpoint; a second Ctrl-C stops immediately.
 
     A second SIGTERM does not: schedulers send it both to a process and to its group, and wait for the checkpoint.
+    SIGHUP, of a terminal that was closed, is treated as SIGTERM, unless it is ignored, as under `nohup`.
     """
     received: list[int] = []
 
@@ -135,7 +137,8 @@ def stopping() -> Iterator[Any]:
             os._exit(130)  # the last checkpoint is intact: only steps are lost
         if not received:
             again = "; Ctrl-C once more to stop at once" if number == signal.SIGINT else ""
-            print(f"\ndspreg: stopping after this step{again}", file=sys.stderr)
+            with suppress(OSError):  # the terminal may be gone
+                print(f"\ndspreg: stopping after this step{again}", file=sys.stderr)
         received.append(number)
 
     def pause() -> None:
@@ -144,7 +147,10 @@ def stopping() -> Iterator[Any]:
             stopped.exit_code = 130 if received[0] == signal.SIGINT else 75
             raise stopped
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield pause
     finally:

@@ -134,7 +134,9 @@ def compose_yaml(path: str | Path) -> yaml.Node | None:
     try:
         text = read_regular_file(path, limit=LARGEST_FILE, follow=True).decode("utf-8")
     except (OSError, ValueError, IntegrityError) as error:
-        raise ConfigError(f"the configuration {shorten(str(path))[1:-1]} can't be read: {getattr(error, 'strerror', None) or error}") from None
+        raise ConfigError(
+            f"the configuration {shorten(str(path))[1:-1]} can't be read: {getattr(error, 'strerror', None) or error}"
+        ) from None
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except RecursionError:

@@ -16,6 +16,7 @@ from dspreg.errors import DataError, Notice
 from dspreg.io.text import nearest, plural
 
 COLUMNS = ("path", "label", "domain")
+LONGEST = 255  # characters of a name, as of a folder's
 
 
 class Row(NamedTuple):
@@ -76,6 +77,8 @@ class Index(DomainDataset):
 
 
 def _rows(file: Path) -> Iterator[Row]:
+    if file.exists() and not (file.is_file() or file.is_dir()):  # it would be waited for without end
+        raise DataError(f"{file} is a pipe or a device, not a file. Give the path of a CSV file.")
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:  # -sig: spreadsheets put a mark at the start
             reader = csv.reader(text)
@@ -122,6 +125,11 @@ def _row(file: Path, line: int, cells: Sequence[str], header: Sequence[str], at:
         if not value:
             raise DataError(f"{file}, line {line}: the cell of {column!r} is empty. Fill it in, or remove the line.")
         check_name(value)
+        if column != "path" and len(value) > LONGEST:
+            raise DataError(
+                f"{file}, line {line}: the cell of {column!r} has {len(value):,} characters; wanted at most {LONGEST}, "
+                f"as a name. It starts with {value[:20]!r}."
+            )
     return Row(line, *values)
 
 

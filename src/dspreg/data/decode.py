@@ -56,15 +56,21 @@ def decode_image(path: Path | str) -> Image:
 
 def contents(path: Path | str) -> bytes:
     """The bytes of a regular file. Anything else, such as a pipe, is refused without waiting for it."""
+    return stamped_contents(path)[0]
+
+
+def stamped_contents(path: Path | str) -> tuple[bytes, int]:
+    """The same, and a number that is another one once the file was written to or replaced."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise BadImage.of(path, _kind(os.stat(path).st_mode))
         # A pipe put in its place since then still doesn't block.
         with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)), "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > MAX_BYTES:
-                raise BadImage.of(path, f"the file has {size:,} bytes, more than the {MAX_BYTES:,} that are read")
-            return file.read(MAX_BYTES)
+            at = os.fstat(file.fileno())
+            if at.st_size > MAX_BYTES:
+                raise BadImage.of(path, f"the file has {at.st_size:,} bytes, more than the {MAX_BYTES:,} that are read")
+            stamp = hash((at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns))
+            return file.read(MAX_BYTES), stamp
     except OSError as error:
         raise BadImage.of(path, _why_unreadable(path, error)) from None
 
@@ -84,7 +90,7 @@ def decode_bytes(content: bytes, path: Path | str) -> Image:
         image.load()
         image.info.pop("transparency", None)  # only a warning comes of it: the colours are the same with or without
         return image.convert("RGB")  # a copy also if it is RGB, which lets go of the file's bytes
-    except BadImage:
+    except (BadImage, MemoryError):  # the size was looked at: want of memory says nothing about the file
         raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise BadImage.of(path, f"it claims more than {MAX_PIXELS:,} pixels") from None

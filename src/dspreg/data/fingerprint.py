@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from dspreg.data.images import Images
+from dspreg.data.images import TOGETHER, Images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def fingerprint(domain: Sequence[tuple[Image, int]]) -> str:
+def fingerprint(domain: Sequence[tuple[Image, int]], on_progress: Callable[[], None] = lambda: None) -> str:
     """SHA-256, in hexadecimal, of a domain.
 
     Of image files: over the name, the name of the class and the SHA-256 of the bytes of each, in order. Moving or
     renaming the folder or touching its files changes nothing; a flipped byte, a renamed file, an image more does.
 
     Of any other sequence: over the sizes, RGB pixels and labels, in order.
+
+    Args:
+        domain: All its images are read.
+        on_progress: Called now and then; may raise.
     """
     total = hashlib.sha256()
     if isinstance(domain, Images):
+        domain.take_hashes(on_progress)
         # without the domain's own name: under another one it is the same data
         start = {name.partition("/")[0] + "/" for name in domain.names}
         names = [name.removeprefix(next(iter(start))) if len(start) == 1 else name for name in domain.names]
@@ -33,6 +38,8 @@ def fingerprint(domain: Sequence[tuple[Image, int]]) -> str:
             image, label = domain[i]
             total.update(_line(*image.size, int(label)))
             total.update(image.convert("RGB").tobytes())
+            if i % TOGETHER == TOGETHER - 1:
+                on_progress()
     return total.hexdigest()
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from dspreg.data.decode import contents, decode_bytes
+from dspreg.data.decode import decode_bytes, stamped_contents
 from dspreg.errors import DataError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from dspreg.data.cache import Cache
 
+TOGETHER = 64  # files that a thread hashes at a time
 THREADS = min(4, os.cpu_count() or 1)  # each may hold one decoded image of the largest size
 
 
@@ -47,6 +49,7 @@ class Images(Sequence[tuple["Image", int]]):
         self.files, self.names, self.labels = list(files), list(names), list(labels)
         self.classes, self.cache = tuple(classes), cache
         self._hashes: list[str | None] = [None] * len(self.files)
+        self._stamps = array("q", bytes(8 * len(self.files)))  # of the files when their hashes were taken
 
     def __len__(self) -> int:
         return len(self.files)
@@ -65,14 +68,26 @@ class Images(Sequence[tuple["Image", int]]):
     def image(self, i: int) -> Image:
         """The i-th image, from the cache if it is there."""
         if self.cache is None:
-            return decode_bytes(contents(self.files[i]), self.files[i])
+            return decode_bytes(self._contents(i), self.files[i])
         found = self.cache.read(self.hash(i))
         if found is None:
-            content = contents(self.files[i])
-            found = decode_bytes(content, self.files[i])
-            # Under the hash of these very bytes: the file may have changed since its hash was taken.
-            self.cache.write(hashlib.sha256(content).hexdigest(), found)
+            found = decode_bytes(self._contents(i), self.files[i])
+            self.cache.write(self.hash(i), found)
         return found
+
+    def _contents(self, i: int) -> bytes:
+        """The bytes of the i-th file, which must be those of its hash, if that was taken."""
+        content, stamp = stamped_contents(self.files[i])
+        known = self._hashes[i]
+        if known is not None and stamp != self._stamps[i]:  # written to, replaced, or touched only
+            if hashlib.sha256(content).hexdigest() != known:
+                raise DataError(
+                    f"{self.files[i]} was changed after this run had begun to read it: these are no longer the images "
+                    "that the run's fingerprint is of. Put the file back as it was and run the same command again, or "
+                    "start a new run."
+                )
+            self._stamps[i] = stamp
+        return content
 
     def select(self, positions: Iterable[int]) -> Images:
         """Some of the images, in the order given."""
@@ -82,20 +97,32 @@ class Images(Sequence[tuple["Image", int]]):
             self.classes, self.cache,
         )  # fmt: skip
         part._hashes = [self._hashes[i] for i in at]
+        part._stamps = array("q", (self._stamps[i] for i in at))
         return part
 
     def hash(self, i: int) -> str:
         """SHA-256 of the bytes of the i-th file, taken once."""
         known = self._hashes[i]
         if known is None:
-            known = self._hashes[i] = hashlib.sha256(contents(self.files[i])).hexdigest()
+            content, self._stamps[i] = stamped_contents(self.files[i])
+            known = self._hashes[i] = hashlib.sha256(content).hexdigest()
         return known
+
+    def take_hashes(self, on_progress: Callable[[], None] = lambda: None) -> None:
+        """Read all files whose hash is not known. `on_progress` is called now and then, and may raise."""
+        if None not in self._hashes:
+            return
+        parts = [range(len(self))[start : start + TOGETHER] for start in range(0, len(self), TOGETHER)]
+        pool = ThreadPoolExecutor(THREADS)
+        try:
+            for n, _ in enumerate(pool.map(lambda part: [self.hash(i) for i in part], parts)):
+                if n:
+                    on_progress()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     @property
     def hashes(self) -> list[str]:
         """SHA-256 of the bytes of each file, taken once."""
-        if None in self._hashes:
-            parts = [range(len(self))[start : start + 256] for start in range(0, len(self), 256)]
-            with ThreadPoolExecutor(THREADS) as pool:
-                list(pool.map(lambda part: [self.hash(i) for i in part], parts))
+        self.take_hashes()
         return [self.hash(i) for i in range(len(self))]

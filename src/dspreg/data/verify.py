@@ -215,6 +215,41 @@ def check_once(
         stamp.touch()
 
 
+def find_leaks(domains: Mapping[str, Domain], targets: Sequence[str]) -> Iterator[str]:
+    """Equal files that make an accuracy mean less than it says, in at most two sentences, each with one example.
+
+    From the hashes of the fingerprints, so that nothing is read for it. Of data sets of image files alone.
+
+    Args:
+        domains: By name.
+        targets: Those that are held out.
+    """
+    equal: dict[str, list[tuple[str, int, str]]] = defaultdict(list)
+    for domain, images in domains.items():
+        if isinstance(images, Images):
+            for name, label, sha in zip(images.names, images.labels, images.hashes, strict=True):
+                equal[sha].append((domain, label, name))
+    groups = [group for group in equal.values() if len(group) > 1]
+    unseen = [[name for domain, _, name in group if domain in targets] for group in groups]
+    seen = [[name for domain, _, name in group if domain not in targets] for group in groups]
+    leaks = [pair for pair in zip(unseen, seen, strict=True) if all(pair)]
+    if leaks:
+        count = sum(len(here) for here, _ in leaks)
+        example = " = ".join(names[0] for names in leaks[0])
+        yield (
+            f"{plural(count, 'image')} of the target {'is' if count == 1 else 'are'} in a source, too, byte for byte, "
+            f"e.g. {example}: what was trained on is not unseen"
+        )
+    torn = [{label: name for _, label, name in reversed(group)} for group in groups]  # the first of each label
+    torn = [by_label for by_label in torn if len(by_label) > 1]
+    if torn:
+        example = " = ".join(sorted(torn[0].values())[:2])
+        yield (
+            f"{plural(len(torn), 'image')} {'is' if len(torn) == 1 else 'are'} there under two labels, byte for byte, "
+            f"e.g. {example}"
+        )
+
+
 def stamps() -> Path:
     """The folder that remembers which files were found sound, by their contents."""
     return Path(os.environ.get("DSPREG_CACHE") or Path.home() / ".cache" / "dspreg") / "sound"

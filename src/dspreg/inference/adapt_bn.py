@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dspreg.data.loader import XY, DomainSplit, iterate_batches
+from dspreg.data.loader import XY, DomainSplit
+from dspreg.data.readers import iterate_batches
 from dspreg.errors import ConfigError, DataError
 from dspreg.randomness import generator
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
@@ -40,8 +41,8 @@ def adapted(model: Model, part: DomainSplit, *, size: int, device: str = "cpu", 
                 norm.reset_running_stats()
                 norm.momentum = None  # the average of all batches
                 norm.training = True  # its own flag: `train()` of a featurizer with frozen batch norm would not set it
-            with torch.no_grad():
-                for x, _ in iterate_batches(batches, range(len(batches)), workers):
+            with torch.no_grad(), closing(iterate_batches(batches, range(len(batches)), workers)) as read:
+                for x, _ in read:
                     model(part.transform.normalise(x.to(device)))
         except ValueError as error:  # torch's, of batch norm
             raise DataError(f"{len(part)} images are too few to adapt on ({error}); do without --adapt bn") from error

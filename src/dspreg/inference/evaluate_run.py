@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,10 @@ import torch
 from dspreg.data import DomainDataset
 from dspreg.data.base import labels_of
 from dspreg.data.fingerprint import fingerprint
-from dspreg.data.loader import DomainSplit, SequentialBatches, reader_errors, reader_processes
+from dspreg.data.loader import DomainSplit, SequentialBatches, reader_processes
 from dspreg.data.registry import open_dataset
 from dspreg.data.transforms import Transform
-from dspreg.errors import ConfigError, DataError, DspregError, IntegrityError, Notice
+from dspreg.errors import ConfigError, DataError, DspregError, IntegrityError, Notice, resource_errors
 from dspreg.inference.adapt_bn import adapted, batch_norms
 from dspreg.inference.load import load, step_of
 from dspreg.inference.metrics import Scores
@@ -130,9 +130,10 @@ def evaluate_run(
     for part, kind, role, prints in parts:
         scores = Scores.none(len(model.classes))
         own = adapted(model, part, size=size, device=device, workers=workers) if adapt == "bn" else nullcontext()
-        with reader_errors(), own:
-            order = SequentialBatches([part], size)
-            for _, logits, y in predictions(model.algorithm, order, device=device, workers=workers):
+        order = SequentialBatches([part], size)
+        read = closing(predictions(model.algorithm, order, device=device, workers=workers))
+        with resource_errors("a smaller --batch or fewer --workers need less"), own, read as predicted:
+            for _, logits, y in predicted:
                 scores = scores.adding(logits, to_model[y.cpu()])
                 done += len(y)
                 if progress is not None:

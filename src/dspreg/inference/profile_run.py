@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from dspreg.config.dataset_ref import DatasetRef
 from dspreg.config.measure_config import MeasureConfig
 from dspreg.data import DomainDataset
 from dspreg.data.fingerprint import fingerprint
-from dspreg.data.loader import DomainSplit, MeasureSampler, reader_errors, reader_processes
+from dspreg.data.loader import DomainSplit, MeasureSampler, reader_processes
 from dspreg.data.registry import open_dataset
 from dspreg.data.sampling import draw_batches
 from dspreg.data.transforms import Transform
 from dspreg.data.unlabelled import Unlabelled, without_classes
-from dspreg.errors import ConfigError, DataError, Notice, ResourceError
+from dspreg.errors import ConfigError, DataError, Notice, resource_errors
 from dspreg.inference.evaluate_run import columns, data_of, split_source
 from dspreg.inference.load import load, step_of
 from dspreg.networks.full_network import make_full_network
@@ -38,6 +38,7 @@ from dspreg.training.experiment import randomness_key
 from dspreg.vectors import matching_names, trainable
 
 MANY = 100  # outputs
+SMALLER = "fewer --images, a smaller --batch or --image-size, or --no-null need less"
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def profile_network(
     parts = [DomainSplit(name, images := data.domain(name), range(len(images)), transform) for name in chosen]
     net = whole.net.to(config.device)
     _look(net, config, whole.outputs)
-    with _guarded(), _read(parts, (data.name, config.seed), 0, config, data.small, progress) as batches:
+    with resource_errors(SMALLER), _read(parts, (data.name, config.seed), 0, config, data.small, progress) as batches:
         loaders = {name: _pairs(each, labels=bool(data.classes)) for name, each in batches.items()}
         options = config.meter_options()
         profile = measure(
@@ -123,7 +124,7 @@ def profile_run(
     matched = data.classes and config.of == "loss"  # others need no labels, and the classes may be other ones
     to_model = columns(data, parts, model.classes).to(config.device) if matched else None
     with (
-        _guarded(),
+        resource_errors(SMALLER),
         _read(parts, key, step + 1, config, data.small, progress) as batches,
         metering(model.algorithm, (*key, step + 1), **config.meter_options()) as (meter, f),
         progress_bar(progress.bar) as walk,
@@ -197,7 +198,11 @@ def _read(
         for d, part in enumerate(parts)
     ]
     if not config.null:
-        yield {part.domain: source.batches(each) for part, each in zip(parts, order, strict=True)}
+        with ExitStack() as readers:
+            yield {
+                part.domain: readers.enter_context(closing(source.batches(each)))
+                for part, each in zip(parts, order, strict=True)
+            }
         return
     total, done = sum(len(chosen) for each in order for _, chosen in each), 0
     kept: dict[str, list[Batch]] = {part.domain: [] for part in parts}
@@ -229,20 +234,3 @@ def _with(
     about = about | {"data": data.name, "domains": domains, "batch": config.batch, "seed": config.seed}
     about |= {"dspreg": __version__, "torch": torch.__version__}
     return replace(profile, settings={**profile.settings, "about": about})
-
-
-@contextmanager
-def _guarded() -> Iterator[None]:
-    """What goes wrong in reading and for want of memory, in our words."""
-    try:
-        with reader_errors():
-            yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise ResourceError(_SMALLER) from error
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
-            raise
-        raise ResourceError(_SMALLER) from error
-
-
-_SMALLER = "not enough memory; fewer --images, a smaller --batch or --image-size, or --no-null need less"

@@ -20,6 +20,7 @@ from dspreg.algorithms import parse
 from dspreg.config.train_config import TRAIN_OPTIONS
 from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError, DspregError, IntegrityError
+from dspreg.io.atomic_files import read_regular_file
 from dspreg.io.importing import is_trusted
 from dspreg.specs import parse_stack
 from dspreg.training.finalize import BUILT, MODEL
@@ -57,7 +58,7 @@ def load_model_file(path: Path, device: str = "cpu", trust: Sequence[str] = ()) 
 
 def read_model_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """How the network of a model file is made and what its outputs mean, checked; and its tensors."""
-    saved, about = unpack(path.read_bytes(), str(path))
+    saved, about = unpack(read_regular_file(path), str(path))
     if not isinstance(about, dict) or about.get("format") != MODEL:
         found = about.get("format") if isinstance(about, dict) else about
         raise IntegrityError(f"{path} is of the format {reprlib.repr(found)}; wanted {MODEL!r}")

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dspreg.errors import ConfigError, IntegrityError
+from dspreg.io.text import shorten
 
 Trust = Sequence[str] | None  # modules or packages that a file may name besides dspreg; None: the user wrote the name
 
@@ -48,8 +49,10 @@ def import_object(path: str, trust: Trust = None) -> Any:
         return pkgutil.resolve_name(path)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{path!r}: no module {error.name!r}; is its folder on PYTHONPATH?") from error
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{path!r} can't be imported: {error}") from error
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{shorten(path)} can't be imported: {error}") from error
+    except Exception as error:  # the module is the user's, and so are its errors
+        raise ConfigError(f"{shorten(path)} can't be imported: {type(error).__name__}: {error}") from error
 
 
 def is_trusted(path: str, trust: Sequence[str]) -> bool:

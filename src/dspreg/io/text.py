@@ -168,7 +168,8 @@ def edit_distance(a: str, b: str, most: int) -> int:
     """Letters to be added, left out, changed or exchanged with their neighbour; `most` + 1 where there are more."""
     if abs(len(a) - len(b)) > most:
         return most + 1
-    before, last = [], list(range(len(b) + 1))
+    before: list[int] = []
+    last = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         row = [i]
         for j, y in enumerate(b, 1):

@@ -1,7 +1,7 @@
 """A worker process of the pool, forked with torch loaded. It attempts the runs it receives, and reports progress.
 
-It stops, with a checkpoint, on SIGTERM and when the process of the sweep has ended. It ignores Ctrl-C, which a terminal
-sends to the whole group: the process of the sweep handles it.
+It stops, with a checkpoint, on SIGTERM and when the process of the sweep has ended. It ignores Ctrl-C and SIGHUP, which
+a terminal sends to the whole group: the process of the sweep handles them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def main(pipe: Connection, slot: Slot, store: Path, execution: Execution, attemp
     """Main function of the process."""
     signals: list[int] = []
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     sweep = multiprocessing.parent_process()
     assert sweep is not None

@@ -69,7 +69,7 @@ def require_cluster(address: str | None, ray: Any = None) -> None:
 
     Args:
         address: As for `connected`.
-        ray: The module, which knows where the cluster of this machine is; without it only given addresses are looked at.
+        ray: The module, which knows where the cluster of this machine is; without it only given ones are looked at.
 
     Raises:
         ConfigError: It is no address that can be used.

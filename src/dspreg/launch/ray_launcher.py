@@ -16,7 +16,7 @@ from typing import Any
 
 from dspreg.config.train_config import Execution
 from dspreg.data.registry import ROOT
-from dspreg.errors import ConfigError, InUse
+from dspreg.errors import ConfigError, IntegrityError, InUse
 from dspreg.launch.attempt import final_state
 from dspreg.launch.dispatcher import TICK, Dispatcher
 from dspreg.launch.heartbeat import Heartbeat
@@ -134,6 +134,9 @@ class RayTransport:
         except (InUse, LeaseLost):  # `dspreg train` uses the folder, or this process was suspended and lost its lease
             lock.close()
             return Outcome(None)
+        except IntegrityError as error:  # a part of the folder is a link, or no regular file
+            lock.close()
+            return Outcome(store.fail(run, error, fence=fence))
         settings, execution = use_absolute_paths(run, self.execution)
         messages = self.remote.remote(Assignment(settings, execution, run.to_json(), files, own_import_path()))
         self.tasks.append(Task(leased, folder, lock, messages, Heartbeat(self.queue.leases, leased.lease)))
@@ -158,6 +161,9 @@ class RayTransport:
             except LeaseLost:
                 self.cancel(task)
                 event = Outcome(None)
+            except IntegrityError as error:  # it sent files that a run does not have
+                self.cancel(task, force=True)
+                event = Outcome(self.queue.store.fail(task.leased.run, error, fence=task.folder.fence))
             if event is not None:
                 yield task.leased, event
 

@@ -1,15 +1,19 @@
 """Transfer of a run's files between its store and a machine without access to it.
 
 The folder in the store can be resumed after any interruption: a checkpoint is written after the records it refers to,
-and older checkpoints are removed after it.
+and older checkpoints are removed after it. Only files that a run has are transferred, under the names they have in its
+folder: links that lead out of it are not followed, and other names are refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from dspreg.errors import IntegrityError
+from dspreg.io.atomic_files import read_regular_file, require_folder
 from dspreg.launch.messages import Files
 from dspreg.runs.folder import OURS, RunFolder
 
@@ -32,7 +36,8 @@ class FolderWatch:
 
     def pack_changes(self) -> Files:
         now = {name: _stamp(self.folder / name) for name in _names(self.folder)}
-        new = {name: (self.folder / name).read_bytes() for name, stamp in now.items() if self.seen.get(name) != stamp}
+        changed = [name for name, stamp in now.items() if self.seen.get(name) != stamp]
+        new = {name: read_regular_file(self.folder / name) for name in changed}
         self.seen = now
         return Files(new, tuple(_checkpoints(self.folder)))
 
@@ -46,7 +51,14 @@ def pack(folder: Path) -> Files:
 
 
 def unpack(files: Files, folder: RunFolder) -> None:
-    """Update a folder to the packed state, through its fence."""
+    """Update a folder to the packed state, through its fence.
+
+    Raises:
+        IntegrityError: A name is not that of a run's file; nothing was written.
+    """
+    for name in files.new:
+        if not _is_sent(name):
+            raise IntegrityError(f"{name[:200]!r} was received for {folder.path}; a run has no such file")
     for name in sorted(files.new, key=_rank):
         folder.write(name, files.new[name])
     for name in _checkpoints(folder.path):
@@ -65,8 +77,18 @@ def _rank(name: str) -> tuple[int, str]:
     return (2 if name.startswith("checkpoints/") else 1), name
 
 
+def _is_sent(name: str) -> bool:
+    """Whether a name is one of `SENT`; no part of it leads elsewhere."""
+    parts = name.split("/")
+    if any(part in ("", ".", "..") or "\\" in part or "\0" in part for part in parts):
+        return False
+    patterns = (pattern.split("/") for pattern in SENT)
+    return any(len(each) == len(parts) and all(map(fnmatchcase, parts, each)) for each in patterns)
+
+
 def _names(folder: Path) -> Iterator[str]:
     for pattern in SENT:
+        require_folder((folder / pattern).parent)
         yield from (path.relative_to(folder).as_posix() for path in folder.glob(pattern))
 
 
@@ -75,5 +97,5 @@ def _checkpoints(folder: Path) -> list[str]:
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:
-    about = path.stat()
+    about = path.lstat()
     return about.st_ino, about.st_size, about.st_mtime_ns

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import glob
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import torch
@@ -57,8 +57,8 @@ class Penalty:
     ):
         if not isinstance(model, nn.Module):
             raise ConfigError(f"the model is a {type(model).__name__}; wanted an nn.Module")
-        if warmup < 0:
-            raise ConfigError(f"warmup={warmup}; wanted a number of steps ≥ 0")
+        if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
+            raise ConfigError(f"warmup={warmup!r}; wanted a number of steps ≥ 0")
         refuse_shards(model)
         self.model, self.net = model, unwrap(model)
         self.weight, self.warmup = weight, warmup
@@ -70,6 +70,15 @@ class Penalty:
         self._memory = Memory()
         self._c = Coefficients(self.net, only, exclude)
         self._check_engine()
+
+    @property
+    def weight(self) -> float:
+        """λ. May be changed at any time."""
+        return self._weight
+
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        self._weight = _check_weight(weight)
 
     @property
     def coefficients(self) -> ParamVector:
@@ -118,8 +127,6 @@ class Penalty:
             raise ConfigError(
                 "inference mode is on, in which nothing has a gradient; leave it before penalty.backward()"
             )
-        if not (math.isfinite(self.weight) and self.weight >= 0):
-            raise ConfigError(f"weight={self.weight}; wanted a finite number ≥ 0")
         self.record = None if record else self.record  # during warm-up there is nothing to record
         passes = Passes(self.net, self._processes, 1.0 if scaler is None else self._scale(scaler))
         if not self.weight or self.steps < self.warmup:
@@ -207,6 +214,20 @@ _COMPILED_ONCE = (
     "engine 'gauss_newton' goes back twice through a graph, which a compiled function allows once. Compile the model "
     "alone, and pass the compiled model to Penalty"
 )
+
+
+MAX_WEIGHT = torch.finfo(torch.float32).max
+
+
+def _check_weight(weight: Any) -> float:
+    if isinstance(weight, Tensor) and weight.numel() == 1 and weight.dtype != torch.bool:
+        weight = weight.item()
+    if isinstance(weight, bool) or not isinstance(weight, Real):
+        raise ConfigError(f"weight={weight!r} is a {type(weight).__name__}; wanted a number ≥ 0, such as 1e-3")
+    number = float(weight)
+    if not 0 <= number <= MAX_WEIGHT:  # nor is NaN
+        raise ConfigError(f"weight={number}; wanted a finite number ≥ 0 that float32 can hold, such as 1e-3")
+    return number
 
 
 def _check_closures(closure: Any) -> Sequence[Closure]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
@@ -155,21 +156,24 @@ def load_recipe(text: str, most: int | None = None) -> list[Run]:
         text: Where the function is.
         most: Runs that it may return; a recipe can't be counted but by running it, and one may have no end.
     """
-    if os.path.sep in text.removesuffix(".py") or Path(text).exists():
-        if ".py" not in text:
-            raise ConfigError(f"{text} is no sweep: wanted FILE.yaml, a recipe in FILE.py, or the import path of a function")
     path, _, name = text.partition(".py")
     if text.endswith(".py") or (name.startswith(":") and Path(f"{path}.py").exists()):
         made = getattr(_module(Path(f"{path}.py")), name.removeprefix(":") or "runs", None)
         if made is None:
             raise ConfigError(f"{path}.py has no function {name.removeprefix(':') or 'runs'!r} that returns runs")
-    else:
+    elif all(part.isidentifier() for part in re.split("[.:]", text)) and not os.path.exists(text):
         made = import_object(text)
+    else:
+        raise ConfigError(
+            f"{shorten(text)[1:-1]} is no sweep: wanted FILE.yaml, a recipe in FILE.py, or a function's import path"
+        )
     if not callable(made):
         raise ConfigError(f"{text!r} is not a function; a recipe is one that returns runs")
     returned = _guarded(text, made)
     if not isinstance(returned, Iterable):
-        raise ConfigError(f"the recipe {text!r} returned {shorten(returned)}; wanted runs, as from dspreg.leave_one_out")
+        raise ConfigError(
+            f"the recipe {text!r} returned {shorten(returned)}; wanted runs, as from dspreg.leave_one_out"
+        )
     found = _guarded(text, lambda: list(islice(returned, None if most is None else most + 1)))
     if most is not None and len(found) > most:
         raise ConfigError(f"the recipe {text!r} returned more than {most:,} runs. If they are meant, add --max-runs N")

@@ -19,7 +19,7 @@ from dspreg.sensitivity.evaluation_mode import evaluation_mode, require_separate
 from dspreg.sensitivity.meter import Meter, require_finite
 from dspreg.sensitivity.null import FunctionOf, PermutationNull, Walk
 from dspreg.sensitivity.profile import Profile, kinds_of
-from dspreg.sensitivity.samples import Samples, batches_of
+from dspreg.sensitivity.samples import Samples, batches_of, notice_same_data
 from dspreg.sensitivity.summary import Domain, Summary
 from dspreg.sensitivity.variance import Variance, variance_of
 from dspreg.vectors import ParamVector, Patterns
@@ -61,7 +61,7 @@ def measure(
         variance: Var(θ_k): a number, a vector by parameter name, or a `RunningVariance`. Scales s and cancels in c.
         eps: ε above. With 0, the default, c does not depend on the scale of the loss.
         only, exclude: Shell patterns on parameter names, such as `"layer4.*"`.
-        max_batches: Per domain; all by default.
+        max_batches: Per domain; all by default. A loader that never ends needs it.
         draws: Sign draws per batch, for `"signed"`.
         progress: Show a progress bar, on stderr.
         null: Also measure the null, c under random domain labels. Holds all batches in memory; `"signed"` and
@@ -76,6 +76,7 @@ def measure(
     if not isinstance(domains, Mapping) or len(domains) < 2:
         got = f"{len(domains)} domain(s)" if isinstance(domains, Mapping) else f"a {type(domains).__name__}"
         raise DataError(f"{got}; wanted a mapping from name to loader with at least two, since c compares domains")
+    notice_same_data(domains)
     if eps < 0 or not math.isfinite(eps):
         raise ConfigError(f"eps={eps}; wanted a finite number ≥ 0")
     if max_batches is not None and max_batches < 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -9,10 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from dspreg.errors import DataError
+from dspreg.errors import DataError, Notice
 
 LABELS = ("labels", "label", "y", "target", "targets")
+NOTICED, ENDLESS = 100, 1_000  # batches of a loader without a length
 
 Inputs = Tensor | dict[str, Tensor]
 Function = Callable[..., Any]  # a network, or the prediction of a stack
@@ -113,6 +116,8 @@ def batches_of(domain: str, loader: Iterable[Any], max_batches: int | None, devi
     if isinstance(loader, tuple) and len(loader) == 2 and all(isinstance(t, Tensor) for t in loader):
         raise DataError(f"the domain {domain!r} is a pair of tensors; wanted batches: [(x, y)], or a DataLoader")
     count = 0
+    if max_batches is None and not _has_length(loader):
+        loader = _require_an_end(domain, loader)
     for i, batch in enumerate(islice(loader, max_batches)):
         samples = read_batch(batch).to(device)
         sizes = {len(t) if t.ndim else 0 for t in samples.tensors()}
@@ -130,6 +135,47 @@ def batches_of(domain: str, loader: Iterable[Any], max_batches: int | None, devi
         yield samples
     if not count:
         raise DataError(f"the domain {domain!r} yielded no batch; is its folder empty, or its iterator exhausted?")
+
+
+def _has_length(loader: Iterable[Any]) -> bool:
+    try:
+        len(loader)  # type: ignore[arg-type]
+    except Exception:  # some that never end have a length that raises
+        return False
+    return True
+
+
+def _require_an_end(domain: str, loader: Iterable[Any]) -> Iterator[Any]:
+    """The batches of a loader that does not say how many there are, which may be without end."""
+    for i, batch in enumerate(loader):
+        if i == NOTICED:
+            text = f"the domain {domain!r} has given {NOTICED} batches and does not say how many there are"
+            warnings.warn(f"{text}; max_batches=16 would be enough for c", Notice, stacklevel=2)
+        if i == ENDLESS:
+            raise DataError(
+                f"the domain {domain!r} has given {ENDLESS:,} batches and does not say how many there are: its loader "
+                "may never end. Give max_batches= (16 batches of 32 make c reliable), or a loader with a length"
+            )
+        yield batch
+
+
+def notice_same_data(domains: Mapping[str, Iterable[Any]]) -> None:
+    """Notice domains that are one and the same: their c is 0, or the noise of drawing twice."""
+    names: dict[tuple[int, ...], Any] = {}
+    for name, loader in domains.items():
+        earlier = names.setdefault(_identity(loader), name)
+        if earlier != name:
+            text = f"the domains {earlier!r} and {name!r} have the same data: c compares a domain with itself"
+            warnings.warn(f"{text}. Give each domain a loader of its own images", Notice, stacklevel=3)
+
+
+def _identity(loader: Iterable[Any]) -> tuple[int, ...]:
+    """Equal for the same object, and for loaders of all of one data set."""
+    if isinstance(loader, DataLoader):
+        plain = type(loader.sampler) in (SequentialSampler, RandomSampler)  # others may show a part of it
+        if plain and type(loader.batch_sampler) is BatchSampler:
+            return (id(loader.dataset), 0)
+    return (id(loader),)
 
 
 def _describe(batch: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -173,4 +173,5 @@ class ProgressBar(TrainingCallback):
         self.progress.update(self.task, validation=f"val {record['validation']:.0%}")
 
     def on_train_end(self) -> None:
-        self.progress.stop()
+        with suppress(OSError):  # the terminal may be gone, which must not hide how the training ended
+            self.progress.stop()

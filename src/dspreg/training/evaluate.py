@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
-from dspreg.data.loader import DomainSplit, SequentialBatches, iterate_batches
+from dspreg.data.loader import DomainSplit, SequentialBatches
+from dspreg.data.readers import iterate_batches
 from dspreg.randomness import Key
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 
@@ -56,6 +58,7 @@ def tallies(
     workers: int = 0,
     losses: bool = False,
     pause: Callable[[], None] = lambda: None,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> list[Tally]:
     """One tally per part. Changes neither the algorithm nor any random state.
 
@@ -68,20 +71,31 @@ def tallies(
         workers: Processes that read images.
         losses: Also compute the cross-entropy.
         pause: Called between batches; may raise to stop early.
+        on_wait: Called while a batch is waited for; may raise as well.
     """
-    result = [Tally() for _ in parts]
-    for p, logits, y in predictions(algorithm, SequentialBatches(parts, size, key), device=device, workers=workers):
-        result[p] = result[p].counting(logits, y, losses=losses)
-        pause()
+    result, batches = [Tally() for _ in parts], SequentialBatches(parts, size, key)
+    with closing(predictions(algorithm, batches, device=device, workers=workers, on_wait=on_wait)) as predicted:
+        for p, logits, y in predicted:
+            result[p] = result[p].counting(logits, y, losses=losses)
+            pause()
     return result
 
 
 def predictions(
-    algorithm: Algorithm, batches: SequentialBatches, *, device: str = "cpu", workers: int = 0
-) -> Iterator[tuple[int, Tensor, Tensor]]:
+    algorithm: Algorithm,
+    batches: SequentialBatches,
+    *,
+    device: str = "cpu",
+    workers: int = 0,
+    on_wait: Callable[[], None] = lambda: None,
+) -> Generator[tuple[int, Tensor, Tensor], None, None]:
     """Part, logits (B, C) and labels (B,) of every batch, on the device."""
     order = batches.order()
-    with evaluation_mode(algorithm), torch.no_grad():
-        for (p, _), (x, y) in zip(order, iterate_batches(batches, order, workers), strict=True):
+    with (
+        evaluation_mode(algorithm),
+        torch.no_grad(),
+        closing(iterate_batches(batches, order, workers, on_wait)) as read,
+    ):
+        for (p, _), (x, y) in zip(order, read, strict=True):
             shown = batches.parts[p].transform.normalise(x.to(device))
             yield p, algorithm.predict(shown), y.to(device)

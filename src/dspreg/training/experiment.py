@@ -51,6 +51,7 @@ class Experiment:
     images: Mapping[str, Sequence[Any]]  # domain → (image, label) pairs
     splits: Mapping[str, tuple[list[int], list[int]]]  # domain → positions of "in" and "out"
     backbone: Backbone
+    on_read: Callable[[], None] = lambda: None  # called while files are hashed; may raise
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -68,7 +69,7 @@ class Experiment:
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """Fingerprint of every domain; computed once, because it reads all files."""
-        return {name: fingerprint(images) for name, images in self.images.items()}
+        return {name: fingerprint(images, self.on_read) for name, images in self.images.items()}
 
     @cached_property
     def epoch(self) -> int:
@@ -82,10 +83,17 @@ class Experiment:
         last = self.execution.layout == CHANNELS_LAST
         return Transform(self.settings.image_size, self.backbone.mean, self.backbone.std, augment, last)
 
-    def algorithm(self, on_progress: Callable[[], None] = lambda: None) -> Algorithm:
-        """The stack with its network and optimiser, at step 0; `on_progress` is called at every pass of a step."""
+    def algorithm(
+        self, on_progress: Callable[[], None] = lambda: None, on_wait: Callable[[], None] = lambda: None
+    ) -> Algorithm:
+        """The stack with its network and optimiser, at step 0.
+
+        Args:
+            on_progress: Called at every pass of a step.
+            on_wait: Called while images to measure on are waited for; may raise.
+        """
         parts = [self.part(name, "in", self.transform(False)) for name in self.sources]
-        samples = MeasureSampler(parts, self.key, self.execution.device, self.workers)
+        samples = MeasureSampler(parts, self.key, self.execution.device, self.workers, on_wait)
         task = Task(self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress)
         s = self.settings
 
@@ -162,6 +170,7 @@ def prepare_experiment(
     progress: Callable[[int, int], None] | None = None,
     *,
     data: DomainDataset | None = None,
+    on_read: Callable[[], None] = lambda: None,
 ) -> Experiment:
     """Read the folders, split the domains, find the weights; every mistake is reported here, before any training.
 
@@ -170,6 +179,7 @@ def prepare_experiment(
         execution: How it is run.
         progress: Called while every image is decoded once, with the number done and the total.
         data: The data set of `settings`, if it is already open.
+        on_read: Called while files are hashed for their fingerprints; may raise.
     """
     config = TrainConfig.of(settings)
     if execution.domainbed_records:
@@ -200,7 +210,7 @@ def prepare_experiment(
         dropout=config.dropout,
         frozen_bn=config.frozen_bn,
     )
-    experiment = Experiment(config, execution, asked, stack, data, images, splits, backbone)
+    experiment = Experiment(config, execution, asked, stack, data, images, splits, backbone, on_read)
     files = [each for each in images.values() if isinstance(each, Images)]
     if execution.check_images == "once" and len(files) == len(images):  # others are in memory, or classes of the user
         check_once(data, experiment.fingerprints.values(), progress)

@@ -10,6 +10,7 @@ from torch import Tensor
 from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.compatibility import overrides
 from dspreg.errors import Notice
+from dspreg.io.text import escape_terminal
 from dspreg.runs.folder import RunFolder
 from dspreg.training.experiment import Experiment
 from dspreg.training.model import load_stack, require_same_predictions, tensors_of
@@ -91,20 +92,21 @@ def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
         which = "in" if name in s.targets else "out"
         score = chosen["accuracy"].get(name, {}).get(which)
         shown = f"{100 * score:.1f} %" if score is not None else ""
-        rows.append(f"| {name} | {role} | {inside:,} | {out:,} | {shown} |")
+        rows.append(f"| {escape_terminal(name)} | {role} | {inside:,} | {out:,} | {shown} |")
     target = (
         f"Target accuracy is that of its “in” part ({1 - s.holdout:.0%} of the images), as in DomainBed."
         if s.targets
         else "No domain was held out: how well it does on a new one is not known from this run."
     )
     kept = "" if experiment.execution.keep == "none" else USE
+    classes = [*map(escape_terminal, experiment.data.classes[:20])] + ["…"] * (len(experiment.data.classes) > 20)
     return CARD.format(
-        algorithm=s.algorithm, data=experiment.data.name, rows="\n".join(rows), target=target, kept=kept,
+        algorithm=s.algorithm, data=escape_terminal(experiment.data.name), classes=", ".join(classes),
+        rows="\n".join(rows), target=target, kept=kept,
         step=chosen["step"], last=s.steps - 1, validation=f"{100 * chosen['validation']:.1f}", protocol=s.protocol,
         augmented=", augmented as in DomainBed; plain ones score otherwise" if s.augment_validation else "",
         trial=s.trial, draw=s.draw, model=s.model, tag=w.tag, sha=w.sha256 or "none", size=s.image_size,
         lr=s.lr, batch=s.batch_size, decay=s.weight_decay,
-        classes=", ".join(experiment.data.classes[:20]) + (", …" if len(experiment.data.classes) > 20 else ""),
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from dspreg.algorithms.task import SourceValidation
 from dspreg.batches import Batch
 from dspreg.config.train_config import Execution, TrainConfig
 from dspreg.data import DomainDataset
-from dspreg.data.loader import XY, iterate_batches, reader_errors
+from dspreg.data.loader import XY
+from dspreg.data.readers import iterate_batches
 from dspreg.data.registry import open_dataset
-from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted
+from dspreg.data.verify import find_leaks
+from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted, resource_errors
 from dspreg.io.atomic_files import sha256
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.status import FAILURE, read_failure
@@ -34,6 +37,8 @@ from dspreg.training.state import START_PROFILE, Selected, State, first_bad
 from dspreg.training.step import train_step
 
 SECONDS = 120.0  # between checkpoints, unless steps are given
+GRACE = 10.0  # seconds that a step may wait for images after it was to stop
+SMALLER = "a smaller batch_size or image_size, or fewer --workers, need less; the same command goes on where it was"
 
 
 def train(
@@ -71,20 +76,26 @@ def train(
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
     refuse_inside(folder.path, data)  # before the folder is created
-    with notified(with_display(callbacks, display)) as on, folder.locked(), reproducible(execution), reader_errors():
+    stop = Stop(pause)
+    with (
+        notified(with_display(callbacks, display)) as on,
+        folder.locked(),
+        reproducible(execution),
+        resource_errors(SMALLER),
+    ):
         if execution.tensorboard:
             require_tensorboard()
 
         def between_batches() -> None:
-            pause()
+            stop.check()
             on.on_progress()
 
         def on_image(done: int, total: int) -> None:
             on.on_image_check(done, total)
             between_batches()
 
-        experiment = prepare_experiment(config, execution, on_image, data=data)
-        algorithm = experiment.algorithm(on.on_progress)  # its errors come before there is a run
+        experiment = prepare_experiment(config, execution, on_image, data=data, on_read=between_batches)
+        algorithm = experiment.algorithm(between_batches, stop.check_waiting)  # its errors come before there is a run
         saved_attributes_of(algorithm)  # and so does the error of a layer whose prediction can't be saved
         described = experiment.description(plan).to_json()
         was_finished = (folder / "result.json").exists()  # then no result can change
@@ -95,42 +106,47 @@ def train(
             checkpoints.clear()
             return result or {}
         raise_if_failed_before(folder)
+        for leak in find_leaks(experiment.images, experiment.settings.targets):
+            warnings.warn(f"{data.name}: {leak}", Notice, stacklevel=2)
 
         state = State(algorithm, folder)
         resume(state, checkpoints)
         on.on_train_start(experiment, state.t)
         if (state.t == 0 and should_profile(state, execution)) or START_PROFILE in state.lost:
             on.on_phase("measuring c before training")
-            first = state.algorithm if state.t == 0 else experiment.algorithm(on.on_progress)
+            first = state.algorithm if state.t == 0 else experiment.algorithm(between_batches, stop.check_waiting)
             write_start_profile(state, profile_stack(first).to_bytes())
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
         steps = experiment.settings.steps
-        batches = iterate_batches(experiment.steps(), range(state.t, steps), experiment.workers)
         saved = time.monotonic()
+        batches = iterate_batches(experiment.steps(), range(state.t, steps), experiment.workers, stop.check_waiting)
         try:
             while True:
                 if evaluation_due(experiment, state):
                     on.on_phase("evaluating")
-                    record = evaluate(experiment, state, between_batches)
+                    record = evaluate(experiment, state, between_batches, stop.check_waiting)
                     folder.records.append(record)
                     on.on_evaluation(record)
                     if board:
                         board.add(record)
                     checkpoints.save(state.t, state.pack())
                     saved = time.monotonic()
-                pause()
+                stop.check()
                 if state.t == steps:
                     break
-                step(experiment, state, batches, on)
+                step(experiment, state, batches, on, stop)
                 if save_due(execution, state.t, saved):
                     checkpoints.save(state.t, state.pack())
                     saved = time.monotonic()
         except Preempted:
-            checkpoints.save(state.t, state.pack())
+            if not stop.within_step:
+                checkpoints.save(state.t, state.pack())
             raise
         except Diverged as failure:
             folder.write_json(FAILURE, {"step": failure.step, "reason": str(failure)})
             raise
+        finally:
+            batches.close()  # ends the processes that read, also where somebody keeps the error
         if should_profile(state, execution):
             on.on_phase("measuring c after training")
             folder.write("profiles/end.safetensors", profile_stack(state.algorithm).to_bytes())
@@ -159,15 +175,43 @@ def with_display(callbacks: Iterable[TrainingCallback], display: Any) -> list[Tr
     return [*callbacks, display if isinstance(display, TrainingCallback) else OldDisplay(display)]
 
 
-def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: TrainingCallback) -> None:
+@dataclass
+class Stop:
+    """Where a training can be stopped: everywhere but within a step, of which nothing could be kept."""
+
+    pause: Callable[[], None]  # raises `Preempted`
+    within_step: bool = False
+    wanted_at: float | None = None  # when it was first wanted within a step
+
+    def check(self) -> None:
+        """Stop, if that is wanted and the training is not within a step."""
+        if not self.within_step:
+            self.pause()
+
+    def check_waiting(self) -> None:
+        """The same while images are waited for: within a step, too, if they do not come for some time.
+
+        The steps since the last checkpoint are then taken again: images that never come must not hold up the stop.
+        """
+        try:
+            self.pause()
+        except Preempted:
+            self.wanted_at = self.wanted_at or time.monotonic()
+            if not self.within_step or time.monotonic() - self.wanted_at > GRACE:
+                raise
+
+
+def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: TrainingCallback, stop: Stop) -> None:
     """One training step, its log and its events. Its time includes waiting for images."""
     started, algorithm = time.perf_counter(), state.algorithm
     device = experiment.execution.device
     normalise = experiment.transform(experiment.settings.augment).normalise
     batches = [Batch(normalise(x.to(device)), y.to(device), d) for d, (x, y) in enumerate(next(made))]
     t = state.t
+    stop.within_step = True
     with experiment.autocast():
         log = train_step(algorithm, batches, record=evaluates_at(experiment, t))
+    stop.within_step = False
     values = {name: float(value) for name, value in log.items()}
     bad = first_bad(algorithm, batches, values)
     if bad:
@@ -177,7 +221,9 @@ def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: Tra
     on.on_step_end(t, values)
 
 
-def evaluate(experiment: Experiment, state: State, between_batches: Callable[[], None]) -> dict[str, Any]:
+def evaluate(
+    experiment: Experiment, state: State, between_batches: Callable[[], None], on_wait: Callable[[], None]
+) -> dict[str, Any]:
     """Evaluate after the last step, select, and return the record."""
     started, s, t = time.perf_counter(), experiment.settings, state.t - 1
     chosen = experiment.evaluation_parts(last=state.t == s.steps)
@@ -190,6 +236,7 @@ def evaluate(experiment: Experiment, state: State, between_batches: Callable[[],
         workers=experiment.workers,
         losses=any(overrides(type(layer), "on_evaluation") for layer in state.algorithm.layers()),
         pause=between_batches,
+        on_wait=on_wait,
     )
     accuracy: dict[str, dict[str, float]] = {}
     loss: dict[str, float] = {}
