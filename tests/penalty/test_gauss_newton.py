@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import dspreg
 from dspreg import ConfigError, ParamVector
@@ -606,6 +607,24 @@ def test_compiled_functions_are_told_to_compile_the_model_alone(what):
 
     with pytest.raises(ConfigError, match=r"[Cc]ompile the model alone"):
         dspreg.Penalty(model, engine="gauss_newton").backward(compiled if what == "loss and logits" else closure)
+
+
+def test_checkpointed_activations_are_computed_again_at_the_right_place():
+    problem = Problem()
+    model = copy.deepcopy(problem.net)
+    penalty = dspreg.Penalty(model, weight=WEIGHT, engine="gauss_newton")
+    penalty.coefficients = problem.c
+
+    def closure(reentrant=False):
+        inputs = problem.x.clone().requires_grad_(reentrant)
+        logits = model[3:](checkpoint(model[:3], inputs, use_reentrant=reentrant))
+        return F.cross_entropy(logits, problem.y), logits
+
+    part = problem.part(model, penalty, lambda: penalty.backward(closure))
+    assert likeness(part, problem.target("gauss_newton"))[0] < 1e-6
+    for engine in ("gauss_newton", "exact"):
+        with pytest.raises(ConfigError, match=rf"engine '{engine}' .* use_reentrant=False"):
+            dspreg.Penalty(model, engine=engine).backward(lambda: closure(reentrant=True))
 
 
 # What is refused.

@@ -161,6 +161,8 @@ class Penalty:
                 raise ConfigError(_COMPILED) from error
             if "donated buffer" in str(error):
                 raise ConfigError(_COMPILED_ONCE) from error
+            if "use_reentrant=True" in str(error):
+                raise ConfigError(_REENTRANT.format(self.engine)) from error
             raise
         finally:
             passes.finish()
@@ -210,6 +212,10 @@ _COMPILED = (
     "'momentum' or 'lazy(30)', or the model before it was compiled"
 )
 
+_REENTRANT = (
+    "engine {!r} differentiates in a way that reentrant checkpointing does not allow. Use checkpoint(…, "
+    "use_reentrant=False), or engine 'lookahead'"
+)
 _COMPILED_ONCE = (
     "engine 'gauss_newton' goes back twice through a graph, which a compiled function allows once. Compile the model "
     "alone, and pass the compiled model to Penalty"
