@@ -31,7 +31,7 @@ TABLE = {
     # without torch: results can be read on any laptop
     "errors": Place(1, NUMPY),
     "io": Place(2, frozenset(), frozenset({"jinja2", "matplotlib", "numpy", "rich", "safetensors"})),
-    "specs": Place(2),
+    "specs": Place(3),
     "domainbed/seeds.py": Place(2),  # stands below the rest of its package: draws, splits and defaults use its hash
     "distributions": Place(3, NUMPY),
     "config": Place(4, NUMPY | {"yaml"}),

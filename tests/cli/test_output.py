@@ -130,8 +130,8 @@ COMMANDS = """
 import sys
 from dspreg.cli import main
 for words in (["algorithms", "DSPReg"], ["algorithms"], ["data", "list"], ["paper"], ["train", "--help"],
-              ["sweep", "--help"], ["train", "--dataset", "dig\\u00eets", "--target", "\\u6f22"], ["sweep", "--dataset", "digits",
-              "--algorithms", "ERM", "--dry-run"]):
+              ["sweep", "--help"], ["train", "--dataset", "dig\\u00eets", "--target", "\\u6f22"],
+              ["sweep", "--dataset", "digits", "--algorithms", "ERM", "--dry-run"]):
     try:
         code = main(words)
     except SystemExit as stop:

@@ -281,7 +281,7 @@ def test_a_store_without_a_sound_plan(store):
     (plan,) = (store.path / "plans").iterdir()
     for broken in ({"format": "dspreg.plan/1"}, {"format": "dspreg.plan/1", "runs": 3}, {"format": "x", "runs": []}):
         write_json(plan, broken)
-        with pytest.raises(IntegrityError, match="which version wrote it"):
+        with pytest.raises(IntegrityError, match=r"\.json is (damaged: it has no list|of the format 'x')"):
             load_runs(store.path)
     plan.unlink()
     with pytest.raises(ConfigError, match="nothing is planned in "):

@@ -52,6 +52,7 @@ def run(given: Any) -> int:
 
     from dspreg.inference.evaluate_run import evaluate_run
     from dspreg.inference.metric_files import as_json, save
+    from dspreg.io.atomic_files import require_folder
     from dspreg.training.experiment import check_device
 
     check_device(given.device)
@@ -65,7 +66,9 @@ def run(given: Any) -> int:
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     out = Path(given.out) if given.out else Path(given.run_folder) / folder_name(found, given.domain)
-    save(found, out)
+    if not given.out:
+        require_folder(out)
+    save(found, out, follow=bool(given.out))
     if given.json:
         print(json.dumps(as_json(found), indent=1, ensure_ascii=True, sort_keys=True))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from dspreg.cli.options import dataset, device, integer, positive, trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.config.measure_config import ESTIMATORS, OF, MeasureConfig
 from dspreg.errors import ConfigError
-from dspreg.io.atomic_files import make_folder, write
+from dspreg.io.atomic_files import is_standard_output, make_folder, write_output
 from dspreg.io.text import escape_terminal
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def _measure(given: Any, places: dict[str, Path]) -> int:
     layer = given.layer if given.layer is not None else rank_layers(profile)[0]["layer"]
     pictures = _pictures(profile, ("layers", "histogram", "map"), layer, places)
     if "html" in places:
-        write(places["html"], profile_page(found, pictures).encode())
+        write_output(places["html"], profile_page(found, pictures).encode())
     _say(given, found, profile_text(found), places)
     return 0
 
@@ -195,7 +196,7 @@ def _compare(given: Any, places: dict[str, Path]) -> int:
     pictures = _pictures(comparison, ("layers", "map"), layer, places)
     if "html" in places:
         names = (Path(given.compare[0]).name, Path(given.compare[1]).name)
-        write(places["html"], comparison_page(found, pictures, names).encode())
+        write_output(places["html"], comparison_page(found, pictures, names).encode())
     _say(given, found, comparison_text(found), places)
     return 0
 
@@ -213,14 +214,17 @@ def _pictures(
         image = png(of.figure(kind, layer if kind == "map" else None))
         made[CAPTIONS[f"{kind}.png"].format(layer=layer or "(top)")] = image
         if "figures" in places:
-            write(places["figures"] / f"{kind}.png", image)
+            write_output(places["figures"] / f"{kind}.png", image)
     return made
 
 
 def _say(given: Any, found: dict[str, Any], lines: Any, places: dict[str, Path]) -> None:
+    # beside a file that was written to standard output, nothing else may stand there
+    stream = sys.stderr if any(map(is_standard_output, places.values())) else sys.stdout
     if given.json:
-        print(json.dumps(found, indent=1, ensure_ascii=True, sort_keys=True, allow_nan=False))
+        print(json.dumps(found, indent=1, ensure_ascii=True, sort_keys=True, allow_nan=False), file=stream)
         return
-    print("\n".join(lines))
+    print("\n".join(lines), file=stream)
+    names = {"out": "profile", "figures": "pictures", "html": "page"}
     for name, path in places.items():
-        print(f"{ {'out': 'profile', 'figures': 'pictures', 'html': 'page'}[name] }: {escape_terminal(str(path))}")
+        print(f"{names[name]}: {escape_terminal(str(path))}", file=stream)

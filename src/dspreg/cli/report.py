@@ -96,10 +96,11 @@ def _output(given: Any, text: str) -> None:
     if given.out is None:
         sys.stdout.write(text)
         return
-    from dspreg.io.atomic_files import write
+    from dspreg.io.atomic_files import is_standard_output, write_output
 
-    write(Path(given.out), text.encode())
-    print(f"written to {given.out}")
+    write_output(given.out, text.encode())
+    if not is_standard_output(given.out):
+        print(f"written to {given.out}")
 
 
 def _domainbed_report(given: Any) -> str:

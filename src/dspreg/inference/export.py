@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from dspreg.errors import ConfigError, IntegrityError
 from dspreg.inference.export_formats import EQUAL, ModelFile, difference, random_images, require_onnx, serialize_model
 from dspreg.inference.load import model_file
 from dspreg.inference.stored_model import load_model_file, read_model_file
-from dspreg.io.atomic_files import os_errors_as_cant_write, write
+from dspreg.io.atomic_files import make_folder, os_errors_as_cant_write, require_folder, write, write_output
 from dspreg.runs.folder import RunFolder
 
 FORMAT = "dspreg.export/1"
@@ -92,6 +91,8 @@ def export(
     source = model_file(run, which)
     name = f"{which}-normalising" if normalise else which
     path = Path(out) if out else Path(run) / "exported" / f"{name}{ENDINGS[format]}"
+    if not out:
+        require_folder(path.parent)  # a run may come from a stranger
     if path.suffix != ENDINGS[format]:
         raise ConfigError(f"--out {str(path)!r}; a {format} file ends in {ENDINGS[format]}")
     model, transform = load_model_file(source, trust=trust)
@@ -100,24 +101,30 @@ def export(
     about_run = _description(RunFolder(run), how, which, normalise)
     with torch.no_grad():
         made = serialize_model(module, model, how, about_run, format)
-        return ExportedFile(path, _kept(made, module, path, how["image_size"], TOLERANCE[format]), made.code)
+        largest = _compare_logits(made, module, path, how["image_size"], TOLERANCE[format])
+    if out:
+        write_output(path, made.data)
+    else:
+        write(path, made.data)
+    return ExportedFile(path, largest, made.code)
 
 
-def _kept(made: ModelFile, module: nn.Module, path: Path, image_size: int, tolerance: float) -> float:
-    """Write under another name, compare, and only then give the file its name. Returns the largest difference."""
-    with os_errors_as_cant_write(path, len(made.data)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
-            unfinished = Path(folder) / path.name
-            write(unfinished, made.data)
-            found = _compared(made, unfinished, module, image_size)
-            if not all(each <= tolerance for each in found):  # not the largest alone: what is not a number has none
-                raise IntegrityError(
-                    f"the exported model does not give the logits of the run: for batches of "
-                    f"{', '.join(map(str, SIZES))} images they differ by {', '.join(f'{d:.2g}' for d in found)} of the "
-                    f"largest, more than {tolerance:g}. Nothing was kept; please report it with the network's name"
-                )
-            os.replace(unfinished, path)
+def _compare_logits(made: ModelFile, module: nn.Module, path: Path, image_size: int, tolerance: float) -> float:
+    """Write the file under another name, and compare. Returns the largest difference."""
+    make_folder(path.parent)
+    with (
+        os_errors_as_cant_write(path, len(made.data)),
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder,
+    ):
+        unfinished = Path(folder) / path.name
+        write(unfinished, made.data)
+        found = _compared(made, unfinished, module, image_size)
+        if not all(each <= tolerance for each in found):  # not the largest alone: what is not a number has none
+            raise IntegrityError(
+                f"the exported model does not give the logits of the run: for batches of "
+                f"{', '.join(map(str, SIZES))} images they differ by {', '.join(f'{d:.2g}' for d in found)} of the "
+                f"largest, more than {tolerance:g}. Nothing was kept; please report it with the network's name"
+            )
     return max(found)
 
 

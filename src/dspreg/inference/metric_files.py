@@ -13,7 +13,7 @@ import numpy as np
 from dspreg import __version__
 from dspreg.inference.evaluate_run import DomainScores, RunEvaluation
 from dspreg.inference.metrics import Scores
-from dspreg.io.atomic_files import os_errors_as_cant_write, write, write_json
+from dspreg.io.atomic_files import format_json, make_folder, write, write_output
 from dspreg.io.text import escape_csv
 
 FORMAT = "dspreg.scores/1"
@@ -59,16 +59,22 @@ def _domain(each: DomainScores, classes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def save(found: RunEvaluation, out: Path) -> None:
-    """Write scores.json, per_class.csv, confusion.csv and confusion.png."""
+def save(found: RunEvaluation, out: Path, *, follow: bool = True) -> None:
+    """Write scores.json, per_class.csv, confusion.csv and confusion.png.
+
+    Args:
+        found: What to write.
+        out: The folder.
+        follow: Write to what links in the folder point to; not where the folder may come from a stranger.
+    """
     from dspreg.inference.confusion import png
 
-    with os_errors_as_cant_write(out, 0):
-        out.mkdir(parents=True, exist_ok=True)
-    write(out / "per_class.csv", _csv(_per_class(found)))
-    write(out / "confusion.csv", _csv(_confusion(found)))
-    write(out / "confusion.png", png(found))
-    write_json(out / "scores.json", as_json(found))  # last: where it is, the others are
+    put = write_output if follow else write
+    make_folder(out)
+    put(out / "per_class.csv", _csv(_per_class(found)))
+    put(out / "confusion.csv", _csv(_confusion(found)))
+    put(out / "confusion.png", png(found))
+    put(out / "scores.json", format_json(as_json(found)))  # last: where it is, the others are
 
 
 def _per_class(found: RunEvaluation) -> Iterator[Sequence[Any]]:

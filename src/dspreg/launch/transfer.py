@@ -47,6 +47,7 @@ class FolderWatch:
 
 def pack(folder: Path) -> Files:
     """All files of a run."""
+    RunFolder(folder).check_parts()
     return FolderWatch(folder).pack_changes()
 
 

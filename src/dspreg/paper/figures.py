@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dspreg.io.atomic_files import make_folder, write
+from dspreg.io.atomic_files import make_folder, write_output
 from dspreg.io.html import png
 from dspreg.paper.item import Item
 from dspreg.reporting.table import Table
@@ -21,7 +21,7 @@ OURS, PAPERS = "#c2410c", "#475569"
 def save_figure(figure: Figure, folder: str | Path, name: str) -> Path:
     make_folder(Path(folder))
     path = Path(folder) / f"{name}.png"
-    write(path, png(figure))
+    write_output(path, png(figure))
     return path
 
 

@@ -82,9 +82,16 @@ def load_planned_runs(store: RunStore, runs: Sequence[Run]) -> tuple[dict[str, T
 
 
 def find_store(path: str | Path) -> RunStore | None:
-    """The store at `path`, if it is one that has plans."""
+    """The store at `path`, if it is one that has plans.
+
+    Raises:
+        IntegrityError: It is one that this version does not read.
+    """
     store = RunStore(path)
-    return store if (store.path / "store.json").is_file() and (store.path / "plans").is_dir() else None
+    if not os.path.lexists(store.path / "store.json"):
+        return None
+    store.check()
+    return store if (store.path / "plans").is_dir() else None
 
 
 def run_folders(path: str | Path) -> list[RunFolder]:

@@ -90,6 +90,8 @@ class RunStore:
             )
         for name in FOLDERS:
             require_folder(self.path / name)
+        for path in self.plans():
+            holds_file(path)
 
     def folder(self, run: Run, *, fence: Fence | None = None) -> RunFolder:
         return RunFolder(Path(self.path, "runs", run.id), fence=fence, linked=False)
@@ -103,7 +105,7 @@ class RunStore:
         """Record the runs of a sweep; the same ones again change nothing."""
         ids = [run.id for run in runs]
         path = self.path / "plans" / f"{sha256(canonical_json(ids).encode())[:16]}.json"
-        if not path.exists():
+        if not holds_file(path):
             write_json(path, {"format": PLAN, "ids": ids, "runs": [run.to_json() for run in runs]})
 
     def planned_runs(self) -> list[Run]:

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from dspreg.errors import ConfigError, Notice
-from dspreg.io.atomic_files import make_folder, write
+from dspreg.io.atomic_files import make_folder, write_output
 from dspreg.io.profile_file import VECTORS, metadata_of, opened_profile, seal
 from dspreg.io.text import did_you_mean
 from dspreg.vectors import ParamVector
@@ -142,7 +142,7 @@ class Profile:
         """Write one safetensors file, numbers and description together. An existing file is replaced whole."""
         path = Path(path)
         make_folder(path.parent)
-        write(path, self.to_bytes())
+        write_output(path, self.to_bytes())
 
     def to_bytes(self) -> bytes:
         """The contents of the file that `save` writes."""
