@@ -29,7 +29,6 @@ from safetensors.torch import load_file
 from dspreg import Algorithm, Batch, Execution, Notice, train, train_step
 from dspreg.algorithms import GGA
 from dspreg.algorithms.registry import PUBLISHED, algorithms
-from dspreg.io.atomic_files import write_json
 from penalty import stack
 
 NETWORK, PIXELS, IMAGES, ROUNDS = "resnet18", 64, 8, 30
@@ -73,7 +72,7 @@ def steps(console: Console, rounds: int, out: Path | None) -> None:
     console.print(table)
     if out:
         about = {"case": f"{case}, one thread, {rounds} rounds", "command": "python bench/algorithms.py"}
-        write_json(out, about | {"of_erm": of_erm})
+        out.write_text(json.dumps(about | {"of_erm": of_erm}, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 def told(ratios: list[float]) -> dict[str, float]:

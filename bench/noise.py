@@ -30,13 +30,12 @@ import torch
 from plots.noise import OF, by_model, print_tables, save_plots
 from real import LITE0, without_sketch
 from rich.console import Console
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import dspreg
 from dspreg import Algorithm, Batch, Profile
 from dspreg.inference.adapt_bn import batch_norms
-from dspreg.io.atomic_files import write
 from dspreg.randomness import generator
 from dspreg.sensitivity.statistics import rank_correlation
 
@@ -140,7 +139,7 @@ def measure_all(algorithm: Algorithm, options: argparse.Namespace, which: Record
             seconds = time.process_time() - started
             c, others = compared(profile), {}
             if name == "persample":
-                write(kept(of, n), save({"c": c}))
+                save_file({"c": c}, kept(of, n))
                 others = {o: load_file(kept(o, n))["c"] for o in OF if o != of and kept(o, n).exists()}
             record = cell | told(profile) | {"agreement": agreement(c, load_file(kept(of, reference))["c"])}
             record |= {"with": {o: agreement(c, other) for o, other in others.items()}, "seconds": seconds}

@@ -36,7 +36,6 @@ import dspreg
 from dspreg import Batch, DSPReg, ParamVector, train_step, vectors
 from dspreg.batches import Objective
 from dspreg.data.readers import iterate_batches
-from dspreg.io.atomic_files import write
 from dspreg.penalty import Step, parse_engine
 from dspreg.training.experiment import Experiment
 from dspreg.training.serialization import pack, unpack
@@ -161,7 +160,8 @@ def watch(experiment: Experiment, out: Path, engines: Sequence[str], before: int
                     print(json.dumps(window), file=of_windows, flush=True)
             if (t + 1) % SAVE_EVERY == 0:
                 optimizer = watched.stack.optimizer.state_dict()
-                write(out / "state.safetensors", pack((dict(watched.state_dict()), optimizer)))
+                (out / "state.new").write_bytes(pack((dict(watched.state_dict()), optimizer)))
+                (out / "state.new").replace(out / "state.safetensors")
     save_file({name: p.contiguous() for name, p in watched.net.state_dict().items()}, out / "network.safetensors")
 
 

@@ -71,7 +71,8 @@ def annotation(found: object) -> str:
 
 
 def default(value: object) -> str:
-    return "…" if callable(value) or "factory" in repr(value) or " at 0x" in repr(value) else repr(value)
+    text = repr(value)
+    return "…" if callable(value) or "factory" in text or " at 0x" in text or len(text) > 60 else text
 
 
 def entry(name: str) -> str:
@@ -83,12 +84,28 @@ def entry(name: str) -> str:
         item = re.match(r"    (\w[\w, ]*|`[^`]+`): (.*)", line)
         if item:
             line = f"- `{item[1].strip('`')}`: {item[2]}"
-        elif re.match(r"        \S", line) and lines and (lines[-1].startswith(("- `", "  "))):
+        elif re.match(r"        \S", line) and lines and re.match(r"- `|  \S", lines[-1]):
             line = "  " + line.strip()
         lines.append(line)
     if dataclasses.is_dataclass(found) and issubclass(found, TrainConfig | Execution):
         lines += ["", "*Options*", *(f"- `{o.name}`: {o.help}" for o in declared_options(found).values())]
+    if inspect.isclass(found) and not issubclass(found, Exception | Enum):
+        lines += methods(found)
     return f"### {name}\n\n```\n{signature(name, found)}\n```\n\n" + "\n".join(lines).strip() + "\n"
+
+
+def methods(found: type) -> list[str]:
+    """The documented methods and properties of a class, with the first paragraph of each docstring."""
+    made = []
+    for name, value in vars(found).items():
+        inner = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+        said = inspect.getdoc(inner) if isinstance(inner, property) or inspect.isfunction(inner) else None
+        if name.startswith("_") or not said:
+            continue
+        if not isinstance(inner, property):
+            name += f"({', '.join(p for p in inspect.signature(inner).parameters if p not in ('self', 'cls'))})"
+        made.append(f"- `{name}`: {' '.join(said.split(chr(10) * 2)[0].split())}")
+    return ["", "*Methods and properties*", *made] if made else []
 
 
 def page() -> str:

@@ -10,12 +10,12 @@ that was opened from other archives than those of SHA256SUMS is left alone, for 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from dspreg import ConfigError, DspregError, IntegrityError
-from dspreg.io.atomic_files import sha256_of_file, write
 from dspreg.runs.archive import SUFFIX, pack_store, unpack_store
 
 HERE = Path(__file__).parent
@@ -37,6 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def sha256_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def verify(archives: Path) -> None:
     """Whether every archive is the one that SHA256SUMS names."""
     for line in (archives / SUMS).read_text().splitlines():
@@ -51,7 +56,7 @@ def open_all(archives: Path, folder: Path) -> None:
     for name in STORES:
         if not (folder / name).exists():
             unpack_store(archives / f"{name}{SUFFIX}", folder / name)
-    write(folder / SUMS, (archives / SUMS).read_bytes())
+    (folder / SUMS).write_bytes((archives / SUMS).read_bytes())
 
 
 def pack_all(archives: Path, folder: Path) -> None:
@@ -62,8 +67,8 @@ def pack_all(archives: Path, folder: Path) -> None:
         pack_store(folder / name, archives / f"{name}{SUFFIX}")
     files = [f"{name}{SUFFIX}" for name in STORES]
     sums = "".join(f"{sha256_of_file(archives / file)}  {file}\n" for file in files).encode()
-    write(archives / SUMS, sums)
-    write(folder / SUMS, sums)
+    (archives / SUMS).write_bytes(sums)
+    (folder / SUMS).write_bytes(sums)
 
 
 def require_same_origin(archives: Path, folder: Path) -> None:

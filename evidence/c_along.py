@@ -28,9 +28,9 @@ def main() -> int:
     measure_checkpoints(
         options.store,
         options.out,
-        lambda folder, step: measure_c(
-            load_checkpoint(folder, step, options.root, options.weights)[1],
-            whole=step in ENDS and folder.description()["settings"]["trial"] == 0,
+        lambda run, step: measure_c(
+            load_checkpoint(run, step, options.root, options.weights)[1],
+            whole=step in ENDS and run.trial == 0,
         ),
     )
     return 0

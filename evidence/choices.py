@@ -29,7 +29,7 @@ def main() -> int:
     measure_checkpoints(
         options.store,
         options.out,
-        lambda folder, step: compare_choices(*load_checkpoint(folder, step, options.root, options.weights)),
+        lambda run, step: compare_choices(*load_checkpoint(run, step, options.root, options.weights)),
         steps=[299],
         trials=[0],
     )

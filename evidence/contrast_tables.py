@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Sequence
 from statistics import fmean
 
 from markdown import print_table
-from variants import FULL_DIGITS, OTHERS, Rows, differences, pair_accuracies, read_rows, variant_labels
+from variants import FULL_DIGITS, OTHERS, Rows, differences, find_rows, pair_accuracies, variant_labels
 
-from dspreg.reporting.contrasts import Contrast, contrast, verdict
-from dspreg.reporting.statistics import quantile
+from dspreg import Contrast, RunResult, contrast
 
 RULES = {"late": "second half", "training": "selected"}
 Apart = dict[str, list[float]]  # target → differences by trial
@@ -19,10 +18,12 @@ def print_contrasts(name: str, named: dict[str, str], found: dict[str, Rows]) ->
     lines = []
     for other in OTHERS:
         for rule, words in RULES.items():
-            if apart := differences(found[rule], named["DSP-Reg"], named[other]):
-                c = contrast(apart.values())
-                said = full_verdict(c, apart, found[rule], other) if rule == "late" else ""
-                lines.append([other, words, *cells(c), detectable(c), said])
+            rows = found[rule]
+            if apart := differences(rows, named["DSP-Reg"], named[other]):
+                c = contrast(rows[named["DSP-Reg"]], rows[named[other]])
+                said = full_verdict(c, apart, rows, other) if rule == "late" else ""
+                detectable = "" if c.detectable is None else f"{c.detectable:.2f}"
+                lines.append([other, words, *cells(c), detectable, said])
     head = ["", "outcome", "difference", "95 % interval", "pairs", "detectable", "verdict"]
     print_table(f"{name}: DSP-Reg minus …, percentage points; the second-half mean decides", head, lines)
 
@@ -36,19 +37,12 @@ def interval(c: Contrast) -> str:
     return "" if c.low is None or c.high is None else f"{c.low:+.2f} … {c.high:+.2f}"
 
 
-def detectable(c: Contrast) -> str:
-    """The difference that would have been found in four of five repetitions, at the level 5 %."""
-    if c.error is None:
-        return ""
-    return f"{(quantile(0.975, c.freedom) + quantile(0.80, c.freedom)) * c.error:.2f}"
-
-
 def full_verdict(c: Contrast, apart: Apart, found: Rows, other: str) -> str:
     """The verdict of a contrast over all targets; over some of them there is none."""
     domains = next(iter(found.values())).domains
     if len(apart) < len(domains):
         return f"none: {len(apart)} of {len(domains)} targets"
-    return verdict(c, "DSP-Reg", other)
+    return c.verdict("DSP-Reg", other)
 
 
 def print_targets(name: str, named: dict[str, str], found: dict[str, Rows]) -> None:
@@ -57,12 +51,14 @@ def print_targets(name: str, named: dict[str, str], found: dict[str, Rows]) -> N
     above, without = [], []
     for other in OTHERS:
         for rule, words in RULES.items():
-            apart = differences(found[rule], named["DSP-Reg"], named[other])
+            rows = found[rule]
+            apart = differences(rows, named["DSP-Reg"], named[other])
             if len(apart) < len(domains):
                 continue
             means = [f"{100 * fmean(d):+.2f} ({sum(x > 0 for x in d)} of {len(d)})" for d in apart.values()]
             above.append([other, words, *means])
-            rest = [contrast(d for t, d in apart.items() if t != left) for left in domains]
+            both = rows[named["DSP-Reg"]], rows[named[other]]
+            rest = [contrast(*both, targets=[t for t in domains if t != left]) for left in domains]
             texts = [", ".join(filter(None, (f"{c.difference:+.2f}", interval(c)))) for c in rest]
             without.append([other, words, *texts])
     head = ["", "outcome"]
@@ -76,14 +72,13 @@ def print_pairs(found: Rows, title: str, pairs: dict[str, tuple[str, str]]) -> N
     for name, (label, other) in pairs.items():
         if pairs_of := pair_accuracies(found, label, other):
             mean, its = (100 * fmean(fmean(pair[i] for pair in each) for each in pairs_of.values()) for i in (0, 1))
-            apart = [[a - b for a, b in each] for each in pairs_of.values()]
             against = "DSP-Reg" if other == FULL_DIGITS else other
-            lines.append([name, f"{mean:.1f}", against, f"{its:.1f}", *cells(contrast(apart))])
+            lines.append([name, f"{mean:.1f}", against, f"{its:.1f}", *cells(contrast(found[label], found[other]))])
     head = ["", "mean", "compared with", "its mean", "difference", "95 % interval", "pairs"]
     print_table(f"{title}, percentage points", head, lines)
 
 
-def print_batch(store: Path) -> None:
+def print_batch(runs: Sequence[RunResult]) -> None:
     ours = variant_labels(40)["DSP-Reg"]
-    found = read_rows(store, "late", {"ERM", ours})
+    found = find_rows(runs, "late", {"ERM", ours})
     print_pairs(found, "digits, 3 × 11 images", {"DSP-Reg": (ours, "ERM")})

@@ -19,30 +19,23 @@ from rich.console import Console
 from rich.table import Table
 from variants import accuracies
 
-from dspreg.protocol.selection import RULES, TITLES
-from dspreg.reporting.load import load_runs
-from dspreg.reporting.statistics import quantile
-from dspreg.reporting.tables import SelectedRow, select_rows
-from dspreg.runs.archive import open_store
+from dspreg import Contrast, SelectedRow, load_runs, select_rows
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path, help="a store, or an archive of one")
     parser.add_argument("--algorithm", default="ERM")
-    parser.add_argument("--selection", choices=RULES, default="training")
+    parser.add_argument("--selection", default="training", help="as in `dspreg report`")
     options = parser.parse_args()
-    with open_store(options.store) as store:
-        traces, damaged = load_runs(store)
-    for each in damaged:
-        print(f"left out: {each}", file=sys.stderr)
-    (row,) = [each for each in select_rows(traces, options.selection) if each.label == options.algorithm]
+    rows = select_rows(load_runs(options.store), options.selection)
+    (row,) = [each for each in rows if each.label == options.algorithm]
     print_variance(row)
     return 0
 
 
 def print_variance(row: SelectedRow) -> None:
-    title = f"{row.label} on {row.dataset}; {TITLES[row.rule]}"
+    title = f"{row.label} on {row.dataset}, selection {row.rule}"
     table = Table("target", "mean, %", "sd, points", "trials", title=title)
     spreads = []
     for target in row.domains:
@@ -52,7 +45,7 @@ def print_variance(row: SelectedRow) -> None:
     freedom = sum(f for _, f in spreads)
     pooled = math.sqrt(sum(s * f for s, f in spreads) / freedom)
     error = math.sqrt(2 * pooled**2 * sum(1 / (f + 1) for _, f in spreads)) / len(spreads)
-    seen = (quantile(0.975, freedom) + quantile(0.80, freedom)) * error
+    seen = Contrast(0.0, error, None, None, freedom, freedom + len(spreads)).detectable
     console = Console(width=100)
     console.print(table)
     console.print(f"pooled sd {pooled:.2f} points; detectable difference {seen:.2f} points, if pairing helps nothing")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dspreg import Batch, DSPReg, Execution
+from dspreg import Batch, DSPReg, Execution, RunResult
 from dspreg.inference.load import model_file, read_model_file
-from dspreg.runs.folder import RunFolder
 from dspreg.training.experiment import Experiment, prepare_experiment
 from dspreg.training.model import load_tensors
 
@@ -12,15 +11,14 @@ SPEC = "DSPReg(weight=0.001)"
 NEW = 10**6  # steps from here on are never trained
 
 
-def load_checkpoint(folder: RunFolder, step: int, root: str, weights: str) -> tuple[Experiment, DSPReg]:
+def load_checkpoint(run: RunResult, step: int, root: str, weights: str) -> tuple[Experiment, DSPReg]:
     """The experiment, and the network as it was after `step`."""
-    s = dict(folder.description()["settings"])
-    given = s | {"targets": tuple(s["targets"]), "weights": weights, "algorithm": SPEC}
+    given = {**run.settings, "targets": run.targets, "weights": weights, "algorithm": SPEC}
     how = Execution(root=root, layout="channels-last", cache="disk", check_images="never", threads=1, workers=0)
     experiment = prepare_experiment(given, how)
     algorithm = experiment.algorithm()
     assert isinstance(algorithm, DSPReg)
-    load_tensors(algorithm, read_model_file(model_file(folder.path, str(step)))[1], str(folder.path))
+    load_tensors(algorithm, read_model_file(model_file(run.folder, str(step)))[1], run.folder)
     algorithm.stack.steps = step + 1
     return experiment, algorithm
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
 import plots
-from archives import HERE, STORES
+from archives import HERE, STORES, SUFFIX
 from c_tables import group_by_variant, print_c, print_choices, print_patterns
 from contrast_tables import RULES, print_batch, print_contrasts, print_pairs, print_targets
 from markdown import print_table
@@ -32,15 +32,12 @@ from variants import (
     Rows,
     accuracies,
     differences,
-    finished_runs,
+    find_rows,
     methods_alone,
     methods_with_dsp_reg,
-    read_rows,
 )
 
-from dspreg.protocol.estimate import seconds_of
-from dspreg.reporting.contrasts import contrast
-from dspreg.runs.archive import SUFFIX, open_store
+from dspreg import RunResult, contrast, load_runs
 
 HEAD = """# Every table of the evidence
 
@@ -57,16 +54,15 @@ def main() -> int:
     parser.add_argument("--stores", type=Path, metavar="DIR", help=says)
     options = parser.parse_args()
     places = {name: options.stores / name if options.stores else HERE / f"{name}{SUFFIX}" for name in STORES}
-    with ExitStack() as stack:
-        print_all({name: stack.enter_context(open_store(place)) for name, place in places.items()}, options.out)
+    print_all({name: load_runs(place) for name, place in places.items() if place.exists()}, options.out)
     return 0
 
 
-def print_all(stores: dict[str, Path], out: Path) -> None:
+def print_all(stores: Mapping[str, Sequence[RunResult]], out: Path) -> None:
     """Every table, and every plot as a file.
 
     Args:
-        stores: The folder of each, by its name.
+        stores: The runs of each, by its name.
         out: Where the plots go.
     """
     print(HEAD)
@@ -74,17 +70,17 @@ def print_all(stores: dict[str, Path], out: Path) -> None:
     choices = {name: (label, FULL_DIGITS) for name, label in CHOICES.items()}
     composed = methods_alone() | methods_with_dsp_reg(40)
     for name, (place, named) in SETS.items():
-        store = stores[place]
-        if not (store / "runs").exists():
+        runs = [run for run in stores.get(place, ()) if run.finished]
+        if not runs:
             continue
-        hours += sum(seconds_of(folder.records) for folder in finished_runs(store)) / 3600
+        hours += sum(run.seconds for run in runs) / 3600
         beside = SINGLE if name == "PACS" else choices | composed
         others = {label for pair in beside.values() for label in pair}
-        found = {rule: read_rows(store, rule, {*named.values(), *others}) for rule in RULES}
+        found = {rule: find_rows(stores[place], rule, {*named.values(), *others}) for rule in RULES}
         print_variants(name, named, found)
         print_contrasts(name, named, found)
         print_targets(name, named, found)
-        print_strength(name, store, named)
+        print_strength(name, runs, named)
         if name == "PACS":
             print_single(found["late"])
         else:
@@ -93,8 +89,10 @@ def print_all(stores: dict[str, Path], out: Path) -> None:
         apart = {o: differences(found["late"], named["DSP-Reg"], named[o]) for o in OTHERS}
         if apart[OTHERS[0]]:
             pairs[name] = apart[OTHERS[0]]
-            contrasts[name] = {other: contrast(each.values()) for other, each in apart.items() if each}
-    if (stores[BATCH] / "runs").exists():
+            rows = found["late"]
+            ours = rows[named["DSP-Reg"]]
+            contrasts[name] = {other: contrast(ours, rows[named[other]]) for other, each in apart.items() if each}
+    if any(run.finished for run in stores.get(BATCH, ())):
         print_batch(stores[BATCH])
     if pairs:
         plots.plot_contrasts(contrasts).savefig(out / "evidence-contrasts.png", dpi=130)
@@ -125,17 +123,16 @@ def print_variants(name: str, named: dict[str, str], found: dict[str, Rows]) -> 
     print_table(title, ["arm", "trials", *domains, "mean", "selected"], lines)
 
 
-def print_strength(name: str, store: Path, named: dict[str, str]) -> None:
+def print_strength(name: str, runs: Sequence[RunResult], named: dict[str, str]) -> None:
     """At the first refresh all variants of a trial have the same θ and see the same batch: equal λ, unequal penalty."""
     at = 60 if name == "PACS" else 40
     names = {label: variant for variant, label in named.items()}
     shares: dict[tuple[Any, ...], dict[str, tuple[float, float]]] = defaultdict(dict)
-    for folder in finished_runs(store):
-        described = folder.description()
-        s, variant = described["settings"], names.get(described["where"]["algorithm"])
-        logs = {record["step"]: record["log"] for record in folder.records}
+    for run in runs:
+        variant = names.get(run.algorithm)
+        logs = {record["step"]: record["log"] for record in run.records}
         if variant is not None and "DSPReg.ratio" in logs[at]:
-            shares[s["targets"][0], s["trial"]][variant] = (logs[at]["DSPReg.ratio"], logs[at]["loss"])
+            shares[run.targets[0], run.trial][variant] = (logs[at]["DSPReg.ratio"], logs[at]["loss"])
     lines = []
     for variant in named:
         mine = [each[variant][0] for each in shares.values() if variant in each]

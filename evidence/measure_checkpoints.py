@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import warnings
 from collections.abc import Callable, Container
 from pathlib import Path
@@ -11,11 +12,9 @@ from typing import Any
 
 import torch
 from rich.progress import track
-from variants import finished_runs
 
 import dspreg
-from dspreg.io.atomic_files import write
-from dspreg.runs.folder import RunFolder
+from dspreg import RunResult
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -35,7 +34,7 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
 def measure_checkpoints(
     store: Path,
     out: Path,
-    measure: Callable[[RunFolder, int], dict[str, Any]],
+    measure: Callable[[RunResult, int], dict[str, Any]],
     *,
     steps: Container[int] | None = None,
     trials: Container[int] | None = None,
@@ -46,13 +45,14 @@ def measure_checkpoints(
     lines = read_lines(out)
     there = {(line["run"], line["step"]) for line in lines}
     wanted = []
-    for folder in finished_runs(store):
-        described = folder.description()
-        about = {"run": described["id"], **{k: described["settings"][k] for k in ("algorithm", "targets", "trial")}}
-        for step in (record["step"] for record in folder.records):
+    for run in dspreg.load_runs(store):
+        about = {"run": run.id, **{k: run.settings.get(k) for k in ("algorithm", "targets", "trial")}}
+        for step in (record["step"] for record in run.records):
             chosen = (steps is None or step in steps) and (trials is None or about["trial"] in trials)
             if chosen and (about["run"], step) not in there:
-                wanted.append((folder, about | {"step": step}))
-    for folder, about in track(wanted, "measuring"):
-        lines.append(about | measure(folder, about["step"]))
-        write(out, "".join(json.dumps(line) + "\n" for line in lines).encode())  # whole: a torn line could not be read
+                wanted.append((run, about | {"step": step}))
+    for run, about in track(wanted, "measuring"):
+        lines.append(about | measure(run, about["step"]))
+        whole = out.with_name(f".{out.name}.part")  # replaced at once: a torn line could not be read
+        whole.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        os.replace(whole, out)

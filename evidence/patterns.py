@@ -40,7 +40,7 @@ def main() -> int:
     measure_checkpoints(
         options.store,
         options.out,
-        lambda folder, step: compare_patterns(*load_checkpoint(folder, step, options.root, options.weights)),
+        lambda run, step: compare_patterns(*load_checkpoint(run, step, options.root, options.weights)),
         steps=options.steps,
         trials=options.trials,
     )

@@ -9,7 +9,7 @@ from c_tables import Steps
 from matplotlib.figure import Figure
 from variants import OTHERS
 
-from dspreg.reporting.contrasts import FEWEST, Contrast
+from dspreg import Contrast
 
 OURS, BASE, GREY = "#c2410c", "#0369a1", "#94a3b8"
 
@@ -25,7 +25,7 @@ def plot_contrasts(found: Mapping[str, Mapping[str, Contrast]]) -> Figure:
             c, colour = each[other], OURS if y == 0 else BASE
             if c.low is not None and c.high is not None:
                 axes.plot([c.low, c.high], [y, y], color=colour, lw=2)
-            axes.plot([c.difference], [y], "o", ms=7, color=colour, mfc=colour if c.pairs >= FEWEST else "none")
+            axes.plot([c.difference], [y], "o", ms=7, color=colour, mfc=colour if c.enough_pairs else "none")
         axes.axvline(0, color=GREY, lw=1)
         axes.set_title(name, fontsize=10)
         axes.set_xlabel("DSP-Reg less …, points")

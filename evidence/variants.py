@@ -6,12 +6,9 @@ A variant is one way to train on a data set; the frozen protocol (pacs/protocol.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from collections.abc import Sequence
 
-from dspreg.algorithms.registry import resolve_spec
-from dspreg.reporting.load import load_runs, run_folders
-from dspreg.reporting.tables import SelectedRow, select_rows
-from dspreg.runs.folder import RunFolder
+from dspreg import RunResult, SelectedRow, describe, parse, select_rows
 
 Rows = dict[str, SelectedRow]  # by label
 
@@ -20,7 +17,7 @@ def dsp_reg_label(**options: object) -> str:
     """As reports name it."""
     every = {"engine": "lookahead", "weight": 0.001, **options}
     text = ", ".join(f"{name}={value!r}" for name, value in every.items() if value is not None)
-    return resolve_spec(f"DSPReg({text})")[0]
+    return describe(parse(f"DSPReg({text})"))
 
 
 def variant_labels(interval: int) -> dict[str, str]:
@@ -76,19 +73,12 @@ CHOICES = {  # of the digits: what the paper leaves open, each alone
 }
 
 
-def read_rows(store: Path, rule: str, known: set[str]) -> Rows:
-    """The rows of a store that have a number; reports what is damaged, and what none of the tables shows."""
-    traces, damaged = load_runs(store)
-    for each in damaged:
-        print(f"left out: {each}", file=sys.stderr)
-    found = {row.label: row for row in select_rows(traces, rule) if row.finished}
+def find_rows(runs: Sequence[RunResult], rule: str, known: set[str]) -> Rows:
+    """The rows that have a number; reports what none of the tables shows."""
+    found = {row.label: row for row in select_rows(runs, rule) if row.finished}
     for label in sorted(set(found) - known):
         print(f"in no table: {label}", file=sys.stderr)
     return found
-
-
-def finished_runs(store: Path) -> list[RunFolder]:
-    return [folder for folder in run_folders(store) if folder.result(weights=False) is not None]
 
 
 def accuracies(row: SelectedRow, target: str) -> list[float]:
@@ -98,14 +88,7 @@ def accuracies(row: SelectedRow, target: str) -> list[float]:
 
 def pair_accuracies(found: Rows, one: str, other: str) -> dict[str, list[tuple[float, float]]]:
     """Target → both accuracies, between 0 and 1, of every trial that has both; only targets that have pairs."""
-    if one not in found or other not in found:
-        return {}
-    pairs = {}
-    for target in found[one].domains:
-        both = [(found[one].accuracy(target, t), found[other].accuracy(target, t)) for t in found[one].trials]
-        if there := [(a, b) for a, b in both if a is not None and b is not None]:
-            pairs[target] = there
-    return pairs
+    return found[one].pair_with(found[other]) if one in found and other in found else {}
 
 
 def differences(found: Rows, one: str, other: str) -> dict[str, list[float]]:

@@ -25,10 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dspreg
-from dspreg.data import Digits
-from dspreg.data.splits import split
-from dspreg.data.tensors import TensorDomains
-from dspreg.io.text import align_columns
+from dspreg.data import Digits, TensorDomains, split
 from dspreg.networks import Network, SmallCNN
 
 Mask = Mapping[str, Tensor]  # True for the parameters that are cut out or held fast
@@ -143,11 +140,11 @@ def main() -> None:
         found.append(arms)
         print(says, flush=True)
     domains = list(found[0]["trained"])
-    rows = [["accuracy in %, mean over seeds", *domains]]
+    print(f"\n{'accuracy in %, mean over seeds':32}", *(f"{d:>11}" for d in domains))
     for arm, name in ARMS.items():
         means = [sum(arms[arm][d] for arms in found) / len(found) for d in domains]
-        rows.append([name, *(f"{mean:.1f}" for mean in means)])
-    print("", *align_columns(rows), "", sep="\n")
+        print(f"{name:32}", *(f"{mean:11.1f}" for mean in means))
+    print()
     print(f"{domains[-1]} was never trained on. In points of accuracy, mean over {len(found)} seeds (least to most):")
     for one, other in (("cut c", "cut random"), ("hold c", "hold random"), ("hold c", "all free")):
         for where in (domains[-1:], domains[:-1]):

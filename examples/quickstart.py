@@ -23,8 +23,6 @@ import dspreg
 from dspreg.io.html import inline, png, render_page
 from dspreg.reporting.html.dots import draw_dots
 from dspreg.reporting.html.page import report_style
-from dspreg.reporting.load import load_runs
-from dspreg.reporting.tables import select_rows
 
 ALGORITHMS = {"ERM": "ERM", "DSP-Reg": "DSPReg(weight=0.01)"}
 PROFILED = "handwritten"  # the target whose c is drawn
@@ -122,7 +120,6 @@ says something about domains. Target: {{ profiled }}.</p>
 
 
 def write_page(out: Path, rows: list[tuple], profiles: dict[str, dspreg.Profile], steps: int) -> None:
-    traces, _ = load_runs(out / "runs")
     pictures = []
     for name, profile in profiles.items():
         figures = []
@@ -135,8 +132,9 @@ def write_page(out: Path, rows: list[tuple], profiles: dict[str, dspreg.Profile]
             (out / f"{kind}-{name.replace(' ', '-')}.png").write_bytes(image)
             figures.append((caption, inline(image)))
         pictures.append((name, figures))
+    selected = dspreg.select_rows(dspreg.load_runs(out / "runs"))
     values = {
-        "images": inline(png(draw_domains())), "accuracies": draw_dots(select_rows(traces)), "rows": rows,
+        "images": inline(png(draw_domains())), "accuracies": draw_dots(selected), "rows": rows,
         "pictures": pictures, "profiled": PROFILED, "steps": steps, "spec": ALGORITHMS["DSP-Reg"],
     }  # fmt: skip
     (out / "index.html").write_text(render_page("dspreg on the digits", PAGE, **report_style(), **values))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+TABLES = ROOT / "evidence/tables.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -23,6 +24,17 @@ def test_readme_snippets_run_in_order(tmp_path, monkeypatch):
     assert names["penalty"].steps == 12
     assert [each.domain for each in names["evaluation"].domains] == ["handwritten", "outline", "print", "sign"]
     assert len(names["runs"]) == 8
+
+
+def test_results_in_python_are_those_of_the_evidence(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/use/reporting.md").read_text(), re.S)
+    names: dict[str, object] = {}
+    exec(compile(snippet, "reporting.md", "exec"), names)
+    (row,) = re.findall(r"^\| SAM \| \S+ \| ERM \| \S+ \| (.*?) \| (.*?) … (.*?) \|", TABLES.read_text(), re.M)
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].startswith("{} points, 95 % from {} to {}: ".format(*row))
+    assert set(names["loss"]) == {record["step"] for record in names["run"].records} > {0}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

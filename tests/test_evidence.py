@@ -13,7 +13,7 @@ import torch
 from dspreg.algorithms import DSPReg
 from dspreg.io.atomic_files import sha256_of_file
 from dspreg.penalty import Step, parse_engine
-from dspreg.reporting.load import load_runs, run_folders
+from dspreg.reporting.load import read_runs, run_folders
 from dspreg.runs.archive import SUFFIX, unpack_store
 from dspreg.testing import ready, toy_batches, toy_task
 
@@ -59,7 +59,7 @@ def test_the_protocol_is_as_it_was_frozen():
 
 @pytest.mark.parametrize("name", STORES)
 def test_every_run_is_finished_verified_and_planned(stores, name):
-    traces, damaged = load_runs(stores / name)
+    traces, damaged = read_runs(stores / name)
     assert damaged == []
     folders = run_folders(stores / name)
     assert len(folders) == sum(trace.finished for trace in traces) == len(traces) > 0

@@ -243,7 +243,7 @@ PUBLIC_MODULES = {"algorithms", "data", "distributions", "networks", "testing", 
 SCRIPTS = sorted(path for folder in ("bench", "evidence", "examples") for path in (ROOT / folder).rglob("*.py"))
 OPTIONAL = {"accelerate", "lightning", "transformers"}  # extras of single examples
 INTERNAL = {
-    "bench/algorithms.py": ("algorithms.registry io.atomic_files", "times every registered method; writes its result"),
+    "bench/algorithms.py": ("algorithms.registry", "times every method of the catalogue"),
     "bench/engines.py": ("penalty", "compares engines, which users name by text"),
     "bench/kinks.py": ("batches penalty", "calls engines one by one"),
     "bench/leases.py": ("runs.leases", "times the leases themselves"),
@@ -253,7 +253,7 @@ INTERNAL = {
     ),
     "bench/maps.py": ("paper.figures paper.heat_maps", "draws an item of the paper at other sizes"),
     "bench/noise.py": (
-        "inference.adapt_bn io.atomic_files randomness sensitivity.statistics",
+        "inference.adapt_bn randomness sensitivity.statistics",
         "resamples as `measure` does",
     ),
     "bench/penalty.py": ("paper.overhead", "times steps as the paper's item does"),
@@ -263,28 +263,18 @@ INTERNAL = {
         "times one refresh without its training",
     ),
     "bench/trajectory.py": (
-        "batches data.readers io.atomic_files penalty training.experiment training.serialization",
+        "batches data.readers penalty training.experiment training.serialization",
         "swaps engines between two steps, and saves its state",
     ),
-    "evidence/archives.py": ("io.atomic_files runs.archive", "packs and unpacks stores"),
+    "evidence/archives.py": ("runs.archive", "packs and unpacks stores"),
     "evidence/choices.py": ("data.sampling sensitivity.summary training.experiment", "measures at a checkpoint"),
-    "evidence/contrast_tables.py": ("reporting.contrasts reporting.statistics", "contrasts of means over targets"),
-    "evidence/erm_variance.py": (
-        "protocol.selection reporting.load reporting.statistics reporting.tables runs.archive",
-        "variance of single runs, which a report averages",
-    ),
     "evidence/load_checkpoint.py": (
-        "inference.load runs.folder training.experiment training.model",
+        "inference.load training.experiment training.model",
         "puts a stack back to a step of its training",
     ),
-    "evidence/make_tables.py": ("protocol.estimate reporting.contrasts runs.archive", "reads archives of stores"),
-    "evidence/measure_checkpoints.py": ("io.atomic_files runs.folder", "measures every kept step of a run"),
     "evidence/patterns.py": ("penalty training.experiment", "calls engines at a checkpoint"),
-    "evidence/plots.py": ("reporting.contrasts", "draws contrasts"),
-    "evidence/variants.py": ("algorithms.registry reporting.load reporting.tables runs.folder", "rows of single runs"),
-    "examples/freeze_or_prune.py": ("data.splits data.tensors io.text", "images in memory, and a table"),
     "examples/quickstart.py": (
-        "io.html reporting.html.dots reporting.html.page reporting.load reporting.tables",
+        "io.html reporting.html.dots reporting.html.page",
         "its page has the look of the report",
     ),
 }

@@ -29,6 +29,14 @@ _HOMES = {
     "export": "inference.export",
     "open_dataset": "data.registry",
     "verify_dataset": "data.verify:verify",
+    # read results
+    "load_runs": "reporting.load",
+    "RunResult": "protocol.selection",
+    "open_store": "runs.archive",
+    "select_rows": "reporting.tables",
+    "SelectedRow": "reporting.tables",
+    "contrast": "reporting.contrasts",
+    "Contrast": "reporting.contrasts",
     # look at a network
     "measure": "sensitivity.measure",
     "measure_run": "inference.profile_run:profile_run",

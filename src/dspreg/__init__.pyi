@@ -25,6 +25,13 @@ from dspreg.runs.run import Run as Run
 from dspreg.runs.status import RunStatus as RunStatus
 from dspreg.reporting.report import report as report
 from dspreg.reporting.report import Report as Report
+from dspreg.reporting.load import load_runs as load_runs
+from dspreg.protocol.selection import RunResult as RunResult
+from dspreg.runs.archive import open_store as open_store
+from dspreg.reporting.tables import select_rows as select_rows
+from dspreg.reporting.tables import SelectedRow as SelectedRow
+from dspreg.reporting.contrasts import contrast as contrast
+from dspreg.reporting.contrasts import Contrast as Contrast
 from dspreg.inference.load import load as load
 from dspreg.inference.export import export as export
 from dspreg.data.registry import open_dataset as open_dataset

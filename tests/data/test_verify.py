@@ -158,6 +158,25 @@ def test_a_cache_hides_no_bad_file(tmp_path, kind):
     assert [b.image for b in verify(dataset).bad] == ["art/cat/0.jpg"]
 
 
+HOSTILE = "c\x1b[2Ja\rt\n\u202eNOT OK\x07"
+
+
+def test_names_move_no_cursor(tmp_path):
+    """Of domains, classes and files: what a terminal would obey is printed as an escape, on the line it belongs to."""
+    small_tree(tmp_path / "mine", domains=("art", f"{HOSTILE}d"), classes=("cat", f"{HOSTILE}k"))
+    put(tmp_path / "mine/art/cat" / f"{HOSTILE}.jpg", content=b"no image")
+    shutil.copy(tmp_path / "mine/art/cat/0.jpg", tmp_path / "mine/art/cat" / f"{HOSTILE}1.jpg")
+    shutil.copy(tmp_path / "mine/art/cat/0.jpg", tmp_path / "mine" / f"{HOSTILE}d/cat/{HOSTILE}2.jpg")
+    (tmp_path / "mine/only" / f"{HOSTILE}k").mkdir(parents=True)
+    put(tmp_path / "mine/only" / f"{HOSTILE}k/0.jpg", seed=99)
+    text = verify(folder(tmp_path / "mine")).text()
+    assert not set(text) & {"\x1b", "\r", "\x07", "\u202e"}
+    assert r"c\x1b[2Ja\rt\n\u202eNOT OK\x07" in text
+    assert not any(line.startswith(("NOT OK\\", "\\u202e")) for line in text.splitlines())
+    heading, *rows = [line for line in text.splitlines() if line.startswith(("domain", "art", "c\\x1b", "all"))][:4]
+    assert {len(row) for row in rows} == {len(heading)}
+
+
 # What `train` says of equal files.
 
 

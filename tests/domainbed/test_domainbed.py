@@ -4,16 +4,21 @@ The literal tables were printed by collect_results itself (commit b93c22a) for t
 """
 
 import json
+import os
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dspreg.cli import main
 from dspreg.domainbed.collect_results import collect_results, read_records
 from dspreg.domainbed.jobs import job_id
 from dspreg.domainbed.names import ALGORITHMS, DATASETS
-from dspreg.domainbed.records import sweep_arguments
+from dspreg.domainbed.records import check_record, sweep_arguments
 from dspreg.domainbed.write_sweep import write_sweep
 from dspreg.errors import ConfigError, DataError, IntegrityError, Notice
+from dspreg.runs.folder import RunFolder
 from helpers.runs import record, single, trace, write_jobs, write_run
 
 THREE = ("a", "b", "c")
@@ -216,11 +221,11 @@ def ours(root, **changes):
 
 
 def test_what_is_written_gives_our_own_numbers(tmp_path):
-    from dspreg.reporting.load import load_runs
+    from dspreg.reporting.load import read_runs
     from dspreg.reporting.tables import select_rows
 
     assert write_sweep(ours(tmp_path / "runs"), tmp_path / "sweep") == 8
-    (row,) = select_rows(load_runs(tmp_path / "runs")[0])
+    (row,) = select_rows(read_runs(tmp_path / "runs")[0])
     cells = [row.cell(target).format(" +/- ") for target in PACS]
     printed = collect_results(tmp_path / "sweep").splitlines()
     assert printed[0] == "Total records: 32"
@@ -252,7 +257,14 @@ def test_writing_refuses_what_would_be_counted_wrongly(tmp_path):
     (tmp_path / "full" / "x").touch()
     with pytest.raises(ConfigError, match="not empty"):
         write_sweep(runs, tmp_path / "full")
-    write_run(runs / "again", list(RunFolder(runs / "2-0").records), dataset="PACS", domains=PACS, targets=("photo",), threads=8)
+    write_run(
+        runs / "again",
+        list(RunFolder(runs / "2-0").records),
+        dataset="PACS",
+        domains=PACS,
+        targets=("photo",),
+        threads=8,
+    )
     with pytest.raises(ConfigError, match=r"2-0 and .*again are one job to DomainBed"):
         write_sweep(runs, tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
@@ -263,3 +275,64 @@ def test_unfinished_runs_are_not_written(tmp_path):
     write_run(runs / "begun", [], dataset="PACS", domains=PACS, targets=("photo",), trial=7, finish=False)
     with pytest.warns(Notice, match="1 unfinished runs were not written"):
         assert write_sweep(runs, tmp_path / "sweep") == 8
+
+
+# Folders from strangers.
+
+HUGE = 10**400
+TAMPERED = [
+    ("args", 3), ("args", None), ("args", []),
+    *((name, value) for name in ("args.dataset", "args.algorithm")
+      for value in (None, 3, [], "", "x" * 10_000, "a\x1b[2J", "a\nb", "\\input{/etc/hosts}", "^^5cinput", "\u202ea")),
+    *(("args.test_envs", value) for value in (None, 0, "0", {}, [True], [-1], [0, 0], [0.5], ["0"], [[0]], [HUGE])),
+    *((name, value) for name in ("args.trial_seed", "args.hparams_seed", "step")
+      for value in (None, True, "0", [], -1, 0.5, HUGE, float("nan"))),
+    *((name, value) for name in ("env0_in_acc", "env3_out_acc")
+      for value in (None, True, "0.9", [], {}, -5, 1.5, 1e308, HUGE, float("inf"))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), TAMPERED, ids=lambda each: str(each)[:30])
+def test_a_tampered_job_is_named_with_line_and_field(capsys, tmp_path, field, value):
+    runs = [trace(single(0, "art_painting", 0.5, 0.5, PACS), dataset="PACS", domains=PACS, targets=("art_painting",))]
+    write_jobs(tmp_path, [*runs, *runs])
+    path = tmp_path / f"{1:032x}" / "results.jsonl"
+    line = json.loads(path.read_text())
+    *way, last = field.split(".")
+    (line[way[0]] if way else line)[last] = value
+    path.write_text(json.dumps(line) + "\n")
+    with pytest.raises(IntegrityError) as raised:
+        collect_results(tmp_path)
+    assert f"{path}, line 1: {field} is " in str(raised.value)
+    assert len(str(raised.value)) < 600
+    assert main(["report", "--domainbed", str(tmp_path)]) == 4
+    assert not set(capsys.readouterr().err) & {"\x1b", "\u202e"}
+
+
+@pytest.mark.parametrize("text", ["3\n", "[]\n", "null\n", '"x"\n', "{}\n", "[" * 100_000 + "\n", "9" * 5_000 + "\n"])
+def test_lines_that_are_no_records(tmp_path, text):
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/results.jsonl").write_text(text)
+    with pytest.raises(IntegrityError, match=r"results\.jsonl, line 1"):
+        collect_results(tmp_path)
+
+
+def test_a_fifo_in_place_of_records_does_not_wait(tmp_path):
+    (tmp_path / "job").mkdir()
+    os.mkfifo(tmp_path / "job/results.jsonl")
+    with pytest.raises(IntegrityError, match=r"results\.jsonl"):
+        collect_results(tmp_path)
+
+
+NAMES = st.sampled_from(["args", "step", "env0_in_acc", "dataset", "test_envs", "x"])
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(ANYTHING)
+def test_anything_is_refused_by_name(value):
+    with pytest.raises(IntegrityError, match=r"^here: "):
+        check_record("here", value)

@@ -12,6 +12,7 @@ process forked from one that has torch loaded. Cases that need root are left out
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import random
@@ -250,9 +251,11 @@ class Environment:
         while True:
             left = started + TIMEOUT - time.monotonic()
             if left <= 0 or not select.select([reading], [], [], left)[0]:
+                os.kill(child, signal.SIGUSR1)  # it says where it hangs
+                time.sleep(1)
                 os.killpg(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-                return f"no end after {TIMEOUT:.0f} s"
+                return f"no end after {TIMEOUT:.0f} s: {(place / 'log').read_text(errors='replace')[-1500:]}"
             said = os.read(reading, 65536)
             if not said:
                 break
@@ -286,6 +289,7 @@ class Environment:
             os.dup2(log, 1)
             os.dup2(log, 2)
             sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))
+            faulthandler.register(signal.SIGUSR1, file=log)
             remove = case.hinder(place / "out")
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -323,7 +327,7 @@ def run_cases(sizes: int, seed: int, only: str = "") -> tuple[dict[str, Any], bo
                 wrong.append(f"{case.name}: {said}")
                 print(f"NOT AS EXPECTED  {wrong[-1]}", flush=True)
     figures: dict[str, Any] = {"cases": done, "as expected": done - len(wrong)}
-    figures |= {"not as expected": [text[:300] for text in wrong[:10]]} if wrong else {}
+    figures |= {"not as expected": [text[:1500] for text in wrong[:10]]} if wrong else {}
     figures |= {"left out, they need root": left_out} if left_out else {}
     return figures, not wrong
 

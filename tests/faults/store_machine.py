@@ -38,6 +38,7 @@ from hypothesis.stateful import (
 )
 
 from dspreg.errors import DataError
+from dspreg.io.atomic_files import sha256_of_file
 from dspreg.runs.leases import Lease, LeaseLost, Leases
 from dspreg.runs.status import RunStatus, scan_store
 from faults.results import Part
@@ -158,6 +159,7 @@ class StoreMachine(RuleBasedStateMachine):
         run, fence = self.runs[lease.run], partial(leases.guard, lease)
         folder = self.store.folder(run, fence=fence)
         folder.write("last.safetensors", f"weights of {run}".encode())
+        folder.written |= {name: sha256_of_file(folder / name) for name in ("run.json", "records.jsonl")}
         folder.finish({"selected": {"step": 0}, "last": {"step": 0}})
         self.store.succeed(run, fence=fence)
 

@@ -27,7 +27,9 @@ def test_runs_and_reads_side_by_side():
 
 
 def test_what_is_flat_is_flat():
-    assert judge(samples(**{"sweeper's memory": 1000})) == (judge(samples(**{"sweeper's memory": 1000}))[0], True)
+    figures, passed = judge(samples(**{"sweeper's memory": 1000}))  # what the results of the runs take
+    assert passed
+    assert figures["not flat"] == []
 
 
 @pytest.mark.parametrize(

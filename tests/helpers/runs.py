@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 from dspreg.io.atomic_files import sha256_of_file, write_json
-from dspreg.protocol.selection import Trace
+from dspreg.protocol.selection import RunResult
 from dspreg.runs.folder import OURS, RunFolder
 
 DOMAINS = ("ash", "birch", "cedar")
@@ -22,7 +22,8 @@ def record(step, accuracy, **outs):
     splits = {
         d: {w: v for w, v in zip(("in", "out"), pair, strict=True) if v is not None} for d, pair in accuracy.items()
     }
-    return {"step": step, "accuracy": splits, "validation": 0.0, "log": {"loss": 1.5}, "seconds": {"step_seconds": 0.1}}
+    seconds = {"step_seconds": 0.1, "evaluate_seconds": 0.2}
+    return {"step": step, "accuracy": splits, "validation": 0.0, "log": {"loss": 1.5}, "seconds": seconds}
 
 
 def single(step, target, accuracy, validation, domains=DOMAINS, out=None):
@@ -38,7 +39,7 @@ def trace(*records, **changes):
         values["id"] = "/".join(
             str(values.get(k)) for k in ("dataset", "algorithm", "targets", "trial", "draw", "conditions")
         )
-    return Trace(**values)
+    return RunResult(**values)
 
 
 def random_traces(seed, *, levels=4, nan=0.0, missing=0.0, domains=DOMAINS, pairs=True, trials=2, draws=3):

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from dspreg.errors import Notice
 from dspreg.paper.items import components, dynamic, interval, main, maps, pacs
 from dspreg.paper.render import render_tables, scale_table
 from dspreg.paper.scales import PAPER, SMALL, SMOKE
 from dspreg.reporting.formats import FORMATS
 from dspreg.runs.store import RunStore
 from helpers.items import finish, store_of
+from helpers.tampered import Files
 
 STATIC = "DSPReg(coefficients='static', measure_batches=2, weight=0.001)"
 
@@ -154,9 +156,48 @@ def test_a_damaged_run_is_told(tmp_path):
     store = store_of(tmp_path / "store", item, accuracy)
     run = next(run for run in item.runs() if "static" in run.algorithm and run.targets == ("print",))
     (store.folder(run) / "records.jsonl").write_text("{}\n")
-    _, made, _ = render_tables(item, store)
+    with pytest.warns(Notice, match="left out: "):
+        _, made, _ = render_tables(item, store)
     assert cells(made, "static c")["print"].reason.startswith("damaged: ")
     assert cells(made, "static c")["runs"].text == "1/2"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        (("records", 0, "accuracy", "print", "in"), 1e308, "records.jsonl: line 1"),
+        (("records", 0, "step"), 10**400, "records.jsonl: line 1: step"),
+        (("run", "settings", "batch_size"), [8], "settings.batch_size"),
+        (("run", "data", "sizes", "print"), {"in": 0, "out": 0}, "data.sizes['print']"),
+        (("run", "settings", "algorithm"), "DSPReg(", "settings.algorithm"),
+        (("run", "settings", "algorithm"), "DSPReg(refresh_steps=0)", "settings.algorithm"),
+        (("run", "settings", "algorithm"), "DSPReg(refresh_steps='x')", "settings.algorithm"),
+        (("run", "settings", "algorithm"), "Nobody", "settings.algorithm"),
+        (("run", "settings", "algorithm"), "nobodys.module:Method", "settings.algorithm"),
+        (("result", "refreshes"), "many", "refreshes"),
+        (("result", "refreshes"), -3, "refreshes"),
+    ],
+    ids=str,
+)
+def test_a_tampered_run_is_left_out_by_name(tmp_path, field, value, named):
+    """Where one has a flipped byte, the same numbers are left."""
+    item, tables = dynamic(SMOKE), []
+    run = next(run for run in item.runs() if "static" in run.algorithm and run.targets == ("print",))
+    for name in ("flipped", "tampered"):
+        store = store_of(tmp_path / name, item, accuracy)
+        if name == "flipped":
+            (store.folder(run) / "records.jsonl").write_text("{}\n")
+        else:
+            files = Files(store.folder(run).path)
+            files.put(field, value)
+            files.seal()
+        with pytest.warns(Notice, match="left out: ") as said:
+            tables.append(render_tables(item, store))
+    assert named in str(said[0].message)
+    assert str(store.folder(run).path) in str(said[0].message)
+    flipped, tampered = ([[row.cells for row in table.rows] for table in made] for made in tables)
+    numbers = [[[(c.value, c.error, c.text, bool(c.reason)) for c in row] for row in t] for t in flipped]
+    assert numbers == [[[(c.value, c.error, c.text, bool(c.reason)) for c in row] for row in t] for t in tampered]
 
 
 def test_runs_under_other_conditions_are_not_compared_with_each_other(tmp_path):

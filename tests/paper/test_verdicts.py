@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from dspreg.paper.verdicts import Comparison, order_sentence, pair_sentence, pairs_sentence
-from dspreg.reporting.contrasts import contrast
+from dspreg.reporting.contrasts import contrast_differences
 
 
 def compared(differences, paper=None):
     """One target for each list, in points."""
-    found = contrast([[d / 100 for d in each] for each in differences]) if differences else None
+    found = contrast_differences([[d / 100 for d in each] for each in differences]) if differences else None
     return Comparison("full", "λ = 0", found, paper)
 
 
@@ -23,7 +23,7 @@ def test_an_interval_without_0_names_the_better_one():
 
 
 def test_what_is_higher_need_not_be_better():
-    found = contrast([[0.02, 0.022, 0.018], [0.03, 0.032, 0.028]])
+    found = contrast_differences([[0.02, 0.022, 0.018], [0.03, 0.032, 0.028]])
     assert Comparison("ERM", "before", found, larger="higher").verdict == "ERM is higher"
     assert Comparison("before", "ERM", None, larger="higher").verdict == "none: no pairs"
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from dspreg.errors import ConfigError
-from dspreg.reporting.contrasts import contrast, contrast_table, verdict
+from dspreg.reporting.contrasts import contrast_differences, contrast_table
 from dspreg.reporting.statistics import quantile
 from dspreg.reporting.tables import select_rows
 from helpers.runs import DOMAINS, single, trace
@@ -20,7 +20,7 @@ def test_quantiles_are_those_of_scipy(freedom):
 
 def test_by_hand():
     """Means 2 and 5, squares around them 2 and 2, freedom 2 + 1: s² = 4/3."""
-    found = contrast([[0.01, 0.02, 0.03], [0.04, 0.06]])
+    found = contrast_differences([[0.01, 0.02, 0.03], [0.04, 0.06]])
     spread = 4 / 3
     assert found.difference == pytest.approx(3.5)
     assert found.error == pytest.approx(math.sqrt(spread * (1 / 3 + 1 / 2)) / 2)
@@ -31,10 +31,12 @@ def test_by_hand():
 def test_equal_numbers_of_trials_are_the_plain_formula():
     """Mean over targets of s_t²/n_t, over T, whatever targets differ by."""
     targets = [[0.1, 0.12, 0.17], [0.5, 0.4, 0.45], [-0.2, -0.25, -0.1]]
-    found = contrast(targets)
+    found = contrast_differences(targets)
     plain = math.sqrt(sum(stats.tstd(t) ** 2 / 3 for t in targets)) / 3
     assert found.error == pytest.approx(100 * plain)
-    assert contrast([[d + 10 * i for d in t] for i, t in enumerate(targets)]).error == pytest.approx(found.error)
+    assert contrast_differences([[d + 10 * i for d in t] for i, t in enumerate(targets)]).error == pytest.approx(
+        found.error
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_equal_numbers_of_trials_are_the_plain_formula():
     ],
 )
 def test_verdicts(targets, says):
-    assert verdict(contrast(targets), "A", "B") == says
+    assert contrast_differences(targets).verdict("A", "B") == says
 
 
 def runs(algorithm, shift, trials=(0, 1, 2), dataset="trees", **changes):

@@ -6,7 +6,7 @@ import torch
 
 from dspreg.io.atomic_files import write
 from dspreg.reporting.html import layer_profiles
-from dspreg.reporting.load import load_runs
+from dspreg.reporting.load import read_runs
 from dspreg.reporting.tables import select_rows
 from dspreg.sensitivity.profile import Profile
 from dspreg.vectors import ParamVector
@@ -47,7 +47,7 @@ def stored(root, algorithm="DSPReg", trials=2, null=True, **more):
 
 
 def of(root):
-    return layer_profiles.load_profiles(select_rows(load_runs(root)[0]))
+    return layer_profiles.load_profiles(select_rows(read_runs(root)[0]))
 
 
 def test_means_by_layer_are_those_of_a_profile(tmp_path):

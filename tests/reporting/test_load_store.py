@@ -11,7 +11,7 @@ from dspreg.cli import main
 from dspreg.errors import ConfigError, DataError, IntegrityError, Notice
 from dspreg.io.atomic_files import write_json
 from dspreg.protocol.leave_one_out import leave_one_out
-from dspreg.reporting.load import load_runs
+from dspreg.reporting.load import read_runs
 from dspreg.reporting.tables import make_tables, select_rows
 from dspreg.runs.store import RunStore
 from helpers.runs import DOMAINS, single, write_run
@@ -46,11 +46,11 @@ def the_run(target, trial, plan=PLAN):
 
 
 def states(store):
-    return {(*t.targets, t.trial): t.why for t in load_runs(store.path)[0]}
+    return {(*t.targets, t.trial): t.why for t in read_runs(store.path)[0]}
 
 
 def cells(store, label="ERM"):
-    table = make_tables(select_rows(load_runs(store.path)[0]))[0]
+    table = make_tables(select_rows(read_runs(store.path)[0]))[0]
     (row,) = [row for row in table.rows if row.label == label]
     return dict(zip(table.columns, row.cells, strict=True))
 
@@ -68,7 +68,7 @@ def test_what_was_planned_counts_and_not_what_is_there(store):
     assert (found["birch"].found, found["birch"].expected) == (1, 2)
     assert found["birch"].format() == "60.0 (1/2)"  # of one trial no spread is known
     assert found["cedar"].reason == "not started"
-    there = make_tables(select_rows(load_runs(store.path / "runs")[0]))[0].rows[0].cells[-1]
+    there = make_tables(select_rows(read_runs(store.path / "runs")[0]))[0].rows[0].cells[-1]
     assert there.text == "3/3"  # a folder of runs is not a store
 
 
@@ -93,7 +93,7 @@ def test_averages_count_trials_that_are_planned_for_all_domains(tmp_path):
     store = made_store(tmp_path / "store", [run for run in PLAN if run.targets == ("ash",) or run.trial == 0])
     for run in store.planned_runs():
         begin(store, run)
-    (cell, _) = make_tables(select_rows(load_runs(store.path)[0]))[1].rows[0].cells
+    (cell, _) = make_tables(select_rows(read_runs(store.path)[0]))[1].rows[0].cells
     assert (cell.value, cell.found, cell.expected) == (50.0, 1, 1)
 
 
@@ -122,7 +122,7 @@ def test_of_two_folders_of_one_run_the_finished_one_counts(tmp_path, first):
     records = [single(0, "ash", 0.5, 0.5), single(100, "ash", 0.6, 0.6)]
     for state, name in names.items():
         write_run(tmp_path / name, records, targets=("ash",), finish=state == "finished")
-    (row,) = select_rows(load_runs(tmp_path)[0])
+    (row,) = select_rows(read_runs(tmp_path)[0])
     assert (row.finished, row.accuracy("ash", 0)) == (1, 0.6)
 
 
@@ -139,7 +139,7 @@ def test_a_run_of_another_plan_or_of_none_is_named_and_left_out(store):
     begin(store, the_run("ash", 0))
     store.folder(the_run("ash", 0)).path.rename(store.folder(the_run("ash", 1)).path)
     write_run(store.path / "runs/mine", [single(0, "ash", 1.0, 1.0)])
-    traces, left_out = load_runs(store.path)
+    traces, left_out = read_runs(store.path)
     assert not any(each.finished for each in traces)
     assert states(store)["ash", 0] == "not started"
     assert states(store)["ash", 1].startswith("damaged: ")
@@ -282,10 +282,10 @@ def test_a_store_without_a_sound_plan(store):
     for broken in ({"format": "dspreg.plan/1"}, {"format": "dspreg.plan/1", "runs": 3}, {"format": "x", "runs": []}):
         write_json(plan, broken)
         with pytest.raises(IntegrityError, match=r"\.json is (damaged: it has no list|of the format 'x')"):
-            load_runs(store.path)
+            read_runs(store.path)
     plan.unlink()
     with pytest.raises(ConfigError, match="nothing is planned in "):
-        load_runs(store.path)
+        read_runs(store.path)
     shutil.rmtree(store.path / "plans")
     begin(store, PLAN[0])
-    assert [each.finished for each in load_runs(store.path)[0]] == [True]
+    assert [each.finished for each in read_runs(store.path)[0]] == [True]

@@ -70,7 +70,7 @@ def runs(trials=2, draws=1, steps=(0, 100, 200), **more):
         for step in steps:
             validation = 0.4 + step / 1000 + draw / 100
             record = single(step, target, 0.5 + trial / 100, validation)
-            records.append(record | {"validation": validation, "loss": 2.0 - step / 200})
+            records.append(record | {"validation": validation, "log": {"loss": 2.0 - step / 200}})
         made.append(trace(*records, targets=(target,), trial=trial, draw=draw, **more))
     return made
 
@@ -104,7 +104,7 @@ def test_few_runs_are_lines_and_many_are_a_range():
 
 
 def test_runs_without_a_loss_have_no_picture_of_it():
-    (made,) = curves.draw_curves(select_rows([trace(single(0, "ash", 0.5, 0.5))]))
+    (made,) = curves.draw_curves(select_rows([trace(single(0, "ash", 0.5, 0.5) | {"log": {}})]))
     assert made.loss == ""
     assert made.validation.startswith("<svg")
 

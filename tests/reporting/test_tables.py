@@ -168,7 +168,7 @@ def test_options_given_by_hand_are_conditions_unless_they_are_searched():
 
 def test_two_runs_in_one_place_are_an_error_and_one_run_twice_is_not():
     once = sweep({("ash", 0): 0.1})
-    twice = sweep({("ash", 0): 0.2}, id="another", place="runs/b")
+    twice = sweep({("ash", 0): 0.2}, id="another", folder="runs/b")
     assert cells(made([*once, *once])[0])["runs"].text == "1/1"
     with pytest.raises(ConfigError, match=r"two finished runs of ERM on trees, target ash, trial 0, draw 0.*runs/b"):
         made([*once, *twice])

@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dspreg.cli import main
-from dspreg.errors import DspregError, Notice
+from dspreg.cli.plan_text import plan_text
+from dspreg.config.train_config import Execution
+from dspreg.errors import Notice
 from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.protocol.selection import RULES
 from dspreg.reporting.report import report, report_page
@@ -54,7 +56,7 @@ TABLE = {
     ("run", "data", "classes"): NAMES,
     ("run", "data", "sizes"): OBJECTS,
     ("run", "data", "sizes", "ash"): OBJECTS,
-    ("run", "data", "sizes", "ash", "in"): COUNTS,
+    ("run", "data", "sizes", "ash", "in"): [*COUNTS, 0],
     ("run", "data", "fingerprints"): OBJECTS,
     ("run", "data", "fingerprints", "cedar"): [*TEXTS, None, MISSING],
     ("run", "weights"): OBJECTS,
@@ -76,10 +78,10 @@ TABLE = {
     ("records", 0, "accuracy", "ash", "out"): SHARES,
     ("records", 0, "accuracy", "nobody's"): [{"in": 0.5}],
     ("records", 0, "accuracy", "ash", "more"): [1e308, "x"],
-    ("records", 0, "log"): [None, True, 0, "x", []],
+    ("records", 0, "log"): OBJECTS,
     ("records", 0, "log", "loss"): NUMBERS,
-    ("records", 0, "seconds"): [None, True, 0, "x", []],
-    ("records", 0, "seconds", "step_seconds"): NUMBERS,
+    ("records", 0, "seconds"): [*OBJECTS, {}],
+    ("records", 0, "seconds", "step_seconds"): [*NUMBERS, MISSING],
     ("records",): [[]],
     ("result", "format"): [None, True, 1, "dspreg.result/0", MISSING],
     ("result", "run"): [None, 0, "0" * 64, [], MISSING],
@@ -186,7 +188,9 @@ def test_a_tampered_run_is_named_and_left_out(sound, expected, tmp_path, field):
         (said,) = found.damaged
         assert str(bad(store)) in said, brief(value)
         assert len(said) < 1_000, brief(value)
-        if field != ("records",) and value != []:  # where nothing is listed, the next file is what does not fit
+        if (
+            field not in (("records",), ("result", "files")) and value != []
+        ):  # where nothing is listed, the next file is what does not fit
             assert file in said, brief(value)
             assert str(field[-1]) in said or field[0] == "records", brief(value)
 
@@ -290,6 +294,16 @@ def test_every_format_and_selection_has_the_good_runs(capsys, sound, store, fiel
     out, err = capsys.readouterr()
     assert str(bad(store)) in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("field", "value"), [*WORST, (("records", 0, "seconds"), {})], ids=lambda each: str(each)[:40])
+def test_what_a_sweep_would_do_counts_it_as_no_finished_one(store, field, value):
+    tamper(store, field, value)
+    with warnings.catch_warnings(record=True, action="always") as said:
+        text = plan_text(PLAN, RunStore(store), Execution())
+    (row,) = [re.split(" {2,}", line) for line in text.splitlines() if "IRM" in line]
+    assert row[2:4] == ["3", "2"]
+    assert [str(each.message) for each in said if str(bad(store)) in str(each.message)]
 
 
 def test_the_page_lists_it(store):

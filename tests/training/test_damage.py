@@ -9,7 +9,7 @@ import pytest
 
 from dspreg.errors import IntegrityError, Notice, Preempted
 from dspreg.runs.folder import RunFolder
-from dspreg.training import loop, train
+from dspreg.training import train
 from dspreg.training.callbacks import TrainingCallback
 from dspreg.training.serialization import pack, unpack
 from dspreg.training.state import State
@@ -195,10 +195,18 @@ def test_every_file_written_so_far_is_vouched_for_by_the_newest_checkpoint(crash
     assert pack(saved)
 
 
-def test_a_preempted_run_vouches_for_its_files_too(images, tmp_path):
+def test_a_preempted_run_vouches_for_its_files_too(images, tmp_path, undisturbed):
+    settings, taken = tiny.settings(images, steps=8, evaluate_every=2, algorithm=ALGORITHM), []
+
+    def pause():
+        if len(taken) == 2:
+            raise Preempted("stopped by the test")
+
+    count = TrainingCallback()
+    count.on_step_end = lambda step, log: taken.append(step)
     with pytest.raises(Preempted):
-        loop.train(tiny.settings(images, steps=8), tiny.execution(**HOW), tmp_path / "run", pause=tiny.stop_at(2))
+        train(settings, tiny.execution(**HOW), tmp_path / "run", callbacks=[count], pause=pause)
     flip(tmp_path / "run" / START)
-    assert any("measured again" in each for each in said_by(
-        lambda: loop.train(tiny.settings(images, steps=8), tiny.execution(**HOW), tmp_path / "run")
-    ))  # fmt: skip
+    (said,) = said_by(lambda: run(images, tmp_path / "run"))
+    assert said.endswith("; it is measured again")
+    assert ending(tmp_path / "run") == undisturbed

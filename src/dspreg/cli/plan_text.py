@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +12,11 @@ from typing import cast
 
 from dspreg.config.defaults import DatasetFacts
 from dspreg.config.train_config import Execution, TrainConfig, resolve_config
+from dspreg.errors import IntegrityError, Notice
 from dspreg.io.text import align_columns, escape_terminal
 from dspreg.protocol.estimate import bytes_of, seconds_of
 from dspreg.runs.run import Run
+from dspreg.runs.schema import check_run
 from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
 
@@ -52,13 +55,20 @@ class Part:
         """Take in what a run of it came to so far."""
         self.steps_planned = self.steps_planned or run.options.get("steps")
         status = store.status(run, weights=False).status if store else RunStatus.NOT_STARTED
-        self.statuses[status] += 1
         if store and status is RunStatus.FINISHED:
             folder = store.folder(run)
-            steps = folder.description()["settings"]["steps"]
-            self.step_seconds.append(seconds_of(folder.records) / steps)
-            self.steps.append(steps)
-            self.sizes.append(bytes_of(folder))
+            contents = folder.contents()
+            try:
+                check_run(folder.path, contents)
+            except IntegrityError as error:
+                warnings.warn(f"left out: {error}", Notice, stacklevel=2)
+                status = RunStatus.DAMAGED
+            else:
+                steps = contents.description["settings"]["steps"]
+                self.step_seconds.append(seconds_of(contents.records) / steps)
+                self.steps.append(steps)
+                self.sizes.append(bytes_of(folder))
+        self.statuses[status] += 1
 
 
 Parts = dict[tuple[str, str], Part]

@@ -2,6 +2,7 @@
 
 - Known: `Digits`, and the benchmarks `PACS`, `VLCS`, `OfficeHome`, `TerraIncognita`, `DomainNet`.
 - Your own: `Folder` (domain/class/image), `Index` (a CSV), or a subclass of `DomainDataset`.
+- In memory: `TensorDomains`, images as tensors, with `split` into training and validation images.
 - By name: `open_dataset`, `dataset_names`, `dataset_table`. Before training: `verify`, `fingerprint`, `open_cache`.
 """
 
@@ -15,6 +16,8 @@ from dspreg.data.fingerprint import fingerprint
 from dspreg.data.folders import Folder, ImageFolders
 from dspreg.data.images import Images
 from dspreg.data.registry import dataset_names, dataset_table, open_dataset
+from dspreg.data.splits import split
+from dspreg.data.tensors import TensorDomains
 from dspreg.data.verify import Verification, verify
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "Images",
     "Index",
     "OfficeHome",
+    "TensorDomains",
     "TerraIncognita",
     "Verification",
     "dataset_names",
@@ -40,5 +44,6 @@ __all__ = [
     "labels_of",
     "open_cache",
     "open_dataset",
+    "split",
     "verify",
 ]

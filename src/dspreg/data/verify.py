@@ -18,7 +18,7 @@ from dspreg.data.decode import BadImage, contents, decode_bytes
 from dspreg.data.folders import ImageFolders
 from dspreg.data.images import THREADS, Images
 from dspreg.errors import DataError
-from dspreg.io.text import join_few, plural
+from dspreg.io.text import align_columns, escape_terminal, join_few, plural
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -89,7 +89,7 @@ class Verification:
         lines = [f"{self.dataset}: {size}", *([f"variant: {self.variant}"] if self.variant else []), ""]
         lines += [*self._table(), "", *self._findings()]
         lines.append(f"{'ok' if self.ok else 'NOT OK'}, {self.images:,} images looked at in {self.seconds:.1f} s")
-        return "\n".join(lines)
+        return "\n".join(map(escape_terminal, lines))  # names of files, classes and domains may hold anything
 
     def _table(self) -> list[str]:
         by_class = len(self.classes) <= WIDE
@@ -101,11 +101,7 @@ class Verification:
         ]
         sums = [sum(column) for column in zip(*columns, strict=True)]
         rows.append(["all", *(_numbers(sums) if by_class else ()), f"{sum(sums):,}"])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return [
-            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-            for row in rows
-        ]
+        return list(align_columns([[escape_terminal(cell) for cell in row] for row in rows]))
 
     def _findings(self) -> Iterator[str]:
         yield from _section("bad image", "bad images", [f"{b.image}: {b.reason}" for b in self.bad])

@@ -17,9 +17,12 @@ from typing import Any
 import numpy as np
 
 from dspreg.domainbed.names import ALGORITHMS, DATASETS
+from dspreg.domainbed.records import check_record
 from dspreg.domainbed.selection import RULES, Record, Rule, select_accuracy
 from dspreg.errors import ConfigError, DataError, DspregError, IntegrityError
+from dspreg.io.atomic_files import read_regular_file
 
+LARGEST = 2**30  # bytes of one job's records; a usual job has 20 kB
 Groups = dict[tuple[Any, str, str, int], float]  # trial, data set, algorithm, environment → accuracy
 
 
@@ -30,7 +33,7 @@ def collect_results(folder: str | Path, *, latex: bool = False) -> str:
         return "".join(line + "\n" for line in _document(records, latex))
     except DspregError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise IntegrityError(
             f"a record in {folder} is not laid out as DomainBed's ({type(error).__name__}: {error}), and its "
             "collect_results would stop there too. Remove the job folder it lies in"
@@ -41,7 +44,8 @@ def read_records(folder: Path) -> list[Record]:
     """Every line of every results.jsonl, in the order the system lists the folders, which decides ties of duplicates.
 
     Raises:
-        IntegrityError: A line is torn; DomainBed's program ends with a traceback.
+        IntegrityError: A line is torn, or not what DomainBed's trainer writes; its program ends with a traceback, or
+            averages nonsense. Its tables can't say what is missing in them, so nothing is left out.
     """
     try:
         names = os.listdir(folder)
@@ -51,19 +55,25 @@ def read_records(folder: Path) -> list[Record]:
     for name in names:
         path = folder / name / "results.jsonl"
         try:
-            lines = path.read_text(encoding="utf-8").split("\n")
+            lines = read_regular_file(path, limit=LARGEST, follow=True).decode().split("\n")
         except OSError:  # a file among the folders, or a job that has not recorded yet
             continue
         except UnicodeDecodeError as error:
             raise IntegrityError(f"{path} is not text: {error}") from error
         if lines.pop():
             raise IntegrityError(f"{path} ends in the middle of a line; cut that line off, or remove the folder")
-        for number, line in enumerate(lines, 1):
-            try:
-                records.append(json.loads(line))
-            except ValueError as error:
-                raise IntegrityError(f"{path}, line {number}, is damaged: {error}") from error
+        found = [_parse(path, number, line) for number, line in enumerate(lines, 1)]
+        for number, record in enumerate(found, 1):
+            check_record(f"{path}, line {number}", record)
+        records += found
     return records
+
+
+def _parse(path: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise IntegrityError(f"{path}, line {number}, is damaged: {error}") from error
 
 
 def _document(records: list[Record], latex: bool) -> Iterator[str]:

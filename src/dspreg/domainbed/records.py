@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from dspreg.domainbed.jobs import trainer_arguments
+from dspreg.errors import IntegrityError
+from dspreg.io.text import escape_terminal
+from dspreg.runs.schema import BRIEF, LONGEST, is_count
 
+ACCURACY = re.compile(r"env\d+_(in|out)_acc", re.ASCII)
 STEPS = 5_001  # of a sweep unless given
 
 
@@ -74,4 +79,47 @@ def sweep_arguments(settings: Mapping[str, Any], domains: Sequence[str], data_di
         holdout=settings["holdout"],
         data_dir=data_dir,
         steps=None if settings["steps"] == STEPS else settings["steps"],
+    )
+
+
+def check_record(place: str, record: Any) -> None:
+    """Require what DomainBed's trainer writes, as far as its tables look at it. NaN is an accuracy there.
+
+    Args:
+        place: File and line, for the message.
+        record: One line of a results.jsonl.
+
+    Raises:
+        IntegrityError: Names the field.
+    """
+    args = record.get("args") if isinstance(record, dict) else None
+    if not isinstance(args, dict):
+        _refuse(place, "args", args, "an object")
+    for name in ("dataset", "algorithm"):
+        if not _is_name(args.get(name)):
+            _refuse(place, f"args.{name}", args.get(name), "a printable name without \\ and ^")
+    targets = args.get("test_envs")
+    if not isinstance(targets, list) or not all(map(is_count, targets)) or len(set(targets)) < len(targets):
+        _refuse(place, "args.test_envs", targets, "a list of different numbers of environments")
+    counts = {"args.trial_seed": args.get("trial_seed"), "args.hparams_seed": args.get("hparams_seed")}
+    for field, value in (counts | {"step": record.get("step")}).items():
+        if not is_count(value):
+            _refuse(place, field, value, "a whole number, 0 or more")
+    for name, value in record.items():
+        number = type(value) in (int, float) and (0 <= value <= 1 or value != value)  # NaN differs from itself
+        if not number and ACCURACY.fullmatch(name):
+            _refuse(place, name, value, "a number from 0 to 1, or NaN")
+
+
+def _is_name(value: Any) -> bool:
+    """Whether it can be printed as it is, as DomainBed does: neither a terminal nor LaTeX takes it for an order."""
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST:
+        return False
+    return escape_terminal(value) == value and not {"\\", "^"} & set(value)
+
+
+def _refuse(place: str, field: str, value: Any, wanted: str) -> NoReturn:
+    raise IntegrityError(
+        f"{place}: {field} is {BRIEF.repr(value)}; wanted {wanted}. DomainBed writes no such thing: remove the job's "
+        "folder"
     )

@@ -43,10 +43,10 @@ def write_sweep(path: str | Path, out: str | Path, *, data_dir: str = "data") ->
         name = job_id(arguments)
         if name in taken:
             raise ConfigError(
-                f"{taken[name]} and {run.place} are one job to DomainBed, which knows no protocol, threads or options "
+                f"{taken[name]} and {run.folder} are one job to DomainBed, which knows no protocol, threads or options "
                 "given by hand. Move one of them elsewhere"
             )
-        taken[name] = run.place
+        taken[name] = run.folder
         smallest = min(each["in"] for each in described["data"]["sizes"].values())
         extra = arguments | {"steps": settings["steps"], "output_dir": str(target / name)}
         made.append((name, format_records(settings, run.domains, smallest, folder.records, arguments=extra)))

@@ -5,6 +5,7 @@ The layer is the 13th convolution in forward order; a network with fewer has its
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +13,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from dspreg.errors import DspregError, IntegrityError, Notice
 from dspreg.networks import make_backbone
 from dspreg.paper.item import Item
 from dspreg.paper.render import REFRESHES, difference_table, scale_table
 from dspreg.paper.results import Refreshes, count_refreshes, load_item, refresh_notes
 from dspreg.paper.verdicts import Comparison, pairs_sentence
-from dspreg.protocol.selection import Trace
-from dspreg.reporting.contrasts import contrast
+from dspreg.protocol.selection import RunResult
+from dspreg.reporting.contrasts import contrast_differences
 from dspreg.reporting.table import Cell, Row, Table
 from dspreg.reporting.tables import count_cell
 from dspreg.runs.status import RunStatus
@@ -64,7 +66,8 @@ def mean_c_and_null(profile: Profile, layer: str) -> list[tuple[float, float] | 
     """Mean c and null of the layer's largest tensor and of all parameters, over those some domain is sensitive to."""
     name = largest_tensor(profile, layer)
     alive = profile.alive()[name]
-    assert profile.null is not None  # a run's own profiles have it
+    if profile.null is None:
+        raise IntegrityError("a profile of the run was measured without null, which training never does")
     pairs = [(profile.c[name][alive], profile.null[name][alive])]
     pairs.append((profile.over_alive(profile.c), profile.over_alive(profile.null)))
     return [(float(c.double().mean()), float(null.double().mean())) if c.numel() else None for c, null in pairs]
@@ -79,11 +82,23 @@ class ProfileColumn:
     wanted: int = 0
 
     def measure(self, layer: str) -> dict[int, tuple[list[tuple[float, float] | None], float | None]]:
-        found = {trial: Profile.load(path) for trial, path in self.profiles.items()}
-        return {trial: (mean_c_and_null(each, layer), each.reliability) for trial, each in found.items()}
+        """Mean c and null by trial, and reliability. A profile that says nothing of them is named and left out."""
+        found = {}
+        for trial, path in list(self.profiles.items()):
+            try:
+                profile = Profile.load(path)
+                found[trial] = mean_c_and_null(profile, layer), profile.reliability
+            except DspregError as error:
+                del self.profiles[trial]
+                self.leave_out(error)
+        return found
+
+    def leave_out(self, error: DspregError) -> None:
+        self.missing.append(f"damaged: {error}")
+        warnings.warn(f"left out: {error}", Notice, stacklevel=3)
 
 
-def find_profiles(item: Item, store: RunStore, traces: Mapping[str, Trace]) -> dict[str, ProfileColumn]:
+def find_profiles(item: Item, store: RunStore, traces: Mapping[str, RunResult]) -> dict[str, ProfileColumn]:
     """The profiles before training and after that of each variant. All variants of a trial start from the same
     parameters, so the first one's profile stands for before."""
     found = {"before": ProfileColumn(), **{variant.label: ProfileColumn() for variant in item.variants}}
@@ -91,12 +106,16 @@ def find_profiles(item: Item, store: RunStore, traces: Mapping[str, Trace]) -> d
     for run in item.runs():
         folder, after = store.folder(run), found[labels[run.algorithm]]
         after.wanted += 1
-        start, end = (folder / f"profiles/{name}.safetensors" for name in ("start", "end"))
         if not traces[run.id].finished:
             after.missing.append(traces[run.id].why)
-        elif not end.exists():
+        elif not (folder / "profiles/end.safetensors").exists():
             after.missing.append("was trained without --profile always; take another store")
         else:
+            try:
+                start, end = (folder.profile(time) for time in ("start", "end"))
+            except DspregError as error:
+                after.leave_out(error)
+                continue
             after.profiles[run.trial] = end
             found["before"].profiles.setdefault(run.trial, start)
     found["before"].wanted = item.number_of_trials
@@ -173,5 +192,7 @@ def _compare(
             other = measured[second][trial][0][0]
             if one is not None and other is not None:
                 apart.append((one[0] - one[1]) - (other[0] - other[1]))
-    found = contrast([[each / 100 for each in apart]]) if apart else None  # it takes shares and gives per cent
+    found = (
+        contrast_differences([[each / 100 for each in apart]]) if apart else None
+    )  # it takes shares and gives per cent
     return Comparison(_when(first), _when(second), found, unit=" in c − null", decimals=3, larger="higher")

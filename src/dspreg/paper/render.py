@@ -16,7 +16,7 @@ from dspreg.paper.results import (
 )
 from dspreg.paper.scales import ENGINE, PAPER
 from dspreg.paper.verdicts import Comparison, order_sentence, pairs_sentence
-from dspreg.reporting.contrasts import COLUMNS, contrast
+from dspreg.reporting.contrasts import COLUMNS, contrast_differences
 from dspreg.reporting.published import FIVE
 from dspreg.reporting.table import Cell, Row, Table, mean
 from dspreg.reporting.tables import explain_marks, published_rows
@@ -168,7 +168,7 @@ def _compare(item: Item, found: dict[str, list[VariantRow]], first: str, second:
     where = "all" if item.name == "main" else item.datasets[0]
     theirs = [item.variant(label).published_cells(where, ["Avg"])[0].value for label in (first, second)]
     paper = None if theirs[0] is None or theirs[1] is None else round(theirs[0] - theirs[1], 1)
-    ours = contrast(apart) if any(apart) else None
+    ours = contrast_differences(apart) if any(apart) else None
     return Comparison(first, second, ours, paper, comparable=item.as_published)
 
 

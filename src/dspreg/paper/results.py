@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dspreg.algorithms import DSPReg, parse
 from dspreg.data.splits import steps_per_epoch
+from dspreg.errors import DspregError, Notice
 from dspreg.paper.item import Item, Variant
-from dspreg.protocol.selection import Trace
+from dspreg.protocol.selection import RunResult
 from dspreg.reporting.load import load_planned_runs
 from dspreg.reporting.table import Cell, mean
 from dspreg.reporting.tables import SelectedRow, count_cell, select_rows
+from dspreg.runs.status import derive_state
 from dspreg.runs.store import RunStore
 
 
@@ -45,15 +48,24 @@ def count_runs(rows: Iterable[VariantRow]) -> Cell:
     return count_cell(sum(row.finished for row in every), sum(row.wanted for row in every))
 
 
-def load_item(item: Item, store: RunStore) -> dict[str, Trace]:
-    """Every run of the item by plan id, finished or not; other runs of the store are not read."""
+def load_item(item: Item, store: RunStore) -> dict[str, RunResult]:
+    """Every run of the item by plan id, finished or not; damaged ones are named. Other runs are not read."""
     runs = item.runs()
-    traces, _ = load_planned_runs(store, runs)
+    traces, damaged = load_planned_runs(store, runs)
+    for run in runs:
+        if traces[run.id].finished:
+            try:
+                planned_refreshes(store.folder(run).description())
+            except DspregError as error:  # its algorithm can't be read, or is of a stranger's module
+                damaged[run.id] = f"{store.folder(run).path}/run.json: settings.algorithm: {error}"
+                traces[run.id] = replace(traces[run.id], state=derive_state(damage=damaged[run.id]), records=())
+    for each in damaged.values():
+        warnings.warn(f"left out: {each}", Notice, stacklevel=3)
     # as the item spells it: options that are given are part of a name, though they have their defaults
     return {run.id: replace(traces[run.id], algorithm=run.algorithm) for run in runs}
 
 
-def rows_by_dataset(item: Item, traces: Iterable[Trace]) -> dict[str, list[VariantRow]]:
+def rows_by_dataset(item: Item, traces: Iterable[RunResult]) -> dict[str, list[VariantRow]]:
     """By data set, in the item's order; a variant whose runs were made under several conditions has several rows."""
     rows = select_rows(traces)
     found: dict[str, list[VariantRow]] = {}
@@ -82,7 +94,7 @@ class Refreshes:
         return Cell(text=_range(self.happened)), Cell(text=_range(self.planned))
 
 
-def count_refreshes(item: Item, store: RunStore, traces: Mapping[str, Trace]) -> dict[str, Refreshes]:
+def count_refreshes(item: Item, store: RunStore, traces: Mapping[str, RunResult]) -> dict[str, Refreshes]:
     """Of every algorithm of the item."""
     counted = {variant.algorithm: Refreshes() for variant in item.variants}
     for run in item.runs():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dspreg.reporting.contrasts import FEWEST, Contrast, verdict
+from dspreg.reporting.contrasts import FEWEST, Contrast
 from dspreg.reporting.table import format_with_sign
 
 
@@ -36,7 +36,7 @@ class Comparison:
     def verdict(self) -> str:
         if self.found is None:
             return "none: no pairs"
-        return verdict(self.found, self.first, self.second).replace("is better", f"is {self.larger}")
+        return self.found.verdict(self.first, self.second).replace("is better", f"is {self.larger}")
 
     def number(self, value: float) -> str:
         return format_with_sign(value, self.decimals)

@@ -19,46 +19,97 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
+from dspreg.errors import ConfigError
+from dspreg.protocol.estimate import seconds_of
+from dspreg.runs.folder import RunFolder
 from dspreg.runs.status import FINISHED, RunState, RunStatus, describe_state
+
+if TYPE_CHECKING:
+    from dspreg.sensitivity.profile import Profile
 
 ELSEWHERE = "run under other conditions: see its other rows"
 Record = Mapping[str, Any]  # {"step": 0, "accuracy": {"photo": {"in": 0.5, "out": 0.5}, …}, …}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
-    """One run, as far as tables look at it."""
+class RunResult:
+    """One run as `dspreg.load_runs` finds it: what was trained, and what came of it.
+
+        for run in dspreg.load_runs("runs"):
+            print(run.algorithm, run.targets, run.state.status, [record["validation"] for record in run.records])
+
+    Attributes:
+        dataset: Its name.
+        algorithm: The spec as it was given, without the options that a draw or a short run filled in.
+        domains: All domains, in the data set's order.
+        targets: Those held out.
+        trial: Seed of split, batches and initial weights.
+        draw: Number of the draw of hyper-parameters; 0 is the defaults.
+        protocol: Whose defaults it has.
+        options: What a random search draws: `lr`, `weight_decay`, `batch_size`, `dropout`.
+        conditions: Whatever else decides the result: steps, network, weights, threads, …
+        settings: Every setting, as in run.json; empty for a run that is not started.
+        records: One for each evaluation of a finished run: `step`, `validation`, `accuracy` (domain → `"in"` and
+            `"out"`, between 0 and 1), `log` (loss, and what the method logs), `seconds`.
+        state: Status, and the reason of a failure.
+        elsewhere: Whether it was run under other conditions than its row, and counts in another one.
+        id: Hash of what was trained; empty for a run that is not started.
+        folder: Where it lies; empty for a run that is not started.
+        plan: In a store, what was asked for besides data set, targets, algorithm, trial and draw.
+        made: Versions, weights and fingerprints of images, to be shown.
+    """
 
     dataset: str
-    algorithm: str  # as it was asked for, without what a draw or a short run filled in
-    domains: tuple[str, ...]  # all of them, in the data set's order
+    algorithm: str
+    domains: tuple[str, ...]
     targets: tuple[str, ...]
     trial: int = 0
     draw: int = 0
     protocol: str = "domainbed"
-    options: Mapping[str, Any] = field(default_factory=dict)  # what search draws: lr, batch_size, …
-    conditions: Mapping[str, Any] = field(default_factory=dict)  # all else that decides the result: steps, threads, …
+    options: Mapping[str, Any] = field(default_factory=dict)
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     records: Sequence[Record] = ()
     state: RunState = FINISHED
-    elsewhere: bool = False  # it was run under other conditions than its row, and counts in another one
+    elsewhere: bool = False
     id: str = ""
-    place: str = ""  # its folder, for messages
-    plan: str = ""  # of a store: what was asked for beside data set, targets, algorithm, trial and draw; see `Run`
-    made: Mapping[str, Any] = field(default_factory=dict)  # versions, weights and images, to be shown; decides nothing
+    folder: str = ""
+    plan: str = ""
+    made: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
-        """Whether it counts."""
+        """Whether it is finished, and counts in its row."""
         return self.state.status is RunStatus.FINISHED and not self.elsewhere
 
     @property
     def why(self) -> str:
         """In words, why it does not count."""
         return ELSEWHERE if self.elsewhere else describe_state(self.state)
+
+    @property
+    def seconds(self) -> float:
+        """Time of all steps and evaluations."""
+        return seconds_of(self.records)
+
+    def profile(self, when: str = "end") -> Profile:
+        """The profile that training left, verified; needs torch.
+
+        Args:
+            when: `"start"` or `"end"` of training.
+
+        Raises:
+            ConfigError: There is none. Profiles of an archive can be read inside `with dspreg.open_store(…)` only.
+        """
+        if not self.folder:
+            raise ConfigError(f"{self.algorithm} on {self.dataset} is {self.why}, and has no profile")
+        from dspreg.sensitivity.profile import Profile
+
+        return Profile.load(RunFolder(self.folder).profile(when))
 
 
 class Choice(NamedTuple):
@@ -70,13 +121,13 @@ class Choice(NamedTuple):
     draw: int
 
 
-Rule = Callable[[Iterable[Trace], str], "Choice | str"]  # of one trial; a text says why there is no choice
+Rule = Callable[[Iterable[RunResult], str], "Choice | str"]  # of one trial; a text says why there is no choice
 
 
-def training_domains(runs: Iterable[Trace], target: str) -> Choice | str:
+def training_domains(runs: Iterable[RunResult], target: str) -> Choice | str:
     """The step with the highest mean "out" accuracy of the sources."""
 
-    def steps(alone: list[Trace], _: list[Trace]) -> list[Choice] | str:
+    def steps(alone: list[RunResult], _: list[RunResult]) -> list[Choice] | str:
         found = []
         for run in alone:
             sources = [name for name in run.domains if name != target]
@@ -88,10 +139,10 @@ def training_domains(runs: Iterable[Trace], target: str) -> Choice | str:
     return _best(runs, target, steps)
 
 
-def leave_one_out(runs: Iterable[Trace], target: str) -> Choice | str:
+def leave_one_out(runs: Iterable[RunResult], target: str) -> Choice | str:
     """The step with the highest mean accuracy on domains held out beside the target, each in a run of its own."""
 
-    def steps(alone: list[Trace], pairs: list[Trace]) -> list[Choice] | str:
+    def steps(alone: list[RunResult], pairs: list[RunResult]) -> list[Choice] | str:
         others = [name for name in alone[0].domains if name != target]
         held: dict[int, dict[str, float | None]] = defaultdict(dict)  # step → second target → accuracy on it
         for run in pairs:
@@ -111,10 +162,10 @@ def leave_one_out(runs: Iterable[Trace], target: str) -> Choice | str:
     return _best(runs, target, steps)
 
 
-def oracle(runs: Iterable[Trace], target: str) -> Choice | str:
+def oracle(runs: Iterable[RunResult], target: str) -> Choice | str:
     """The last step, whatever it is worth; draws are compared by the target's own "out" accuracy."""
 
-    def steps(alone: list[Trace], _: list[Trace]) -> list[Choice] | str:
+    def steps(alone: list[RunResult], _: list[RunResult]) -> list[Choice] | str:
         records = [(run, record) for run in alone for record in run.records]
         if not records:
             return "no records"
@@ -127,10 +178,10 @@ def oracle(runs: Iterable[Trace], target: str) -> Choice | str:
     return _best(runs, target, steps)
 
 
-def second_half_mean(runs: Iterable[Trace], target: str) -> Choice | str:
+def second_half_mean(runs: Iterable[RunResult], target: str) -> Choice | str:
     """The mean over the second half of the steps, of the target's accuracy and of what compares draws."""
 
-    def steps(alone: list[Trace], _: list[Trace]) -> list[Choice] | str:
+    def steps(alone: list[RunResult], _: list[RunResult]) -> list[Choice] | str:
         found = []
         for run in alone:
             sources = [name for name in run.domains if name != target]
@@ -163,10 +214,10 @@ TITLES = {
 
 
 def _best(
-    runs: Iterable[Trace], target: str, steps: Callable[[list[Trace], list[Trace]], list[Choice] | str]
+    runs: Iterable[RunResult], target: str, steps: Callable[[list[RunResult], list[RunResult]], list[Choice] | str]
 ) -> Choice | str:
     """The best step of each draw, then the best draw."""
-    draws: dict[int, tuple[list[Trace], list[Trace]]] = defaultdict(lambda: ([], []))
+    draws: dict[int, tuple[list[RunResult], list[RunResult]]] = defaultdict(lambda: ([], []))
     unfinished = []
     for run in sorted(runs, key=lambda each: each.id):  # the order they are found in decides nothing
         if target in run.targets and len(run.targets) <= 2:
@@ -193,7 +244,7 @@ def _rank(choice: Choice) -> float:
     return -math.inf if math.isnan(choice.validation) else choice.validation
 
 
-def _choice(run: Trace, record: Record, target: str, validation: Sequence[float | None]) -> list[Choice]:
+def _choice(run: RunResult, record: Record, target: str, validation: Sequence[float | None]) -> list[Choice]:
     """Nothing where the record lacks a number that the rule needs."""
     reported = _accuracy(record, target, "in")
     if reported is None or None in validation or not validation:

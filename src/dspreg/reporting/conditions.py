@@ -15,26 +15,26 @@ from dataclasses import replace
 from typing import Any
 
 from dspreg.errors import ConfigError
-from dspreg.protocol.selection import Trace
+from dspreg.protocol.selection import RunResult
 
 SHARED = ("protocol", "torch", "threads", "device", "precision", "layout")
 Key = tuple[str, str]  # data set, label of the row
 Group = tuple[str, str, str]  # data set, algorithm, plan: what was asked for alike
 
 
-def group_runs(traces: Iterable[Trace]) -> dict[Key, list[Trace]]:
+def group_runs(traces: Iterable[RunResult]) -> dict[Key, list[RunResult]]:
     """All runs of each row, planned ones too; sorted, so that the order they were found in decides nothing.
 
     Raises:
         ConfigError: Two finished runs claim the same place.
     """
-    once = {(t.id or id(t)): t for t in sorted(traces, key=lambda t: (t.finished, t.place))}  # copies; the finished one
+    once = {(t.id or id(t)): t for t in sorted(traces, key=lambda t: (t.finished, t.folder))}  # of copies the finished
     every = sorted(once.values(), key=_order)
     known, planned = [t for t in every if t.conditions], [t for t in every if not t.conditions]
     searched = {(t.dataset, t.algorithm) for t in every if t.draw}
     facts = [_facts(t, (t.dataset, t.algorithm) in searched) for t in known]
     varying = _varying(known, facts)
-    found: dict[Key, list[Trace]] = defaultdict(list)
+    found: dict[Key, list[RunResult]] = defaultdict(list)
     for each, fact in zip(known, facts, strict=True):
         differing = fact.items() if varying else ()
         parts = [f"{name}={value}" for name, value in differing if (_scope(each, name), name) in varying]
@@ -46,10 +46,10 @@ def group_runs(traces: Iterable[Trace]) -> dict[Key, list[Trace]]:
     return dict(found)
 
 
-def _fill(found: dict[Key, list[Trace]], planned: list[Trace], labels: dict[Group, str]) -> None:
+def _fill(found: dict[Key, list[RunResult]], planned: list[RunResult], labels: dict[Group, str]) -> None:
     """Add to every row what was planned for it and is not in it."""
     homes: dict[Group, list[Key]] = defaultdict(list)
-    wanted: dict[Group, list[Trace]] = defaultdict(list)
+    wanted: dict[Group, list[RunResult]] = defaultdict(list)
     for key, runs in found.items():
         for each in runs:
             if key not in homes[_group(each)]:
@@ -67,7 +67,7 @@ def _fill(found: dict[Key, list[Trace]], planned: list[Trace], labels: dict[Grou
                     found[key].append(replace(each, records=(), elsewhere=True) if each.conditions else each)
 
 
-def _labels(traces: list[Trace]) -> dict[Group, str]:
+def _labels(traces: list[RunResult]) -> dict[Group, str]:
     """Of rows in which nothing was begun: what was asked for where the plan asks for several things."""
     asked: dict[Group, dict[str, Any]] = {_group(t): json.loads(t.plan) if t.plan else {} for t in traces}
     made = {}
@@ -82,7 +82,7 @@ def _labels(traces: list[Trace]) -> dict[Group, str]:
     return made
 
 
-def _varying(traces: list[Trace], facts: list[dict[str, Any]]) -> set[tuple[str, str]]:
+def _varying(traces: list[RunResult], facts: list[dict[str, Any]]) -> set[tuple[str, str]]:
     """The facts that differ, each with the data set they differ in, or with none."""
     values: dict[tuple[str, str], set[str]] = defaultdict(set)
     before = None
@@ -94,29 +94,29 @@ def _varying(traces: list[Trace], facts: list[dict[str, Any]]) -> set[tuple[str,
     return {key for key, different in values.items() if len(different) > 1}
 
 
-def _scope(trace: Trace, name: str) -> str:
+def _scope(trace: RunResult, name: str) -> str:
     return "" if name in SHARED else trace.dataset
 
 
-def _facts(trace: Trace, searched: bool) -> dict[str, Any]:
+def _facts(trace: RunResult, searched: bool) -> dict[str, Any]:
     options: Mapping[str, Any] = {} if searched else trace.options
     return {"protocol": trace.protocol, **trace.conditions, **options}
 
 
-def _group(trace: Trace) -> Group:
+def _group(trace: RunResult) -> Group:
     return trace.dataset, trace.algorithm, trace.plan
 
 
-def _place(trace: Trace) -> tuple[Any, ...]:
+def _place(trace: RunResult) -> tuple[Any, ...]:
     return trace.targets, trace.trial, trace.draw
 
 
-def _order(trace: Trace) -> tuple[Any, ...]:
-    return trace.dataset, trace.algorithm, trace.targets, trace.trial, trace.draw, trace.id, trace.place
+def _order(trace: RunResult) -> tuple[Any, ...]:
+    return trace.dataset, trace.algorithm, trace.targets, trace.trial, trace.draw, trace.id, trace.folder
 
 
-def _refuse_two(dataset: str, label: str, runs: list[Trace]) -> None:
-    taken: dict[tuple[Any, ...], Trace] = {}
+def _refuse_two(dataset: str, label: str, runs: list[RunResult]) -> None:
+    taken: dict[tuple[Any, ...], RunResult] = {}
     for each in runs:
         if not each.finished:
             continue
@@ -125,5 +125,5 @@ def _refuse_two(dataset: str, label: str, runs: list[Trace]) -> None:
             targets = ", ".join(each.targets)
             raise ConfigError(
                 f"two finished runs of {label} on {dataset}, target {targets}, trial {each.trial}, draw {each.draw}: "
-                f"{first.place} and {each.place}. Neither is better than the other: move one of them elsewhere"
+                f"{first.folder} and {each.folder}. Neither is better than the other: move one of them elsewhere"
             )

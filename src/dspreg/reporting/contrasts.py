@@ -11,7 +11,6 @@ is not significant; with fewer than five pairs no verdict is given.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,17 +26,74 @@ COLUMNS = ("difference", "95 % from", "to", "pairs", "verdict")
 
 @dataclass(frozen=True)
 class Contrast:
-    """In percentage points."""
+    """A paired difference with its 95 % interval, in percentage points. `dspreg.contrast` makes it.
+
+    Attributes:
+        difference: Mean over targets of the mean over trials.
+        error: Its standard error, from the spread within targets; None if no target has two pairs.
+        low: Lower end of the interval; None without an error.
+        high: Upper end.
+        freedom: Degrees of freedom of Student's t.
+        pairs: Number of them.
+    """
 
     difference: float
-    error: float | None  # none without a second trial anywhere
+    error: float | None
     low: float | None
     high: float | None
     freedom: int
     pairs: int
 
+    @property
+    def enough_pairs(self) -> bool:
+        """Whether there are the five that a verdict needs."""
+        return self.pairs >= FEWEST
 
-def contrast(differences: Iterable[Sequence[float]]) -> Contrast:
+    @property
+    def detectable(self) -> float | None:
+        """The smallest difference that four of five repetitions would find, at the level of 5 %."""
+        if self.error is None:
+            return None
+        return (quantile(0.975, self.freedom) + quantile(0.80, self.freedom)) * self.error
+
+    def verdict(self, first: str, second: str) -> str:
+        """In words, which of the two is better, if the interval excludes 0."""
+        if not self.enough_pairs or self.low is None or self.high is None:
+            return "none: no target has two pairs" if self.enough_pairs else f"none: fewer than {FEWEST} pairs"
+        if math.isnan(self.difference):
+            return "none: a number is NaN"
+        if self.low <= 0 <= self.high:
+            return "not distinguishable"
+        return f"{first if self.difference > 0 else second} is better"
+
+
+def contrast(first: SelectedRow, second: SelectedRow, *, targets: Iterable[str] | None = None) -> Contrast:
+    """The difference of two rows, paired by trial: both saw the same splits, batches and initial weights in a trial.
+
+        rows = {row.label: row for row in dspreg.select_rows(dspreg.load_runs("runs"), "late")}
+        found = dspreg.contrast(rows["DSPReg"], rows["ERM"])
+        print(found.difference, found.low, found.high, found.verdict("DSPReg", "ERM"))
+
+    Args:
+        first: The row that counts as plus.
+        second: The row that counts as minus, of the same data set.
+        targets: Only these (default: all that have pairs).
+
+    Raises:
+        ConfigError: They are of different data sets, or no trial has both on the same target.
+    """
+    if first.dataset != second.dataset:
+        raise ConfigError(
+            f"{first.label} is of {first.dataset}, {second.label} of {second.dataset}; wanted one data set"
+        )
+    chosen = None if targets is None else set(targets)
+    pairs = first.pair_with(second)
+    return contrast_differences(
+        [a - b for a, b in both] for target, both in pairs.items() if chosen is None or target in chosen
+    )
+
+
+def contrast_differences(differences: Iterable[Sequence[float]]) -> Contrast:
     """Of the differences of every target, one per trial, as shares."""
     targets = [[100 * d for d in each] for each in differences if len(each)]
     if not targets:
@@ -53,27 +109,14 @@ def contrast(differences: Iterable[Sequence[float]]) -> Contrast:
     return Contrast(centre, error, centre - half, centre + half, freedom, pairs)
 
 
-def verdict(found: Contrast, first: str, second: str) -> str:
-    if found.pairs < FEWEST or found.low is None or found.high is None:
-        return f"none: fewer than {FEWEST} pairs" if found.pairs < FEWEST else "none: no target has two pairs"
-    if math.isnan(found.difference):
-        return "none: a number is NaN"
-    if found.low <= 0 <= found.high:
-        return "not distinguishable"
-    return f"{first if found.difference > 0 else second} is better"
-
-
 def contrast_table(found: Sequence[SelectedRow], first: str, second: str) -> Table:
     """One row for each data set that has both, and one for all targets together."""
     one, two = _find_rows(found, first), _find_rows(found, second)
-    differences: dict[str, list[list[float]]] = defaultdict(list)
+    differences: dict[str, list[list[float]]] = {}
     notes = ["paired by trial; ± and interval by the spread within targets, pooled"]
     for dataset in [name for name in one if name in two]:
         a, b = one[dataset], two[dataset]
-        for target in a.domains:
-            both = [(a.accuracy(target, trial), b.accuracy(target, trial)) for trial in a.trials]
-            if apart := [x - y for x, y in both if x is not None and y is not None]:
-                differences[dataset].append(apart)
+        differences[dataset] = [[x - y for x, y in both] for both in a.pair_with(b).values()]
         if len(differences[dataset]) < len(a.domains):
             notes.append(f"{dataset}: {len(differences[dataset])} of {len(a.domains)} targets have pairs")
         if a.label != a.algorithm or b.label != b.algorithm:
@@ -81,9 +124,9 @@ def contrast_table(found: Sequence[SelectedRow], first: str, second: str) -> Tab
     everything = [each for targets in differences.values() for each in targets]
     if not everything:
         raise ConfigError(f"no trial has {first} and {second} on the same target; a contrast needs pairs")
-    rows = [Row(name, "ours", _cells(contrast(d), first, second)) for name, d in differences.items() if d]
+    rows = [Row(name, "ours", _cells(contrast_differences(d), first, second)) for name, d in differences.items() if d]
     if len(rows) > 1:
-        rows.append(Row("all targets", "ours", _cells(contrast(everything), first, second)))
+        rows.append(Row("all targets", "ours", _cells(contrast_differences(everything), first, second)))
         notes.append("the last row weighs every target of every data set alike")
     title = f"{first} − {second}, in percentage points"
     return Table("Contrasts", title, found[0].rule, COLUMNS, tuple(rows), tuple(notes))
@@ -116,5 +159,5 @@ def _cells(found: Contrast, first: str, second: str) -> tuple[Cell, ...]:
         Cell(value=found.low, signed=True, reason=why),
         Cell(value=found.high, signed=True, reason=why),
         Cell(text=str(found.pairs), found=found.pairs),
-        Cell(text=verdict(found, first, second)),
+        Cell(text=found.verdict(first, second)),
     )

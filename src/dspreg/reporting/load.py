@@ -1,17 +1,19 @@
-"""Runs found in a folder, or planned in a store, as traces. A damaged one is named and left out."""
+"""The runs of a folder, a store or an archive, and what came of them. A damaged one is named and left out."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from os.path import isfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dspreg.errors import ConfigError, DspregError, IntegrityError, Notice
 from dspreg.io.atomic_files import canonical_json, sha256
-from dspreg.protocol.selection import Trace
+from dspreg.protocol.selection import RunResult
+from dspreg.runs.archive import is_archive, open_store
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.leases import LeaseInfo, list_leases
 from dspreg.runs.run import Run
@@ -20,8 +22,8 @@ from dspreg.runs.status import FAILURE, RunState, derive_state, read_failure
 from dspreg.runs.store import RunStore
 
 IDENTITY = ("dataset", "algorithm", "targets", "trial", "draw", "protocol")
+PLACE = ("trial", "draw", "protocol")  # which run of a method it is, beside its targets
 OPTIONS = ("lr", "weight_decay", "batch_size", "dropout")  # what search draws, whatever the algorithm
-KEPT = ("step", "accuracy", "validation")  # of a record: ten thousand runs are to fit into memory
 ELSEWHERE = {*IDENTITY, *OPTIONS, "evaluate", "weights"}  # settings that are no conditions, or only in another form
 ENVIRONMENT = {
     "torch": None,
@@ -32,36 +34,72 @@ ENVIRONMENT = {
 }  # of runs from before it was recorded
 
 
-def load_runs(path: str | Path) -> tuple[list[Trace], list[str]]:
-    """All runs in a folder, or all that a store planned, and in words what is damaged or else left out."""
+def load_runs(path: str | Path) -> list[RunResult]:
+    """All runs of a folder, of a store or of the archive of one, as values; no torch is loaded.
+
+        runs = dspreg.load_runs("evidence/digits/store.tar.xz")
+        {run.targets[0]: run.records[-1]["accuracy"] for run in runs if run.finished and run.algorithm == "ERM"}
+
+    All files but models and profiles are verified. A damaged run is left out with a notice.
+
+    Args:
+        path: A folder of run folders, the store of a sweep (then planned runs are among them, whatever their status),
+            or its `*.tar.xz`.
+
+    Raises:
+        ConfigError: There are no runs.
+        IntegrityError: An archive is damaged.
+    """
+    with open_store(path) as folder:
+        runs, damaged = read_runs(folder, whole=True)
+    if is_archive(path):  # whose folder is gone by now
+        runs = [replace(run, folder=run.folder.replace(str(folder), str(path))) for run in runs]
+        damaged = [each.replace(str(folder), str(path)) for each in damaged]
+    for each in damaged:
+        warnings.warn(f"left out: {each}", Notice, stacklevel=2)
+    return runs
+
+
+def read_runs(path: str | Path, *, whole: bool = False) -> tuple[list[RunResult], list[str]]:
+    """All runs in a folder, or all that a store planned, and in words what is damaged or else left out.
+
+    Args:
+        path: A folder.
+        whole: Keep records as they were written, and not only what a report needs.
+    """
     store = find_store(path)
     if store is None:
-        found = [_try_to_load(folder) for folder in run_folders(path)]
-        return [each for each in found if isinstance(each, Trace)], [each for each in found if isinstance(each, str)]
+        found = [_try_to_load(folder, whole=whole) for folder in run_folders(path)]
+        return [each for each in found if isinstance(each, RunResult)], [
+            each for each in found if isinstance(each, str)
+        ]
     runs = store.planned_runs()
     if not runs:
         raise ConfigError(f"nothing is planned in {store.path}; for the runs that are there give {store.path / 'runs'}")
-    traces, damaged = load_planned_runs(store, runs)
+    traces, damaged = load_planned_runs(store, runs, whole=whole)
     unplanned = _folders_in(store.path / "runs", {run.id for run in runs})
     strange = [f"{folder.path} holds a run that no plan of the store names" for folder in unplanned]
     return list(traces.values()), [*damaged.values(), *strange]
 
 
-def load_planned_runs(store: RunStore, runs: Sequence[Run]) -> tuple[dict[str, Trace], dict[str, str]]:
+def load_planned_runs(
+    store: RunStore, runs: Sequence[Run], *, whole: bool = False
+) -> tuple[dict[str, RunResult], dict[str, str]]:
     """Each of these runs by its plan id, finished or not; and by plan id, in words, what is damaged.
 
     Args:
         store: Where they lie, or would.
         runs: Whether the store planned them or not.
+        whole: As in `read_runs`.
     """
     leases = _Leases(store)
-    begun: dict[str, Trace] = {}
+    begun: dict[str, RunResult] = {}
     damaged: dict[str, str] = {}
     for run in runs:
         folder = store.folder(run)
         if isfile(f"{folder.path}/run.json"):
-            found = _try_to_load(folder, Planned(run, store, leases))
-            if isinstance(found, Trace):
+            found = _try_to_load(folder, Planned(run, store, leases), whole=whole)
+            if isinstance(found, RunResult):
                 begun[run.id] = found
             else:
                 damaged[run.id] = found
@@ -112,10 +150,10 @@ def _folders_in(path: Path, known: Collection[str] = ()) -> list[RunFolder]:
     return [RunFolder(path / name) for name in names if isfile(f"{path}/{name}/run.json")]
 
 
-def _try_to_load(folder: RunFolder, planned: Planned | None = None) -> Trace | str:
+def _try_to_load(folder: RunFolder, planned: Planned | None = None, *, whole: bool) -> RunResult | str:
     """A run, or in words what is wrong with it."""
     try:
-        return load_run(folder, planned)
+        return load_run(folder, planned, whole=whole)
     except DspregError as error:
         return str(error)
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
@@ -130,12 +168,13 @@ class Planned(NamedTuple):
     leases: _Leases
 
 
-def load_run(folder: RunFolder, planned: Planned | None = None) -> Trace:
+def load_run(folder: RunFolder, planned: Planned | None = None, *, whole: bool = False) -> RunResult:
     """One run; its records only where it is finished and verified.
 
     Args:
         folder: Where it lies.
         planned: What the folder has to hold, in a store.
+        whole: As in `read_runs`.
 
     Raises:
         IntegrityError: A file is damaged, or says what training never writes.
@@ -148,7 +187,7 @@ def load_run(folder: RunFolder, planned: Planned | None = None) -> Trace:
         planned.store.require_plan(folder, described, planned.run)
         _require_settings(folder, settings, planned.run)
     state = derive_state(finished=True) if result else _unfinished(folder, described, planned)
-    return Trace(
+    return RunResult(
         dataset=settings["dataset"],
         algorithm=described.get("where", {}).get("algorithm", settings["algorithm"]),
         domains=tuple(data["domains"]),
@@ -158,10 +197,11 @@ def load_run(folder: RunFolder, planned: Planned | None = None) -> Trace:
         protocol=settings["protocol"],
         options={name: settings[name] for name in OPTIONS},
         conditions=dict(_conditions(described, result)),
-        records=list(map(_record, records)),
+        settings=settings,
+        records=records if whole else list(map(_record, records)),
         state=state,
         id=described["id"],
-        place=str(folder.path),
+        folder=str(folder.path),
         plan=_asked_for(planned.run) if planned else "",
         made=_made(described, result),
     )
@@ -169,11 +209,12 @@ def load_run(folder: RunFolder, planned: Planned | None = None) -> Trace:
 
 def _require_settings(folder: RunFolder, settings: Mapping[str, Any], run: Run) -> None:
     """Whether what was trained is what was planned, as far as it says which cell of a table the run is."""
-    wanted = {"trial": run.trial, "draw": run.draw, "protocol": run.protocol}
-    there = {name: settings[name] for name in wanted}
-    if there != wanted or sorted(settings["targets"]) != sorted(run.targets):
-        found, planned = ({**each, "targets": [*of]} for each, of in ((there, settings["targets"]), (wanted, run.targets)))
-        raise IntegrityError(f"{folder.path}/run.json: settings are of {found}; the store planned {planned}")
+    same = [settings[name] == getattr(run, name) for name in PLACE]
+    if not all(same) or {*settings["targets"]} != {*run.targets}:
+        name = next((name for name, fits in zip(PLACE, same, strict=True) if not fits), "targets")
+        raise IntegrityError(
+            f"{folder.path}/run.json: settings.{name} is {settings[name]!r}; the store planned {getattr(run, name)!r}"
+        )
 
 
 def _unfinished(folder: RunFolder, described: Mapping[str, Any], planned: Planned | None) -> RunState:
@@ -210,7 +251,7 @@ class _Leases:
 class _Names:
     """Data set, algorithm and domains as runs of the same plan that were begun call them."""
 
-    def __init__(self, runs: Iterable[Run], begun: Mapping[str, Trace]):
+    def __init__(self, runs: Iterable[Run], begun: Mapping[str, RunResult]):
         self.datasets: dict[str, str] = {}
         self.algorithms: dict[str, str] = {}
         self.domains: dict[str, tuple[str, ...]] = {}
@@ -225,9 +266,9 @@ class _Names:
         for name, targets in held_out.items():
             self.domains.setdefault(name, tuple(targets))  # all that is known of a data set before it is read
 
-    def trace(self, run: Run, state: RunState) -> Trace:
+    def trace(self, run: Run, state: RunState) -> RunResult:
         name = self.datasets.get(run.data_name, run.data_name)
-        return Trace(
+        return RunResult(
             dataset=name,
             algorithm=self.algorithms.get(run.algorithm, run.algorithm),
             domains=self.domains[name],
@@ -246,8 +287,10 @@ def _asked_for(run: Run) -> str:
 
 
 def _record(each: dict[str, Any]) -> dict[str, Any]:
-    loss = each.get("log", {}).get("loss")
-    return {name: each[name] for name in KEPT} | {"loss": None if loss is None else float(loss)}
+    """What a report needs of it, and no more: ten thousand runs are to fit into memory."""
+    loss, validation = each.get("log", {}).get("loss"), float(each["validation"])
+    kept = {"step": each["step"], "accuracy": each["accuracy"], "validation": validation}
+    return kept if loss is None else {**kept, "log": {"loss": float(loss)}}
 
 
 def _made(described: dict[str, Any], result: dict[str, Any] | None) -> dict[str, Any]:

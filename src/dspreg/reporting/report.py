@@ -18,7 +18,7 @@ from dspreg.protocol.selection import RULES
 from dspreg.reporting.contrasts import contrast_table
 from dspreg.reporting.formats import FORMATS
 from dspreg.reporting.html.provenance import hide_paths, path_hider
-from dspreg.reporting.load import load_runs
+from dspreg.reporting.load import read_runs
 from dspreg.reporting.table import Table
 from dspreg.reporting.tables import SelectedRow, make_tables, select_rows
 from dspreg.runs.archive import is_archive, open_store
@@ -118,7 +118,7 @@ def _path_hider(path: str | Path, folder: Path) -> Callable[[str], str]:
 def _load(
     folder: Path, path: str | Path, selection: str, contrasts: Sequence[tuple[str, str]]
 ) -> tuple[list[SelectedRow], list[Table], list[str]]:
-    traces, damaged = load_runs(folder)
+    traces, damaged = read_runs(folder)
     hide = _path_hider(path, folder)
     for each in damaged:
         warnings.warn(f"left out: {hide(each)}", Notice, stacklevel=4)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dspreg.errors import ConfigError
-from dspreg.protocol.selection import RULES, TITLES, Choice, Trace
+from dspreg.protocol.selection import RULES, TITLES, Choice, RunResult
 from dspreg.reporting import published
 from dspreg.reporting.conditions import group_runs
 from dspreg.reporting.table import Cell, Row, Table, difference, mean, score
@@ -26,13 +26,26 @@ PLANNED = "runs: finished of those planned"
 
 @dataclass
 class SelectedRow:
-    """One row of one data set: what was chosen for every target and trial."""
+    """One row of one data set: what was selected for every target and trial. `dspreg.select_rows` makes them.
+
+    Attributes:
+        dataset: Its name.
+        label: The algorithm, and where rows differ in them, conditions: `"ERM [threads=1]"`.
+        runs: All runs of the row.
+        rule: The selection.
+        choices: Target and trial → accuracy on the target, validation, step and draw; or in words why there is none.
+        algorithm: The spec of the method.
+        domains: The columns.
+        trials: Those of any target.
+        finished: Number of runs that are finished.
+        wanted: Number of runs that are there or planned.
+    """
 
     dataset: str
     label: str
-    runs: list[Trace]
+    runs: list[RunResult]
     rule: str
-    choices: dict[tuple[str, int], Choice | str] = field(default_factory=dict)  # target, trial
+    choices: dict[tuple[str, int], Choice | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.algorithm, self.domains = self.runs[0].algorithm, self.runs[0].domains
@@ -45,7 +58,7 @@ class SelectedRow:
             target: [trial for trial in self.trials if not self.planned or (target, trial) in alone]
             for target in self.domains
         }
-        by_trial: dict[int, list[Trace]] = defaultdict(list)
+        by_trial: dict[int, list[RunResult]] = defaultdict(list)
         for run in used:
             by_trial[run.trial].append(run)
         for target in self.domains:
@@ -53,8 +66,19 @@ class SelectedRow:
                 self.choices[target, trial] = RULES[self.rule](by_trial[trial], target)
 
     def accuracy(self, target: str, trial: int) -> float | None:
+        """On the target, between 0 and 1; None where nothing was selected."""
         found = self.choices.get((target, trial))
         return found.accuracy if isinstance(found, Choice) else None
+
+    def pair_with(self, other: SelectedRow) -> dict[str, list[tuple[float, float]]]:
+        """Target → the accuracies of both rows in every trial that has both; only targets that have such trials."""
+        pairs: dict[str, list[tuple[float, float]]] = {}
+        for target in self.domains:
+            for trial in self.trials:
+                a, b = self.accuracy(target, trial), other.accuracy(target, trial)
+                if a is not None and b is not None:
+                    pairs.setdefault(target, []).append((a, b))
+        return pairs
 
     def cell(self, target: str) -> Cell:
         """Of one domain, over trials."""
@@ -83,19 +107,23 @@ class SelectedRow:
         return score(values, len(trials), [f"no number for {each}{where[each]}" for each in missing])
 
 
-def select_rows(traces: Iterable[Trace], selection: str = "training") -> list[SelectedRow]:
-    """Every row of every data set.
+def select_rows(runs: Iterable[RunResult], selection: str = "training") -> list[SelectedRow]:
+    """Group runs into the rows of a report, and select step and draw for every target and trial.
+
+        for row in dspreg.select_rows(dspreg.load_runs("runs")):
+            print(row.dataset, row.label, {target: row.accuracy(target, trial=0) for target in row.domains})
 
     Args:
-        traces: All runs, finished, begun or planned.
-        selection: `"training"`, `"leave-one-out"`, `"oracle"` or `"late"`.
+        runs: All of them, as `dspreg.load_runs` gives them: how many are missing counts, too.
+        selection: As in `dspreg.report`.
+
+    Raises:
+        ConfigError: There is no such selection, or two finished runs are for the same target, trial and draw.
     """
     if selection not in RULES:
         raise ConfigError(f"selection={selection!r}; wanted one of {', '.join(RULES)}")
-    found = group_runs(traces)
-    return [
-        SelectedRow(dataset, label, runs, selection) for (dataset, label), runs in sorted(found.items(), key=_order)
-    ]
+    found = group_runs(runs)
+    return [SelectedRow(*key, inside, selection) for key, inside in sorted(found.items(), key=_order)]
 
 
 def make_tables(found: Sequence[SelectedRow], damaged: Sequence[str] = ()) -> list[Table]:
@@ -106,7 +134,7 @@ def make_tables(found: Sequence[SelectedRow], damaged: Sequence[str] = ()) -> li
     return [*made, _averages(found, datasets, left_out)]
 
 
-def _order(item: tuple[tuple[str, str], list[Trace]]) -> tuple[int, str, bool, str]:
+def _order(item: tuple[tuple[str, str], list[RunResult]]) -> tuple[int, str, bool, str]:
     """The paper's data sets in its order, then others; ERM first, what all else is compared with."""
     (dataset, label), runs = item
     place = published.FIVE.index(dataset) if dataset in published.FIVE else len(published.FIVE)

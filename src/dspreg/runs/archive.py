@@ -42,6 +42,11 @@ def is_archive(path: str | Path) -> bool:
 def open_store(path: str | Path) -> Iterator[Path]:
     """A folder to read runs from: `path` itself, or what an archive holds, for as long as the block lasts.
 
+        with dspreg.open_store("results.tar.xz") as store:
+            profiles = [run.profile() for run in dspreg.load_runs(store) if run.finished]
+
+    `dspreg.report` and `dspreg.load_runs` read an archive as it is; this is for all else that lies beside the records.
+
     The folder of an archive has its file name. Errors raised inside the block name the archive, because the folder no
     longer exists when they are read.
 

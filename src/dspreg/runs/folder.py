@@ -286,6 +286,22 @@ class RunFolder:
         """
         return self._sealed({}, weights=weights)[0] if self._holds("result.json") else None
 
+    def profile(self, when: str) -> Path:
+        """The file of a finished run's profile, verified.
+
+        Args:
+            when: `"start"` or `"end"` of training.
+
+        Raises:
+            ConfigError: It is not finished, or left no such profile.
+            IntegrityError: The file is damaged.
+        """
+        name, result = f"profiles/{when}.safetensors", self.result(weights=False)
+        if result is None or name not in result["files"]:
+            raise ConfigError(f"{self.path} has no {name}; wanted a finished run, trained with --profile always")
+        self._require(name, result["files"][name], "in result.json")
+        return self / name
+
     def contents(self) -> Contents:
         """What reports need; every file but models and profiles is verified and read once.
 

@@ -1,7 +1,7 @@
 """What the files of a run may say, checked before anything is made of it. Read without torch.
 
 A SHA-256 says that a file is as it was sealed, not that training wrote it: a run from a stranger may hold whatever JSON
-can. `check_run` holds run.json, records.jsonl and result.json to what training writes: types, bounds, and that the three
+can. `check_run` holds run.json, records.jsonl and result.json to what training writes: types, bounds, and that they
 agree with each other. The error names the file, the field and the value. Fields that nothing reads, such as those of a
 newer version, are left alone.
 """
@@ -27,10 +27,11 @@ MOST_DOMAINS, MOST_CLASSES, MOST_ENVIRONMENTS = 10_000, 1_000_000, 10_000
 QUOTED = ("step", "validation", "accuracy")  # what result.json repeats of a record
 SETTINGS = TRAIN_OPTIONS.keys() - {"same_draws", "targets"}  # the first runs had one way to draw; targets are a list
 
+NUMBERS = (float, int)  # and not bool, which is an int to `isinstance`
 COUNT, SHARE, NUMBER = "a whole number, 0 or more", "a number from 0 to 1", "a finite number"
 TEXT, OBJECT = f"a text of at most {LONGEST:,} characters", "an object"
 PLAIN = f"a finite number, true, false, null or {TEXT}"
-BRIEF = reprlib.Repr()
+BRIEF = reprlib.Repr()  # a value of any size and depth, in a line
 BRIEF.maxlevel, BRIEF.maxdict, BRIEF.maxlist, BRIEF.maxstring = 2, 2, 4, 60
 
 
@@ -56,33 +57,42 @@ def check_description(file: str, described: Mapping[str, Any]) -> None:
     settings, data, weights, environment = (
         _object(file, name, described.get(name)) for name in ("settings", "data", "weights", "environment")
     )
-    domains = _names(file, "data.domains", data.get("domains"), range(1, MOST_DOMAINS + 1))
-    _names(file, "data.classes", data.get("classes"), range(1, MOST_CLASSES + 1))
-    sizes, prints = (_by_domain(file, f"data.{name}", data.get(name), domains) for name in ("sizes", "fingerprints"))
-    for name in domains:
-        images = _object(file, f"data.sizes[{name!r}]", sizes[name])
-        for split in ("in", "out"):
-            _require(is_count(images.get(split)), file, f"data.sizes[{name!r}].{split}", images.get(split), COUNT)
-        _require(_is_text(prints[name]), file, f"data.fingerprints[{name!r}]", prints[name], TEXT)
+    domains = _names(file, "data.domains", data.get("domains"), 1, MOST_DOMAINS)
+    _names(file, "data.classes", data.get("classes"), 1, MOST_CLASSES)
+    sizes, prints = (_object(file, f"data.{name}", data.get(name)) for name in ("sizes", "fingerprints"))
+    for field, value in (("data.sizes", sizes), ("data.fingerprints", prints)):
+        if value.keys() != domains.keys():
+            _refuse(file, field, value, f"an object with the domains {BRIEF.repr([*domains])}")
+    for name, images in sizes.items():
+        if type(images) is not dict or not (is_count(images.get("in")) and is_count(images.get("out"))):
+            _refuse(file, f"data.sizes[{name!r}]", images, f"an object with 'in' and 'out', each {COUNT}")
+        if not images["in"]:
+            _refuse(file, f"data.sizes[{name!r}].in", 0, "1 or more: of what is trained on there is an image")
+        if not _is_text(prints[name]):
+            _refuse(file, f"data.fingerprints[{name!r}]", prints[name], TEXT)
     _check_settings(file, settings, domains)
     for name in ("tag", "sha256"):
-        _require(weights.get(name) is None or _is_text(weights[name]), file, f"weights.{name}", weights.get(name), TEXT)
+        if not (weights.get(name) is None or _is_text(weights[name])):
+            _refuse(file, f"weights.{name}", weights[name], TEXT)
     _check_environment(file, "environment", environment)
     where = _object(file, "where", described.get("where", {}))
-    _require(_is_text(where.get("algorithm", "")), file, "where.algorithm", where.get("algorithm"), TEXT)
+    if not _is_text(where.get("algorithm", "")):
+        _refuse(file, "where.algorithm", where["algorithm"], TEXT)
 
 
 def _check_settings(file: str, settings: dict[str, Any], domains: Collection[str]) -> None:
-    if missing := SETTINGS - settings.keys():
-        raise IntegrityError(f"{file}: settings.{min(missing)} is missing")
+    if not settings.keys() >= SETTINGS:
+        raise IntegrityError(f"{file}: settings.{min(SETTINGS - settings.keys())} is missing")
     for name, value in settings.items():
-        if name == "targets":
-            continue
-        wanted = _wanted(name, value) if _is_plain(value) else PLAIN
-        _require(not wanted, file, f"settings.{name}", value, wanted)
-    targets = _names(file, "settings.targets", settings.get("targets"), range(len(domains)))
-    for name in targets:
-        _require(name in domains, file, "settings.targets", name, f"one of the domains {BRIEF.repr([*domains])}")
+        if name != "targets":
+            if not _is_plain(value):
+                known = TRAIN_OPTIONS.get(name)
+                _refuse(file, f"settings.{name}", value, known.range if known else PLAIN)
+            if wanted := _wanted(name, value):
+                _refuse(file, f"settings.{name}", value, wanted)
+    for name in _names(file, "settings.targets", settings.get("targets"), 0, len(domains) - 1):
+        if name not in domains:
+            _refuse(file, "settings.targets", name, f"one of the domains {BRIEF.repr([*domains])}")
 
 
 def check_records(file: str, records: Sequence[Any], described: Mapping[str, Any]) -> None:
@@ -93,55 +103,76 @@ def check_records(file: str, records: Sequence[Any], described: Mapping[str, Any
     settings, domains = described["settings"], described["data"]["domains"]
     needed = {name: "in" if name in settings["targets"] else "out" for name in domains}
     steps, before = settings["steps"], -1
+    step: Any
+    accuracy: Any
+    validation: Any
     for number, record in enumerate(records, 1):
-        at = f"line {number}"
         if type(record) is not dict:
-            _refuse(file, at, record, OBJECT)
+            _refuse(file, f"line {number}", record, OBJECT)
         step, accuracy, validation = record.get("step"), record.get("accuracy"), record.get("validation")
         if type(step) is not int or not before < step < steps:
-            _refuse(file, f"{at}: step", step, f"a whole number above {before} and below {steps}")
+            _refuse(file, f"line {number}: step", step, f"a whole number above {before} and below {steps}")
         before = step
-        if type(validation) not in (float, int) or not 0 <= validation <= 1:
-            _refuse(file, f"{at}: validation", validation, SHARE)
+        if type(validation) not in NUMBERS or not 0 <= validation <= 1:
+            _refuse(file, f"line {number}: validation", validation, SHARE)
         if type(accuracy) is not dict or accuracy.keys() != needed.keys():
-            _refuse(file, f"{at}: accuracy", accuracy, f"an object with the domains {BRIEF.repr(domains)}")
+            _refuse(file, f"line {number}: accuracy", accuracy, f"an object with the domains {BRIEF.repr(domains)}")
         for name, splits in accuracy.items():
             if type(splits) is not dict or needed[name] not in splits:
-                _refuse(file, f"{at}: accuracy[{name!r}]", splits, f"an object with {needed[name]!r}")
+                _refuse(file, f"line {number}: accuracy[{name!r}]", splits, f"an object with {needed[name]!r}")
             for split, share in splits.items():
-                if type(share) not in (float, int) or not 0 <= share <= 1:
-                    _refuse(file, f"{at}: accuracy[{name!r}][{BRIEF.repr(split)}]", share, SHARE)
+                if type(share) not in NUMBERS or not 0 <= share <= 1:
+                    _refuse(file, f"line {number}: accuracy[{name!r}][{BRIEF.repr(split)}]", share, SHARE)
         for part in ("log", "seconds"):
-            values = record.get(part, {})
+            values: Any = record.get(part)
             if type(values) is not dict:
-                _refuse(file, f"{at}: {part}", values, OBJECT)
+                _refuse(file, f"line {number}: {part}", values, OBJECT)
             for name, value in values.items():
-                if type(value) not in (float, int) or not -FINITE <= value <= FINITE:
-                    _refuse(file, f"{at}: {part}[{BRIEF.repr(name)}]", value, NUMBER)
+                if type(value) not in NUMBERS or not -FINITE <= value <= FINITE:
+                    _refuse(file, f"line {number}: {part}[{BRIEF.repr(name)}]", value, NUMBER)
+        if "step_seconds" not in values or "evaluate_seconds" not in values:
+            _refuse(file, f"line {number}: seconds", values, "an object with step_seconds and evaluate_seconds")
 
 
 def check_result(
     file: str, result: Mapping[str, Any], described: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
 ) -> None:
     """result.json of a run whose description and records are sound: it is that run's, and repeats them as they are."""
-    same = {"format": FORMAT, "run": described["id"], "targets": described["settings"]["targets"]}
-    for name, value in same.items():
-        _require(result.get(name) == value, file, name, result.get(name), BRIEF.repr(value))
+    same = (("format", FORMAT), ("run", described["id"]), ("targets", described["settings"]["targets"]))
+    for name, value in same:
+        if result.get(name) != value:
+            _refuse(file, name, result.get(name), BRIEF.repr(value))
     environments = result.get("environments")
     if type(environments) is not list or len(environments) > MOST_ENVIRONMENTS:
         _refuse(file, "environments", environments, f"a list of at most {MOST_ENVIRONMENTS:,}")
     for number, each in enumerate(environments):
         _check_environment(file, f"environments[{number}]", _object(file, f"environments[{number}]", each))
-    _require(is_count(result.get("refreshes")), file, "refreshes", result.get("refreshes"), COUNT)
+    if not is_count(result.get("refreshes")):
+        _refuse(file, "refreshes", result.get("refreshes"), COUNT)
+    by_step = {each["step"]: each for each in records}
     for which in ("selected", "last"):
         quoted = _object(file, which, result.get(which))
         step = quoted.get("step")
-        there = next((each for each in records if each["step"] == step), None) if type(step) is int else None
+        there = by_step.get(step) if type(step) is int else None
         if there is None or (which == "last" and there is not records[-1]):
             _refuse(file, f"{which}.step", step, f"{'the last' if which == 'last' else 'a'} step of records.jsonl")
         for name in QUOTED:
-            wanted = f"{BRIEF.repr(there[name])} as in records.jsonl"
-            _require(quoted.get(name) == there[name], file, f"{which}.{name}", quoted.get(name), wanted)
+            if quoted.get(name) != there[name]:
+                wanted = f"{BRIEF.repr(there[name])} as in records.jsonl"
+                _refuse(file, f"{which}.{name}", quoted.get(name), wanted)
+
+
+def check_failure(file: str, record: Any) -> None:
+    """failure.json of a run, or of a store: why an attempt ended."""
+    if type(record) is not dict or type(record.get("reason")) is not str:
+        raise IntegrityError(f"{file} can't be read: it is no failure record")
+    if not is_count(record.get("attempts", 0)):
+        _refuse(file, "attempts", record["attempts"], COUNT)
+    reached = record.get("reached", -1)  # the step of a checkpoint; -1: there was none
+    if type(reached) is not int or not -1 <= reached < WHOLE:
+        _refuse(file, "reached", reached, "a whole number, -1 or more")
+    if type(record.get("cancelled", False)) is not bool:
+        _refuse(file, "cancelled", record["cancelled"], "true or false")
 
 
 def is_count(value: Any) -> bool:
@@ -182,27 +213,18 @@ def _object(file: str, field: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _names(file: str, field: str, value: Any, counts: range) -> dict[str, None]:
-    """A list of different names, so many of them; in their order, and quick to look up."""
-    if type(value) is not list or len(value) not in counts:
-        _refuse(file, field, value, f"a list of {counts[0]:,} to {counts[-1]:,} names")
+def _names(file: str, field: str, value: Any, least: int, most: int) -> dict[str, None]:
+    """A list of different names; in their order, and quick to look up."""
+    if type(value) is not list or not least <= len(value) <= most:
+        _refuse(file, field, value, f"a list of {least:,} to {most:,} names")
     for name in value:
-        _require(_is_text(name), file, field, name, TEXT)
+        if not _is_text(name):
+            _refuse(file, field, name, TEXT)
     found = dict.fromkeys(value)
-    _require(len(found) == len(value), file, field, value, "names that differ")
+    if len(found) < len(value):
+        _refuse(file, field, value, "names that differ")
     return found
-
-
-def _by_domain(file: str, field: str, value: Any, domains: Mapping[str, None]) -> dict[str, Any]:
-    found = _object(file, field, value)
-    _require(found.keys() == domains.keys(), file, field, value, f"an object with the domains {BRIEF.repr([*domains])}")
-    return found
-
-
-def _require(sound: bool, file: str, field: str, value: Any, wanted: str) -> None:
-    if not sound:
-        _refuse(file, field, value, wanted)
 
 
 def _refuse(file: str, field: str, value: Any, wanted: str) -> NoReturn:
-    raise IntegrityError(f"{file}: {field} is {BRIEF.repr(value)}; wanted {wanted}. Training writes no such thing")
+    raise IntegrityError(f"{file}: {field} is {BRIEF.repr(value)}; wanted {wanted}. dspreg writes no such thing")

@@ -19,6 +19,7 @@ from dspreg.errors import DspregError, IntegrityError, ResourceError
 from dspreg.io.atomic_files import holds_file, read_json, require_folder
 from dspreg.runs.leases import LeaseInfo, list_leases
 from dspreg.runs.run import Run
+from dspreg.runs.schema import LONGEST, check_failure, is_count
 
 if TYPE_CHECKING:
     from dspreg.runs.store import RunStore
@@ -151,10 +152,10 @@ def read_failure(path: Path) -> Failure | None:
         if os.path.lexists(path):
             raise
         return None
-    try:
-        return Failure(str(record["reason"]), int(record.get("attempts", 0)), bool(record.get("cancelled")), record)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(f"{path} can't be read: it is no failure record") from error
+    check_failure(str(path), record)
+    reason = record["reason"]
+    short = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]} …"  # a terminal is to show more than this one
+    return Failure(short, record.get("attempts", 0), record.get("cancelled", False), record)
 
 
 # All runs of a store at a glance.
@@ -253,6 +254,7 @@ def _list_names(folder: Path) -> set[str]:
 def _read_steps(path: Path) -> int | None:
     """Steps of a started run; None if it is just starting."""
     try:
-        return int(read_json(path)["settings"]["steps"])
-    except (DspregError, KeyError, TypeError, ValueError):  # damage is reported by `sweep`
+        steps = read_json(path)["settings"]["steps"]
+    except (DspregError, KeyError, TypeError):  # damage is reported by `sweep`
         return None
+    return steps if is_count(steps) and steps else None

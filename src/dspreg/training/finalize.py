@@ -10,15 +10,15 @@ from torch import Tensor
 from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.compatibility import overrides
 from dspreg.errors import Notice
-from dspreg.io.text import escape_terminal
+from dspreg.io.text import escape_markdown
 from dspreg.runs.folder import RunFolder
+from dspreg.runs.schema import FORMAT as RESULT
 from dspreg.training.experiment import Experiment
 from dspreg.training.model import load_stack, require_same_predictions, tensors_of
 from dspreg.training.records import domainbed_lines
 from dspreg.training.serialization import pack
 from dspreg.training.state import State
 
-FORMAT = "dspreg.result/1"
 MODEL = "dspreg.model/1"
 BUILT = ("algorithm", "model", "image_size", "dropout", "frozen_bn")  # settings that make the network
 
@@ -38,7 +38,7 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
     by_step = {record["step"]: record for record in records}
     at = {"selected": chosen.step, "last": state.t - 1}
     outcome: dict[str, Any] = {
-        "format": FORMAT,
+        "format": RESULT,
         "run": run,
         "targets": list(experiment.settings.targets),
         "environments": folder.description()["where"].get("environments", []),  # further ones that it was resumed in
@@ -85,28 +85,29 @@ def model_path_at(step: int) -> str:
 def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
     """README.md of the run: what the model is, its accuracy, how to use it."""
     s, w, chosen = experiment.settings, experiment.backbone.weights, outcome["selected"]
-    rows = []
+    classes, rows = experiment.data.classes, []
     for name in experiment.data.domains:
         inside, out = (len(part) for part in experiment.splits[name])
         role = "target, never seen in training" if name in s.targets else "source"
         which = "in" if name in s.targets else "out"
         score = chosen["accuracy"].get(name, {}).get(which)
         shown = f"{100 * score:.1f} %" if score is not None else ""
-        rows.append(f"| {escape_terminal(name)} | {role} | {inside:,} | {out:,} | {shown} |")
+        rows.append(f"| {escape_markdown(name)} | {role} | {inside:,} | {out:,} | {shown} |")
     target = (
         f"Target accuracy is that of its “in” part ({1 - s.holdout:.0%} of the images), as in DomainBed."
         if s.targets
         else "No domain was held out: how well it does on a new one is not known from this run."
     )
     kept = "" if experiment.execution.keep == "none" else USE
-    classes = [*map(escape_terminal, experiment.data.classes[:20])] + ["…"] * (len(experiment.data.classes) > 20)
     return CARD.format(
-        algorithm=s.algorithm, data=escape_terminal(experiment.data.name), classes=", ".join(classes),
+        algorithm=escape_markdown(s.algorithm), data=escape_markdown(experiment.data.name),
         rows="\n".join(rows), target=target, kept=kept,
         step=chosen["step"], last=s.steps - 1, validation=f"{100 * chosen['validation']:.1f}", protocol=s.protocol,
         augmented=", augmented as in DomainBed; plain ones score otherwise" if s.augment_validation else "",
-        trial=s.trial, draw=s.draw, model=s.model, tag=w.tag, sha=w.sha256 or "none", size=s.image_size,
+        trial=s.trial, draw=s.draw, model=escape_markdown(s.model), tag=escape_markdown(w.tag),
+        sha=w.sha256 or "none", size=s.image_size,
         lr=s.lr, batch=s.batch_size, decay=s.weight_decay,
+        classes=", ".join(map(escape_markdown, classes[:20])) + (", …" if len(classes) > 20 else ""),
     )  # fmt: skip
 
 

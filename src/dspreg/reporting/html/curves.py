@@ -73,7 +73,7 @@ def selected_lines(row: SelectedRow) -> Iterator[Line]:
                 choice.step,
                 steps,
                 [100 * _value(each, "validation") for each in records],
-                [_value(each, "loss") for each in records],
+                [_value(each.get("log", {}), "loss") for each in records],
             )
 
 

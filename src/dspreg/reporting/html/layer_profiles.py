@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dspreg.errors import IntegrityError
-from dspreg.io.atomic_files import sha256_of_file
+from dspreg.errors import DspregError
 from dspreg.io.profile_file import opened_profile
 from dspreg.reporting.html.svg import Picture, fit_scale
 from dspreg.reporting.tables import SelectedRow
@@ -64,7 +63,7 @@ def load_profiles(found: Sequence[SelectedRow]) -> tuple[list[RowProfiles], list
                     spent += size
                     try:
                         one.read.append(_both(folder))
-                    except IntegrityError as error:
+                    except DspregError as error:
                         damaged.append(str(error))
     return list(made.values()), damaged
 
@@ -72,7 +71,7 @@ def load_profiles(found: Sequence[SelectedRow]) -> tuple[list[RowProfiles], list
 def _with_profiles(row: SelectedRow) -> list[RunFolder]:
     """First those of draw 0, which has the same options in all rows."""
     runs = sorted((run for run in row.runs if run.finished), key=lambda r: (r.draw, r.trial, len(r.targets), r.targets))
-    folders = [RunFolder(run.place) for run in runs if run.place]
+    folders = [RunFolder(run.folder) for run in runs if run.folder]
     return [each for each in folders if all(_path(each, time).is_file() for time in TIMES)]
 
 
@@ -81,13 +80,9 @@ def _path(folder: RunFolder, time: str) -> Path:
 
 
 def _both(folder: RunFolder) -> Layers:
-    stamps = (folder.result(weights=False) or {}).get("files", {})
     made: Layers = {}
     for time in TIMES:
-        path = _path(folder, time)
-        if stamps.get(f"profiles/{time}.safetensors") != sha256_of_file(path):
-            raise IntegrityError(f"{path} is damaged or was changed: its SHA-256 is not the one in result.json")
-        for layer, values in layer_means(path, verified=True).items():
+        for layer, values in layer_means(folder.profile(time), verified=True).items():
             made.setdefault(layer, {}).update({f"{what} {time}": value for what, value in values.items()})
     return made
 

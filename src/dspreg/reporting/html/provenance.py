@@ -10,7 +10,7 @@ from typing import Any
 
 from dspreg import __version__
 from dspreg.io.text import join_few
-from dspreg.protocol.selection import Trace
+from dspreg.protocol.selection import RunResult
 from dspreg.reporting.conditions import SHARED
 from dspreg.reporting.table import Row, Table
 from dspreg.reporting.tables import SelectedRow
@@ -54,7 +54,7 @@ class Missing:
     why: str
 
 
-def unique_runs(found: Iterable[SelectedRow]) -> list[tuple[SelectedRow, Trace]]:
+def unique_runs(found: Iterable[SelectedRow]) -> list[tuple[SelectedRow, RunResult]]:
     """Every run once, with a row that has it: a planned one waits in several, one that was run counts where it is."""
     seen = {id(run): (row, run) for row in found for run in row.runs if not run.elsewhere}
     return list(seen.values())
