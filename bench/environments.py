@@ -19,7 +19,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from helpers import distributed
-from helpers.environments import COMPILER, ENVIRONMENTS, EVERY, Problem, likeness
+from helpers.environments import ALL, COMPILER, ENVIRONMENTS, Problem, likeness
 
 
 def cell(part: torch.Tensor, target: torch.Tensor) -> str:
@@ -30,18 +30,18 @@ def cell(part: torch.Tensor, target: torch.Tensor) -> str:
 def main() -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    table = Table("environment", *EVERY, title="penalty part: relative error, cosine")
+    table = Table("environment", *ALL, title="penalty part: relative error, cosine")
     for name, (how, engines, _) in ENVIRONMENTS.items():
         if "inductor" in name and COMPILER is None:
             table.add_row(name, "no C++ compiler")
             continue
-        table.add_row(name, *(cell(*how(engine)) if engine in engines else "refused" for engine in EVERY))
+        table.add_row(name, *(cell(*how(engine)) if engine in engines else "refused" for engine in ALL))
     with tempfile.TemporaryDirectory() as folder:
         (found, _), _ = distributed.together(Path(folder))
     for kind in ("whole", "parts"):
-        cells = [cell(found[f"part/False/{e}/{kind}"], Problem("smooth").target(e)) for e in EVERY]
+        cells = [cell(found[f"part/False/{e}/{kind}"], Problem("smooth").target(e)) for e in ALL]
         table.add_row(f"DDP, 2 processes, {'one batch each' if kind == 'whole' else 'in parts'}", *cells)
-    Console(width=150).print(table)
+    Console(width=190).print(table)
     return 0
 
 

@@ -5,10 +5,10 @@
     python bench/penalty.py --part memory    # peaks of fresh processes, ResNet-50 at 224 px
     DSPREG_ROOT=data DSPREG_WEIGHTS=tf_efficientnet_lite0.safetensors python bench/penalty.py --part run
 
-A step is `train_step`: forward, backward, engine and Adam. `lazy(30)` is 29 steps without the penalty and one with it,
-timed apart. The run is PACS without sketch in blocks of T·E = 2·50 steps, ERM and DSP-Reg in turn, the refresh of each
-block and the reading of its images included, an arm for every number of images to measure on; training images are read
-outside of the time, as workers would do it.
+A step is `train_step`: forward, backward, engine and Adam. `lazy(k)` is k − 1 steps without the penalty and one with
+it, timed apart. The run is PACS without sketch in blocks of T·E = 2·50 steps, ERM and DSP-Reg in turn, the refresh of
+each block and the reading of its images included, an arm for every number of images to measure on; training images are
+read outside of the time, as workers would do it.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ CASES = {  # network: pixels, images per domain, rounds
     "resnet50": (112, 8, 30),
     "tf_efficientnet_lite0": (96, 16, 30),
     "vit_small_patch16_224": (112, 8, 30),
+    "efficientnet_b0": (96, 8, 30),  # SiLU
 }
 ENGINES = {
     "ERM": "ERM",
@@ -44,15 +45,25 @@ ENGINES = {
     "lazy, between": "DSPReg(coefficients='ones', engine='lazy(1000000)')",
     "lazy, acting": "DSPReg(coefficients='ones', engine='lazy(1)')",
     "lookahead": "DSPReg(coefficients='ones', engine='lookahead')",
+    "gauss_newton": "DSPReg(coefficients='ones', engine='gauss_newton')",
+    "gauss_newton(part=0.5)": "DSPReg(coefficients='ones', engine='gauss_newton(part=0.5)')",
+    "gauss_newton(part=0.25)": "DSPReg(coefficients='ones', engine='gauss_newton(part=0.25)')",
+    "exact(part=0.5)": "DSPReg(coefficients='ones', engine='exact(part=0.5)')",
+    "exact(part=0.25)": "DSPReg(coefficients='ones', engine='exact(part=0.25)')",
     "exact": "DSPReg(coefficients='ones', engine='exact')",
 }
+LAZY = {"lookahead": (30,), "gauss_newton": (2, 3, 4), "exact": (2, 3, 4, 30)}  # inner: every so many steps
 IMAGES = (32, 64, 128, 256, 512)  # per domain, to measure c on
 MEMORY = {  # engine: images per domain, and c measured before the second step
     "ERM": (32, "ERM"),
     "momentum": (32, "DSPReg(engine='momentum', refresh_steps=1, measure_batches=1)"),
     "lookahead": (32, "DSPReg(engine='lookahead', refresh_steps=1, measure_batches=1)"),
+    "gauss_newton": (32, "DSPReg(engine='gauss_newton', refresh_steps=1, measure_batches=1)"),
+    "gauss_newton(part=0.5)": (32, "DSPReg(engine='gauss_newton(part=0.5)', refresh_steps=1, measure_batches=1)"),
     "lazy(2)": (32, "DSPReg(engine='lazy(2)', refresh_steps=1, measure_batches=1)"),
     "ERM, 3×8": (8, "ERM"),
+    "gauss_newton, 3×8": (8, "DSPReg(engine='gauss_newton', refresh_steps=1, measure_batches=1)"),
+    "exact(part=0.5), 3×8": (8, "DSPReg(engine='exact(part=0.5)', refresh_steps=1, measure_batches=1)"),
     "exact, 3×8": (8, "DSPReg(engine='exact', refresh_steps=1, measure_batches=1)"),
 }
 SMALLEST_DOMAINNET_EPOCH = int(0.8 * (586_575 - 172_947)) // (5 * 32)  # without real, the largest domain
@@ -70,19 +81,24 @@ def stack(spec: str, network: str, pixels: int, n: int) -> tuple[Algorithm, list
     return parse(spec).setup(task, lambda params: torch.optim.Adam(params, lr=1e-5)), batches
 
 
-def steps(console: Console, names: list[str]) -> None:
+def steps(console: Console, names: list[str], fewer: int | None) -> None:
     for name in names:
         pixels, n, rounds = CASES[name]
+        rounds = fewer or rounds
         ready = {k: stack(spec, name, pixels, n) for k, spec in ENGINES.items()}
         sides: dict[str, Callable[[], object]] = {k: lambda r=r: train_step(*r) for k, r in ready.items()}
-        found = alternate(sides, rounds, {"exact": max(5, rounds // 3)})
+        found = alternate(sides, rounds, {name: max(5, rounds // 3) for name in sides if name.startswith("exact")})
         table = Table(
             "engine", "s", "of ERM", "95 % of the median", "rounds", title=f"{name}, {pixels} px, 3×{n} images"
         )
         for engine, timing in found.items():
             table.add_row(engine, *timing.cells)
-        between, acting = (median(found[f"lazy, {k}"].ratios) for k in ("between", "acting"))
-        table.add_row("lazy(30) of lookahead", "", f"{(29 * between + acting) / 30:.3f}×", "29 between, 1 acting", "")
+        between = median(found["lazy, between"].ratios)
+        for inner, lengths in LAZY.items():
+            acting = median(found["lazy, acting" if inner == "lookahead" else inner].ratios)
+            for k in lengths:
+                mean = f"{((k - 1) * between + acting) / k:.3f}×"
+                table.add_row(f"lazy({k}, {inner})", "", mean, f"{k - 1} between, 1 acting", "")
         console.print(table)
 
 
@@ -176,6 +192,7 @@ def main() -> int:
     parser.add_argument("--part", choices=("steps", "layout", "memory", "run"), default="steps")
     parser.add_argument("--networks", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--engines", nargs="+", choices=MEMORY, default=list(MEMORY), help="for --part memory")
+    parser.add_argument("--rounds", type=int, help="for --part steps; 30 unless given")
     parser.add_argument("--image-size", type=int, default=48, help="for --part run")
     parser.add_argument("--blocks", type=int, default=5, help="for --part run")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # an engine in a process of its own
@@ -186,7 +203,7 @@ def main() -> int:
     if options.one:
         one(options.one)
     elif options.part == "steps":
-        steps(console, options.networks)
+        steps(console, options.networks, options.rounds)
     elif options.part == "layout":
         layouts(console, options.networks)
     elif options.part == "memory":

@@ -262,7 +262,10 @@ INTERNAL = {
         "sensitivity.evaluation_mode sensitivity.meter sensitivity.refresh sensitivity.samples",
         "times one refresh without its training",
     ),
-    "bench/trajectory.py": ("batches data.readers penalty training.experiment", "swaps engines between two steps"),
+    "bench/trajectory.py": (
+        "batches data.readers penalty training.experiment training.serialization",
+        "swaps engines between two steps, and saves its state",
+    ),
     "evidence/archives.py": ("runs.archive", "packs and unpacks stores"),
     "evidence/choices.py": ("data.sampling sensitivity.summary training.experiment", "measures at a checkpoint"),
     "evidence/load_checkpoint.py": (

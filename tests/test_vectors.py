@@ -12,6 +12,7 @@ from dspreg.vectors import (
     gradient,
     matching_names,
     move_to,
+    standing_at,
     theta,
     theta_plus,
     trainable,
@@ -276,3 +277,19 @@ def test_average_counts_absent_names_as_zeros():
     torch.testing.assert_close(dense(mean), (dense(U) + dense(V) + dense(vector("a", 3))) / 3, rtol=1e-15, atol=0)
     with pytest.raises(ValueError, match="average of no vectors"):
         average([])
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_graph_from_before_a_displacement_refuses_unless_it_is_kept(keeps):
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    expected = gradient(net(x).square().sum(), net)
+    loss = net(x).square().sum()
+    with standing_at(net, theta(net) * 2, keeps_graphs=keeps), torch.no_grad():
+        assert not torch.allclose(net(x).square().sum(), loss)
+    if keeps:
+        found = gradient(loss, net)
+        assert all(torch.equal(found[n], expected[n]) for n in expected)
+    else:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradient(loss, net)

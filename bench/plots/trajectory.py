@@ -9,33 +9,49 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-ENGINES = ("exact", "lookahead", "lookahead(radius=0.2*weight)", "lookahead(radius=20*weight)", "momentum")
-LAZY = {f"lazy({k}, {inner})": (k, inner) for inner in ENGINES[:3] for k in (5, 10, 30)}
+ENGINES = (
+    "exact", "exact(part=0.5)", "exact(part=0.25)", "gauss_newton", "gauss_newton(part=0.5)",
+    "gauss_newton(part=0.25)", "lookahead", "lookahead(radius=0.2*weight)", "lookahead(radius=20*weight)", "momentum",
+)  # fmt: skip
+TAKES_PLAIN = tuple(name for name in ENGINES if "part=" in name or "lookahead" in name)  # these start from g
+EVERY = {"exact": (2, 3, 4, 5, 10, 30), "gauss_newton": (2, 3, 4), "lookahead": (5, 10, 30)}
+LAZY = {f"lazy({k}, {inner})": (k, inner) for inner, ks in EVERY.items() for k in ks}
 TARGETS = ("exact", "large")
 
 
 def windows_for(engine: str, rows: list[dict], target: str) -> list[list[float]]:
     """Cosine and norm ratio in every window that counts: of max(20, 2k) steps."""
     length = max(20, 2 * LAZY.get(engine, (1,))[0])
+    rows = [r for r in rows if r["length"] == length and engine in r.get(target, ())]
     if target == "exact":  # every step in one window; for 60 steps in two
-        return [r["exact"][engine] for r in rows if r["length"] == length and r["start"] % min(length, 30) == 0]
-    return [r["large"][engine] for r in rows if r["length"] == length and r.get("large_at") is not None]
+        return [r["exact"][engine] for r in rows if r["start"] % min(length, 30) == 0]
+    return [r["large"][engine] for r in rows if r.get("large_at") is not None]
+
+
+def cost(engine: str, steps: list[dict]) -> float:
+    """In gradients: the median over steps, and for a lazy engine one of k."""
+    if engine in LAZY:
+        k, inner = LAZY[engine]
+        return (k - 1 + cost(inner, steps)) / k
+    found = [s["cpu"][engine] / s["cpu"]["plain"] for s in steps if engine in s.get("cpu", ())]
+    return float(np.median(found)) + (engine in TAKES_PLAIN) if found else float("nan")
 
 
 def print_table(out: Path) -> None:
     steps, rows = ([json.loads(line) for line in (out / n).open()] for n in ("steps.jsonl", "windows.jsonl"))
-    console = Console(width=170)
-    table = Table("engine", "one step: cosine", "ratio", "to large batch", "ratio", "windows", "summed: cosine",
-                  "ratio", "to large batch", "ratio")  # fmt: skip
+    console = Console(width=190)
+    table = Table("engine", "gradients", "one step: cosine", "ratio", "to large batch", "ratio", "windows",
+                  "summed: cosine", "ratio", "the first", "to large batch", "ratio")  # fmt: skip
     for engine in (*ENGINES, *LAZY):
-        cells = []
+        counted = windows_for(engine, rows, "exact")
+        if not counted:
+            continue
+        cells = [f"{cost(engine, steps):.2f}"]
         for target in TARGETS:
             single = [s[target][engine] for s in steps if target in s and engine in s[target]]
             cells += quartiles(single)
-        counted = windows_for(engine, rows, "exact")
-        cells += [f"{len(counted)} × {max(20, 2 * LAZY.get(engine, (1,))[0])}"]
-        for target in TARGETS:
-            cells += quartiles(windows_for(engine, rows, target))
+        cells += [f"{len(counted)} × {max(20, 2 * LAZY.get(engine, (1,))[0])}", *quartiles(counted)]
+        cells += ["{:.2f}, {:.2f}".format(*counted[0]), *quartiles(windows_for(engine, rows, "large"))]
         table.add_row(engine, *cells)
     console.print(table)
     console.print("Medians (quartiles). The rule: the cheapest with summed cosine ≥ 0.95 and ratio 0.8 to 1.25.")

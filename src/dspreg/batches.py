@@ -59,6 +59,33 @@ class Outputs:
     def replace(self, **changes: Any) -> Outputs:
         return replace(self, **changes)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """What the network computed: features, logits and extras, by name."""
+        return {"features": self.features, "logits": self.logits, **{f"extras.{n}": t for n, t in self.extras.items()}}
+
+    def with_tensors(self, changes: Mapping[str, Tensor]) -> Outputs:
+        """With other `tensors` under these names."""
+        now = {**self.tensors(), **changes}
+        extras = {name: now[f"extras.{name}"] for name in self.extras}
+        return replace(self, features=now["features"], logits=now["logits"], extras=extras)
+
+
+@dataclass(frozen=True)
+class OutputObjective:
+    """An objective that is a loss of the network's outputs, for those who want to take the two apart.
+
+    Attributes:
+        evaluate: `evaluate(f, batches)` is f of the outputs for these batches, with the random numbers of the step.
+        loss: Of outputs.
+    """
+
+    evaluate: Callable[[Callable[[Outputs], Any], Sequence[Batch]], Any]
+    loss: Callable[[Outputs], Tensor]
+
+    def __call__(self, batches: Sequence[Batch]) -> Tensor:
+        value: Tensor = self.evaluate(self.loss, batches)
+        return value
+
 
 def at_least_float32(tensor: Tensor) -> Tensor:
     """float32 instead of half precision, which is for networks and not for sums over a batch."""

@@ -211,26 +211,31 @@ def theta_plus(net: nn.Module, v: ParamVector, c: ParamVector | None = None, h: 
 
 
 @contextmanager
-def standing_at(net: nn.Module, point: ParamVector) -> Iterator[None]:
+def standing_at(net: nn.Module, point: ParamVector, *, keeps_graphs: bool = False) -> Iterator[None]:
     """Inside, the parameters named in `point` have its values; afterwards their old ones, bitwise, also after an error.
 
     The parameters point to other memory inside and to their own again afterwards: nothing is copied or rounded.
+
+    Args:
+        keeps_graphs: A graph built before may be differentiated afterwards. Otherwise it refuses, as it would silently
+            take the wrong values inside.
     """
     params = trainable(net)
     before = {name: params[name].data for name in point}
     try:
-        _swap_data(params, point)
+        _swap_data(params, point, keeps_graphs)
         yield
     finally:
-        _swap_data(params, before)
+        _swap_data(params, before, keeps_graphs)
 
 
 @torch.no_grad()
-def _swap_data(params: Mapping[str, nn.Parameter], point: Mapping[str, Tensor]) -> None:
+def _swap_data(params: Mapping[str, nn.Parameter], point: Mapping[str, Tensor], keeps_graphs: bool) -> None:
     for name, value in point.items():
         p = params[name]
         p.data = value
-        p.detach()[None][:0].zero_()  # writes nothing, but a graph built before will refuse the new values
+        if not keeps_graphs:
+            p.detach()[None][:0].zero_()  # writes nothing, but a graph built before will refuse the new values
     torch.clear_autocast_cache()  # which holds casts of the old parameters
 
 

@@ -57,3 +57,35 @@ def test_the_second_sgd_step_has_measured_coefficients(domains):
     ours = stack.measure_c().values()
     for a, b in zip(ours, coefficients(weights, domains, 1), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def curved(weights, batches, v):
+    """JᵀΛJ v of the pooled risk: J v by the chain rule, Λ by the formula of softmax."""
+    out = weights[2]
+    x = torch.cat([b.x for b in batches])
+    h = plain.features(weights, x).detach()
+    with torch.no_grad():
+        dh = (1 - h.square()) * (x @ v[0].T + v[1])
+        change = dh @ out.T + h @ v[2].T + v[3]
+        p = plain.logits(weights, x).softmax(1)
+        bent = (p * change - p * (p * change).sum(1, keepdim=True)) / len(x)
+    return torch.autograd.grad(plain.logits(weights, x), weights, bent)
+
+
+@plain.problems
+@plain.optimisers
+def test_steps_with_gauss_newton_are_those_of_a_plain_loop(domains, optimiser):
+    c = {}
+
+    def step(weights, batches, by_hand, t):
+        if t == 0:
+            c["now"] = [torch.ones_like(w) for w in weights]
+        if t in (1, 2):
+            c["now"] = [each.detach() for each in coefficients(weights, domains, t)]
+        g = plain.gradient(plain.pooled(weights, batches), weights)
+        v = [each * grad for each, grad in zip(c["now"], g, strict=True)]
+        part = curved(weights, batches, v)
+        by_hand.step(weights, [a + 2 * WEIGHT * b for a, b in zip(g, part, strict=True)])
+
+    algorithm = DSPReg(weight=WEIGHT, refresh_steps=1, measure_batches=BATCHES, engine="gauss_newton")
+    plain.assert_same_steps(algorithm, step, domains, optimiser, name="DSPReg, gauss_newton", tolerance=1e-6)

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import dspreg
-from helpers.environments import EVERY, NETWORKS, WEIGHT, Problem
+from helpers.environments import ALL, NETWORKS, WEIGHT, Problem, both, scaled_by
 
 WORLD = 2
 SIZES = (4, 3, 5, 2, 6)  # of batches
@@ -60,7 +60,7 @@ def penalty_part(problem: Problem, engine: str, view: bool, kind: str, mine: sli
     x, y = problem.x[mine], problem.y[mine]
     sizes = [len(x)] if kind == "whole" else [2, len(x) - 2]
     pieces = list(zip(x.split(sizes), y.split(sizes), strict=True))
-    closures = [lambda a=a, b=b: F.cross_entropy(model(a), b) * len(a) / len(x) for a, b in pieces]
+    closures = [lambda a=a, b=b: scaled_by(len(a) / len(x), both(model, a, b)) for a, b in pieces]
     return problem.part(model, penalty, lambda: penalty.backward(closures if kind == "parts" else closures[0]))
 
 
@@ -70,7 +70,7 @@ def work(rank: int, out: Path) -> None:
     problem = Problem("smooth")
     mine = slice(rank, None, WORLD)
     for view in (False, True):
-        for engine in EVERY:
+        for engine in ALL:
             for kind in ("whole", "parts"):
                 found[f"part/{view}/{engine}/{kind}"] = penalty_part(problem, engine, view, kind, mine)
 
@@ -102,12 +102,12 @@ def work(rank: int, out: Path) -> None:
         said["different"] = str(error)
 
     # batch norm: one plain step, and one with two passes
-    for engine in (None, "lookahead", "exact"):
+    for engine in (None, "lookahead", "exact", "gauss_newton"):
         torch.manual_seed(0)
         model = DistributedDataParallel(NETWORKS["batch norm"]().double())
         penalty = dspreg.Penalty(model, weight=WEIGHT if engine else 0, engine=engine or "exact")
         for _ in range(2):
-            penalty.backward(lambda: F.cross_entropy(model(problem.x[mine]), problem.y[mine]))  # noqa: B023
+            penalty.backward(lambda: both(model, problem.x[mine], problem.y[mine]))  # noqa: B023
         found[f"buffers/{engine}"] = torch.cat([b.double().reshape(-1) for b in model.buffers()])
 
     try:

@@ -18,7 +18,12 @@ from torch import Tensor, nn
 import dspreg
 
 WEIGHT = 1e-2
-LATER = {"momentum": 2, "lazy(2)": 2, "lazy(2, exact)": 2}  # calls until an engine adds its penalty part
+LATER = {
+    "momentum": 2,
+    "lazy(2)": 2,
+    "lazy(2, exact)": 2,
+    "lazy(2, gauss_newton)": 2,
+}  # calls until an engine adds its penalty part
 
 
 class Attention(nn.Module):
@@ -66,6 +71,8 @@ class Problem:
         times = 2 if engine.startswith("lazy") else 1
         if "exact" in engine:
             return times * flat(self.curved())
+        if "gauss_newton" in engine:
+            return times * flat(self.linearised())
         ahead = self.gradient({n: 2 * WEIGHT * self.c[n] * self.g[n] for n in self.g})
         return times * (flat(ahead) - flat(self.g))
 
@@ -76,6 +83,22 @@ class Problem:
         ends = [self.gradient({n: sign * h * v for n, v in along.items()}) for sign in (1, -1)]
         return {n: WEIGHT * (ends[0][n] - ends[1][n]) / h for n in self.g}
 
+    def linearised(self) -> dict[str, Tensor]:
+        """2λJᵀΛJ(c⊙g): J v by a central difference, Λ of the mean cross-entropy by its formula."""
+        ends = []
+        for h in (1e-5, -1e-5):
+            net = copy.deepcopy(self.net)
+            with torch.no_grad():
+                for name, p in net.named_parameters():
+                    p += h * self.c[name] * self.g[name]
+                ends.append(net(self.x))
+        change, net = (ends[0] - ends[1]) / 2e-5, copy.deepcopy(self.net)
+        logits = net(self.x)
+        p = logits.detach().softmax(1)
+        cotangent = (p * change - p * (p * change).sum(1, keepdim=True)) / len(p)
+        logits.backward(2 * WEIGHT * cotangent)
+        return {n: p.grad for n, p in net.named_parameters()}
+
     def part(
         self, model: nn.Module, penalty: dspreg.Penalty, backward: Callable[[], object], scale: float = 1
     ) -> Tensor:
@@ -85,6 +108,16 @@ class Problem:
             backward()
         grads = [p.grad.double() / scale for p in model.parameters()]
         return torch.cat([g.reshape(-1) for g in grads]) - flat(self.g)
+
+
+def both(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and logits, as a closure returns them."""
+    logits = model(x)
+    return F.cross_entropy(logits, y), logits
+
+
+def scaled_by(factor: float, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return result[0] * factor, result[1]
 
 
 def flat(vector: dict[str, Tensor]) -> Tensor:
@@ -107,7 +140,7 @@ def plain(
     penalty = dspreg.Penalty(model, weight=WEIGHT, engine=engine)
     penalty.coefficients = problem.c
     x = problem.x.to(dtype).contiguous(memory_format=layout)
-    part = problem.part(model, penalty, lambda: penalty.backward(lambda: F.cross_entropy(model(x), problem.y)))
+    part = problem.part(model, penalty, lambda: penalty.backward(lambda: both(model, x, problem.y)))
     return part, problem.target(engine)
 
 
@@ -118,7 +151,7 @@ def in_parts(engine: str) -> tuple[Tensor, Tensor]:
     penalty = dspreg.Penalty(model, weight=WEIGHT, engine=engine)
     penalty.coefficients = problem.c
     pieces = list(zip(problem.x.split([5, 4, 3]), problem.y.split([5, 4, 3]), strict=True))
-    closures = [lambda x=x, y=y: F.cross_entropy(model(x), y) * len(x) / 12 for x, y in pieces]
+    closures = [lambda x=x, y=y: scaled_by(len(x) / 12, both(model, x, y)) for x, y in pieces]
     return problem.part(model, penalty, lambda: penalty.backward(closures)), problem.target(engine)
 
 
@@ -131,9 +164,9 @@ def compiled(engine: str, backend: str, half: bool = False) -> tuple[Tensor, Ten
     penalty.coefficients = problem.c
     x = problem.x.float()
 
-    def closure() -> Tensor:
+    def closure() -> tuple[Tensor, Tensor]:
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            return F.cross_entropy(model(x), problem.y)
+            return both(model, x, problem.y)
 
     return problem.part(own, penalty, lambda: penalty.backward(closure)), problem.target(engine)
 
@@ -149,9 +182,9 @@ def autocast(engine: str, where: str) -> tuple[Tensor, Tensor]:
     def entered(here: str) -> torch.autocast | nullcontext:
         return torch.autocast("cpu", torch.bfloat16) if here == where else nullcontext()
 
-    def closure() -> Tensor:
+    def closure() -> tuple[Tensor, Tensor]:
         with entered("inside"):
-            return F.cross_entropy(model(x), problem.y)
+            return both(model, x, problem.y)
 
     def backward() -> None:
         with entered("around"):
@@ -168,9 +201,9 @@ def scaled(engine: str) -> tuple[Tensor, Tensor]:
     penalty.coefficients = problem.c
     scaler, x = torch.amp.GradScaler("cpu", init_scale=2.0**12), problem.x.float()
 
-    def closure() -> Tensor:
+    def closure() -> tuple[Tensor, Tensor]:
         with torch.autocast("cpu", torch.bfloat16):
-            return F.cross_entropy(model(x), problem.y)
+            return both(model, x, problem.y)
 
     part = problem.part(model, penalty, lambda: penalty.backward(closure, scaler=scaler), scaler.get_scale())
     return part, problem.target(engine)
@@ -178,18 +211,20 @@ def scaled(engine: str) -> tuple[Tensor, Tensor]:
 
 FIRST = ("lookahead", "momentum", "lazy(2)")
 EVERY = ("exact", *FIRST, "lazy(2, exact)")
+LINEARISED = ("gauss_newton", "lazy(2, gauss_newton)")  # these need closures that return logits too
+ALL = (*EVERY, *LINEARISED)
 ENVIRONMENTS: dict[str, tuple[Callable[[str], tuple[Tensor, Tensor]], tuple[str, ...], float]] = {
     # name: how, engines, and the relative error that float32's rounding, or what `curved` leaves, may make
-    "float64": (lambda e: plain(e, torch.float64), EVERY, 1e-6),
-    "float32": (plain, EVERY, 1e-3),
-    "micro-batches, float64": (in_parts, EVERY, 1e-6),
-    "torch.compile, aot_eager": (lambda e: compiled(e, "aot_eager"), FIRST, 1e-3),
-    "torch.compile, inductor": (lambda e: compiled(e, "inductor"), FIRST, 1e-3),
-    "aot_eager and bf16 autocast": (lambda e: compiled(e, "aot_eager", half=True), FIRST, 1e-3),
-    "bf16 autocast in the closure": (lambda e: autocast(e, "inside"), EVERY, 1e-3),
-    "bf16 autocast around": (lambda e: autocast(e, "around"), EVERY, 1e-3),
-    "GradScaler": (scaled, EVERY, 1e-3),
-    "channels last": (lambda e: plain(e, layout=torch.channels_last), EVERY, 1e-3),
-    "fused attention": (lambda e: plain(e, network="attention"), EVERY, 1e-3),
+    "float64": (lambda e: plain(e, torch.float64), ALL, 1e-6),
+    "float32": (plain, ALL, 1e-3),
+    "micro-batches, float64": (in_parts, ALL, 1e-6),
+    "torch.compile, aot_eager": (lambda e: compiled(e, "aot_eager"), (*FIRST, *LINEARISED), 1e-3),
+    "torch.compile, inductor": (lambda e: compiled(e, "inductor"), (*FIRST, *LINEARISED), 1e-3),
+    "aot_eager and bf16 autocast": (lambda e: compiled(e, "aot_eager", half=True), (*FIRST, *LINEARISED), 1e-3),
+    "bf16 autocast in the closure": (lambda e: autocast(e, "inside"), ALL, 1e-3),
+    "bf16 autocast around": (lambda e: autocast(e, "around"), ALL, 1e-3),
+    "GradScaler": (scaled, ALL, 1e-3),
+    "channels last": (lambda e: plain(e, layout=torch.channels_last), ALL, 1e-3),
+    "fused attention": (lambda e: plain(e, network="attention"), ALL, 1e-3),
 }
 COMPILER = shutil.which("g++") or shutil.which("clang++")

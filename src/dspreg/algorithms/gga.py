@@ -87,7 +87,8 @@ class GGA(Algorithm):
         return best
 
     def objective(self, batches: Sequence[Batch]) -> Tensor:
-        return self.stack.evaluate(self.stack.top.loss, batches)
+        value: Tensor = self.stack.evaluate(self.stack.top.loss, batches)
+        return value
 
     def similarity(self, batches: Sequence[Batch]) -> float:
         """Of the two domains whose gradients agree least."""

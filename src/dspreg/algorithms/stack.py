@@ -31,8 +31,8 @@ class Stack:
     events: list[dict[str, Any]] = field(default_factory=list)  # of the current step
     recording: bool = False  # whether the current step's log is kept, so that costly figures are worth taking
     optimizer: torch.optim.Optimizer = field(init=False)
-    # evaluate(loss, batches): a loss of the whole stack's outputs, with the random numbers of the current step
-    evaluate: Callable[[Callable[[Outputs], Tensor], Sequence[Batch]], Tensor] = field(init=False)
+    # evaluate(f, batches): a function of the whole stack's outputs, such as a loss, with the step's random numbers
+    evaluate: Callable[[Callable[[Outputs], Any], Sequence[Batch]], Any] = field(init=False)
     _staged: dict[tuple[Algorithm, str, int | None], Any] = field(default_factory=dict)
     _done: set[tuple[Algorithm, str]] = field(default_factory=set)  # in the current step
 
@@ -87,7 +87,7 @@ def descend(stack: Stack, loss: Callable[[Outputs], Tensor], parts: nn.Module, b
 
     Called after `self.base.update`, it sees the parameters that have moved.
     """
-    value = stack.evaluate(loss, batches)
+    value: Tensor = stack.evaluate(loss, batches)
     give_gradients(value, parts)
     stack.optimizer.step()
     stack.optimizer.zero_grad()

@@ -10,12 +10,14 @@ from dspreg.penalty.engines import (
     central,
     exact,
     figures,
+    gauss_newton,
     inner_of,
     kind_of,
     lazy,
     lookahead,
     momentum,
     penalty_value,
+    takes_plain,
 )
 from dspreg.penalty.penalty import Penalty
 
@@ -29,6 +31,7 @@ __all__ = [
     "central",
     "exact",
     "figures",
+    "gauss_newton",
     "inner_of",
     "kind_of",
     "lazy",
@@ -36,4 +39,5 @@ __all__ = [
     "momentum",
     "parse_engine",
     "penalty_value",
+    "takes_plain",
 ]

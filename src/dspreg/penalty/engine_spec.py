@@ -1,4 +1,4 @@
-"""Engines from text: `"exact"`, `"lookahead(radius=2*weight)"`, `"lazy(30, exact)"`."""
+"""Engines from text: `"exact"`, `"gauss_newton(part=0.5)"`, `"lookahead(radius=2*weight)"`, `"lazy(30, exact)"`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from functools import partial
 from typing import Any
 
 from dspreg.errors import ConfigError
-from dspreg.penalty.engines import Engine, Penalised, central, exact, kind_of, lazy, lookahead, momentum
+from dspreg.penalty.engines import Engine, Penalised, central, exact, gauss_newton, kind_of, lazy, lookahead, momentum
 from dspreg.specs import NOT_LITERAL, Product, Term, parse_term
 
-ENGINES: dict[str, Callable[..., Penalised]] = {e.__name__: e for e in (exact, lookahead, central, momentum, lazy)}
+ENGINES: dict[str, Callable[..., Penalised]] = {
+    e.__name__: e for e in (exact, lookahead, gauss_newton, central, momentum, lazy)
+}
 
 
 def parse_engine(text: str) -> Engine:
@@ -20,8 +22,9 @@ def parse_engine(text: str) -> Engine:
         return _engine(parse_term(text))
     except (SyntaxError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"engine {text!r}: {error}. Wanted exact, lookahead, lookahead(radius=1e-4), lookahead(radius=0.2*weight), "
-            "momentum(beta=0.9), lazy(30), lazy(30, exact) or central"
+            f"engine {text!r}: {error}. Wanted exact, lookahead, gauss_newton, exact(part=0.5), "
+            "gauss_newton(part=0.5), lookahead(radius=1e-4), lookahead(radius=0.2*weight), momentum(beta=0.9), "
+            "lazy(30), lazy(30, exact) or central"
         ) from None
 
 
@@ -33,6 +36,10 @@ def _engine(term: Any) -> Engine:
     match name:
         case "lookahead" if "radius" in options:
             given["radius"] = _radius(options.pop("radius"))
+        case "exact" | "gauss_newton" if "part" in options:
+            given["part"] = part = _number(options.pop("part"), "part")
+            if not 0 < part <= 1:
+                raise ValueError(f"part={part} is not above 0 and at most 1")
         case "momentum" if "beta" in options:
             given["beta"] = beta = _number(options.pop("beta"), "beta")
             if not 0 <= beta < 1:
@@ -46,7 +53,9 @@ def _engine(term: Any) -> Engine:
             if len(arguments) == 2:
                 given["inner"] = _engine(arguments[1])
                 if (kind := kind_of(given["inner"])) in (momentum, lazy):
-                    raise ValueError(f"lazy takes exact, lookahead or central inside, not {kind.__name__}")
+                    raise ValueError(
+                        f"lazy takes exact, lookahead, gauss_newton or central inside, not {kind.__name__}"
+                    )
             arguments = ()
         case _:
             pass

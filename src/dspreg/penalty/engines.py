@@ -4,8 +4,9 @@ Its exact gradient is ∇L + 2λ·H(c⊙g), a Hessian-vector product, which g al
 approximate it. Each takes the gradient arrow *below* it, so that a penalty also stacks on SAM, MLDG or a mask; g is
 then what that arrow returns.
 
-    exact               differentiate twice: 3.2 ERM steps on a ResNet-18
+    exact(part)         differentiate twice: 3.2 ERM steps on a ResNet-18; the product on a part of the batch: less
     lookahead(radius)   forward difference along c⊙g: one more gradient, 1.9
+    gauss_newton(part)  G(c⊙g), H without the curvature of the network itself: 1.9; on a part of the batch: less
     central             central difference, the reference of the tests: two more gradients
     momentum(beta)      displaced along a running mean of gradients: no more gradients, 1.05, but another objective
     lazy(k, inner)      k times another engine's penalty, on every k-th step: 1.03 with k = 30
@@ -34,8 +35,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dspreg import vectors
 from dspreg.batches import Objective, at_least_float32
-from dspreg.errors import Notice
+from dspreg.errors import ConfigError, Notice
 from dspreg.penalty.autocast import autocast_off
+from dspreg.penalty.tangent import Tangent
 from dspreg.vectors import ParamVector, average, standing_at, theta_plus
 
 Gradient = Callable[[Objective, Sequence[Any]], tuple[Tensor, ParamVector]]
@@ -81,6 +83,8 @@ class Step:
     memory: Memory = field(default_factory=Memory)
     keeps_plain: bool = True  # whether g at θ is needed as well; without it, one vector less in memory
     second: Gradient | None = None  # `below` for objectives that contain gradients, if `batches` are parts of a sum
+    linearise: Callable[[Objective, Sequence[Any]], Tangent] | None = None  # if the network's outputs are known
+    sample: Callable[[float], tuple[Objective, Sequence[Any]]] | None = None  # a part of the batches, and L on it
 
     def gradient(self, v: ParamVector | None = None, h: float = 0.0) -> tuple[Tensor, ParamVector]:
         """L and g at θ + h·c⊙v."""
@@ -135,8 +139,13 @@ def figures(step: Step, result: Penalised, engine: Engine) -> Figures:
     return Figures(loss, penalty_value(step.c, g), part, part / g.norm().clamp(min=torch.finfo(part.dtype).tiny))
 
 
-def exact(step: Step) -> Penalised:
-    """∇(L + λ Σ c_k g_k²) by differentiating twice. On top of a gradient layer: its gradient of this objective."""
+def exact(step: Step, *, part: float = 1.0) -> Penalised:
+    """∇(L + λ Σ c_k g_k²) by differentiating twice. On top of a gradient layer: its gradient of this objective.
+
+    With `part` < 1, g + 2λ·H'(c⊙g) with g of the whole batch and H' of a random part of it, whose expectation is H.
+    """
+    if part < 1:
+        return _exact_on_part(step, part)
     if step.second is not None:
         return _exact_in_parts(step, step.second)
     losses: list[Tensor] = []
@@ -168,6 +177,46 @@ def _exact_in_parts(step: Step, second: Gradient) -> Penalised:
     with step.full_precision():
         _, total = call_twice_differentiable(step.net, lambda: second(along, step.batches))
     return Penalised(loss, total, g)
+
+
+def _exact_on_part(step: Step, part: float) -> Penalised:
+    if step.sample is None:
+        raise ConfigError("engine 'exact(part=…)' has no batch here to take a part of; use engine 'exact'")
+    loss, g = step.gradient()
+    v = step.c * g
+    objective, batches = step.sample(part)
+
+    def along(batches: Sequence[Any]) -> Tensor:
+        return 2 * step.weight * vectors.gradient(objective(batches), step.net, create_graph=True).dot(v)
+
+    with step.full_precision():
+        _, curved = call_twice_differentiable(step.net, lambda: (step.second or step.below)(along, batches))
+    return Penalised(loss, g + curved, g)
+
+
+def gauss_newton(step: Step, *, part: float = 1.0) -> Penalised:
+    """g + 2λ·G(c⊙g), G = JᵀΛJ: H without the curvature of the network itself (`dspreg.penalty.tangent`).
+
+    One gradient, a forward pass, and a second backward pass through the same graph. Where residuals are small G is
+    near H; at the start of a training it is not. With `part` < 1, g is of the whole batch and G of a random part of it,
+    whose expectation is G.
+    """
+    if step.linearise is None:
+        raise ConfigError(
+            "engine 'gauss_newton' needs the network's outputs, and this objective does not give them. Use engine "
+            "'exact' or 'lookahead'"
+        )
+    with step.full_precision():
+        if part < 1:
+            if step.sample is None:
+                raise ConfigError("engine 'gauss_newton(part=…)' has no batch here to take a part of; leave part= out")
+            loss, g = step.gradient()
+            tangent = step.linearise(*step.sample(part))
+        else:
+            tangent = step.linearise(step.objective, step.batches)
+            loss, g = tangent.gradient()
+        curved = tangent.product(step.c * g)
+    return Penalised(loss, g + curved * (2 * step.weight), g)
 
 
 def lookahead(step: Step, *, radius: Callable[[float], float] = lambda weight: 2 * weight) -> Penalised:
@@ -236,6 +285,13 @@ def inner_of(engine: Engine) -> Engine:
     if isinstance(engine, partial) and engine.func is lazy:
         return cast(Engine, engine.keywords.get("inner", lookahead))
     return engine
+
+
+def takes_plain(engine: Engine) -> bool:
+    """Whether an engine is of the plain gradient of the objective, whatever a layer below would make of it."""
+    inner = inner_of(engine)
+    part = inner.keywords.get("part", 1.0) if isinstance(inner, partial) else 1.0
+    return kind_of(inner) is gauss_newton or part < 1
 
 
 Result = TypeVar("Result")

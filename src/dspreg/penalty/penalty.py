@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from dspreg.errors import ConfigError
 from dspreg.io.text import join_few
-from dspreg.penalty.closures import Closure, Passes
+from dspreg.penalty.closures import Closure, ClosureTangent, Passes
 from dspreg.penalty.coefficients import Coefficients
 from dspreg.penalty.engine_spec import parse_engine
 from dspreg.penalty.engines import Figures, Memory, Step, exact, figures, inner_of, kind_of
@@ -37,8 +38,9 @@ class Penalty:
     Args:
         model: Any network; compiled, or wrapped in DistributedDataParallel, as it is called in the closures.
         weight: λ. An attribute that may be changed at any time. 0 is `loss.backward()`.
-        engine: `"exact"`, `"lookahead"`, `"momentum"`, `"lazy(30)"`, …; see `dspreg.penalty.engines`. `exact` is the
-            paper's formula and takes as long as three passes; a compiled model needs one of the others.
+        engine: `"exact"`, `"gauss_newton"`, `"lookahead"`, `"momentum"`, `"lazy(30)"`, …; see
+            `dspreg.penalty.engines`. `exact` is the paper's formula and takes as long as three passes; a compiled model
+            needs one of the others. `gauss_newton` takes two, and closures that return `(loss, logits)`.
         only, exclude: Which parameters are penalised, by shell patterns on their names. The others have c = 0.
         warmup: Steps before the penalty is added.
     """
@@ -144,6 +146,8 @@ class Penalty:
         step = Step(
             passes.gradient, passes.loss, closures, self.net, self._c.current(), self.weight, self._memory,
             keeps_plain=record, second=passes.second if in_parts else None,
+            linearise=lambda _, some: ClosureTangent(passes, some, keeps_graph=not is_compiled(self.model)),
+            sample=partial(passes.sample, closures, ("Penalty", self.steps)),
         )  # fmt: skip
         try:
             result = self._engine(step)
@@ -155,6 +159,10 @@ class Penalty:
             self._memory.seen = []
             if "does not currently support double backward" in str(error):
                 raise ConfigError(_COMPILED) from error
+            if "donated buffer" in str(error):
+                raise ConfigError(_COMPILED_ONCE) from error
+            if "use_reentrant=True" in str(error):
+                raise ConfigError(_REENTRANT.format(self.engine)) from error
             raise
         finally:
             passes.finish()
@@ -200,8 +208,17 @@ class Penalty:
 
 
 _COMPILED = (
-    "engine 'exact' differentiates twice, which torch.compile cannot. Use engine 'lookahead', 'momentum' or "
-    "'lazy(30)', or the model before it was compiled"
+    "engine 'exact' differentiates twice, which torch.compile cannot. Use engine 'lookahead', 'gauss_newton', "
+    "'momentum' or 'lazy(30)', or the model before it was compiled"
+)
+
+_REENTRANT = (
+    "engine {!r} differentiates in a way that reentrant checkpointing does not allow. Use checkpoint(…, "
+    "use_reentrant=False), or engine 'lookahead'"
+)
+_COMPILED_ONCE = (
+    "engine 'gauss_newton' goes back twice through a graph, which a compiled function allows once. Compile the model "
+    "alone, and pass the compiled model to Penalty"
 )
 
 

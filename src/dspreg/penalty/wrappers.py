@@ -47,6 +47,18 @@ class DdpProcesses:
         finally:
             self.ddp.require_forward_param_sync = broadcasts
 
+    @contextmanager
+    def no_broadcast(self) -> Iterator[None]:
+        """Inside, a forward pass does not send buffers around."""
+        if self.ddp is None:
+            yield
+            return
+        broadcasts, self.ddp.require_forward_param_sync = self.ddp.require_forward_param_sync, False
+        try:
+            yield
+        finally:
+            self.ddp.require_forward_param_sync = broadcasts
+
     def own_copy(self, g: Tensor) -> Tensor:
         """A gradient that the next pass does not overwrite."""
         return g.clone() if self.ddp is not None and self.ddp.gradient_as_bucket_view else g

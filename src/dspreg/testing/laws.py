@@ -250,7 +250,8 @@ def predicts_what_is_saved(make: Make, problem: Problem) -> None:
 
 def measures_the_network(make: Make, problem: Problem) -> None:
     def penalty(base: Algorithm | None) -> DSPReg:
-        return DSPReg(base, refresh_steps=1, measure_batches=1)
+        # an engine that hands the objective down as it is: what is below may need the outputs in it
+        return DSPReg(base, refresh_steps=1, measure_batches=1, engine="lookahead")
 
     for stack in (penalty(make(None)), make(penalty(None))):
         layer = next(each for each in stack.layers() if isinstance(each, DSPReg) and each.refresh_steps == 1)

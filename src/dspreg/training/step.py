@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from typing import TypeVar
 
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Log
-from dspreg.batches import Batch, Outputs
+from dspreg.batches import Batch, OutputObjective, Outputs
 from dspreg.networks.batch_norm import scratch_buffers
 from dspreg.randomness import Noise
 from dspreg.vectors import ParamVector
+
+Result = TypeVar("Result")
 
 
 def train_step(algorithm: Algorithm, batches: Sequence[Batch], *, record: bool = False) -> Log:
@@ -33,7 +35,7 @@ def train_step(algorithm: Algorithm, batches: Sequence[Batch], *, record: bool =
 
     seen: set[int] = set()  # domains
 
-    def evaluate(loss: Callable[[Outputs], Tensor], batches: Sequence[Batch]) -> Tensor:
+    def evaluate(loss: Callable[[Outputs], Result], batches: Sequence[Batch]) -> Result:
         algorithm.task.on_progress()
         # batch norm takes a batch into its statistics once, however often the batch is evaluated
         domains = {batch.domain for batch in batches}
@@ -42,7 +44,7 @@ def train_step(algorithm: Algorithm, batches: Sequence[Batch], *, record: bool =
         with noise.replayed(), buffers:
             return loss(algorithm(batches))
 
-    objective = partial(evaluate, algorithm.loss)
+    objective = OutputObjective(evaluate, algorithm.loss)
 
     def direction(batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
         return algorithm.gradient(objective, batches)
