@@ -18,6 +18,7 @@ from dspreg.io.text import shorten
 
 PLAIN = {"null", "bool", "int", "float", "str", "timestamp", "seq", "map"}  # what YAML makes of values without a tag
 LARGEST_FILE = 100_000  # bytes of YAML: a thousand specs, read in a second
+MAX_PATH = 1_000  # characters of a path that a message shows; a folder in the middle of it would be missed
 TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
 
 
@@ -135,7 +136,7 @@ def compose_yaml(path: str | Path) -> yaml.Node | None:
         text = read_regular_file(path, limit=LARGEST_FILE, follow=True).decode("utf-8")
     except (OSError, ValueError, IntegrityError) as error:
         raise ConfigError(
-            f"the configuration {shorten(str(path))[1:-1]} can't be read: {getattr(error, 'strerror', None) or error}"
+            f"the configuration {str(path)[:MAX_PATH]} can't be read: {getattr(error, 'strerror', None) or error}"
         ) from None
     try:
         return yaml.compose(text, Loader=yaml.SafeLoader)

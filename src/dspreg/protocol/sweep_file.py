@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dspreg.config.dataset_ref import DatasetRef
-from dspreg.config.parse import compose_yaml, iterate_entries, parse_integer, parse_mapping, parse_option, plain_value
+from dspreg.config.parse import (
+    MAX_PATH,
+    compose_yaml,
+    iterate_entries,
+    parse_integer,
+    parse_mapping,
+    parse_option,
+    plain_value,
+)
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS
 from dspreg.errors import ConfigError, DspregError
 from dspreg.io.importing import import_object, search_here
@@ -165,7 +173,7 @@ def load_recipe(text: str, most: int | None = None) -> list[Run]:
         made = import_object(text)
     else:
         raise ConfigError(
-            f"{shorten(text)[1:-1]} is no sweep: wanted FILE.yaml, a recipe in FILE.py, or a function's import path"
+            f"{text[:MAX_PATH]} is no sweep: wanted FILE.yaml, a recipe in FILE.py, or a function's import path"
         )
     if not callable(made):
         raise ConfigError(f"{text!r} is not a function; a recipe is one that returns runs")
