@@ -1,11 +1,13 @@
 """A run's folder: whose it is, and whether it can be trusted."""
 
+import errno
 import json
 import os
 import random
 import subprocess
 import sys
 from contextlib import nullcontext, suppress
+from pathlib import Path
 
 import pytest
 
@@ -481,3 +483,15 @@ def test_what_is_never_written_is_not_read_wherever_it_stands(folder, name, bad)
         (folder / name).write_text(text.replace(place, f"{place.partition(':')[0]}: {bad}"))
         with pytest.raises(IntegrityError, match=f"{name} can't be read"):
             folder.contents()
+
+
+def test_a_folder_that_cant_be_tidied_up_hides_no_reason(tmp_path, monkeypatch):
+    def refuse(path, missing_ok=False):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with pytest.raises(ConfigError, match="the reason"), RunFolder(tmp_path / "run").locked():  # noqa: PT012
+        monkeypatch.setattr(Path, "unlink", refuse)
+        raise ConfigError("the reason")
+    monkeypatch.undo()
+    with RunFolder(tmp_path / "run").locked():
+        assert (tmp_path / "run" / "lock").exists()

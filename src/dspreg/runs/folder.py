@@ -24,7 +24,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
@@ -402,10 +402,11 @@ class RunFolder:
                 yield
             finally:
                 HELD.remove(handle)
-                refused = [p.name for p in self.path.iterdir()] == ["lock"]  # before anything was written
-                if refused and self._names(handle):
-                    (self / "lock").unlink()
-                    self.path.rmdir()
+                with suppress(OSError):  # a folder with a lock alone does no harm, and hides no reason for the end
+                    refused = [p.name for p in self.path.iterdir()] == ["lock"]  # before anything was written
+                    if refused and self._names(handle):
+                        (self / "lock").unlink()
+                        self.path.rmdir()
 
     def _lock(self) -> IO[str]:
         import fcntl  # here, because Windows lacks it and must still be able to read results
