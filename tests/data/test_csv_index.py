@@ -143,3 +143,9 @@ def test_a_name_of_5000_digits_is_refused_with_its_line(folder, cell):
     with pytest.raises(DataError, match=rf"list.csv, line 3: the cell of '{cell}' has 5,000 characters") as told:
         Index(table(folder, rows(*lines)))
     assert len(str(told.value)) < 400
+
+
+def test_a_path_that_no_disk_can_have_is_missing_like_any_other(tmp_path):
+    (tmp_path / "index.csv").write_text(f"path,label,domain\n{'9' * 400}.png,cat,a\n")
+    with pytest.raises(DataError, match=r"line 2: there is no file .*9{400}\.png"):
+        Index(tmp_path / "index.csv")

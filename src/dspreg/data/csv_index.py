@@ -141,7 +141,7 @@ def _check_files(file: Path, rows: Sequence[Row], files: Sequence[Path]) -> None
             raise DataError(
                 f"{file}: the same image twice, {row.path!r} in line {earlier.line} and in line {row.line}. Remove one."
             )
-    missing = [i for i, path in enumerate(files) if not path.exists()]
+    missing = [i for i, path in enumerate(files) if not os.path.exists(path)]  # also of names that no disk can have
     if missing:
         first = missing[0]
         raise DataError(
