@@ -28,8 +28,8 @@ PROMISES = {
     ),
     "every_operation": (
         "so do those that crash at any operation on the disk, or lose power",
-        "all {training: operations} operations of a training and {sweep: operations} of a sweep × 4 variants, "
-        "{training: wrong} and {sweep: wrong} wrong; {refused} refusals of the disk, {refused wrong} wrong",
+        "all {training operations} operations of a training and {sweep operations} of a sweep × 4 variants, "
+        "{training wrong} and {sweep wrong} wrong; {refused:,} refusals of the disk, {refused wrong} wrong",
     ),
     "strace_check": (
         "so do those of the real command, killed or refused inside of system calls",
@@ -75,9 +75,9 @@ def latest(results: Path) -> dict[str, dict[str, Any]]:
 def describe(part: str, line: dict[str, Any] | None) -> str:
     if line is None:
         return "not run"
-    figures = dict(line["figures"])
+    figures = {name.replace(":", ""): value for name, value in line["figures"].items()}  # a colon begins a format
     for name in ("refusals", "refusals wrong"):
-        values = [value for key, value in figures.items() if key.endswith(f": {name}")]
+        values = [figures[f"{what} {name}"] for what in ("training", "sweep") if f"{what} {name}" in figures]
         figures[name.replace("refusals", "refused")] = sum(values)
     try:
         said = PROMISES[part][1].format_map(figures)

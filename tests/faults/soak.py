@@ -43,8 +43,15 @@ Sample = dict[str, float]
 
 
 def memory(process: int) -> float:
-    """Resident, in bytes."""
-    return float(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Resident, in bytes.
+
+    Raises:
+        ProcessLookupError: It has ended, and is only waited for.
+    """
+    pages = float(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1])
+    if not pages:
+        raise ProcessLookupError(process)
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def descriptors(process: int) -> int:

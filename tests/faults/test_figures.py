@@ -37,6 +37,11 @@ def test_the_command_is_as_one_types_it():
     )
 
 
+def test_figures_of_the_record_are_sentences():
+    for part, line in figures.latest(RECORD).items():
+        assert "{" not in figures.describe(part, line), part
+
+
 def test_the_page_has_the_figures_of_the_record():
     """`python tests/faults/figures.py --page docs/reliability.md` puts them there."""
     page = (ROOT / "docs/reliability.md").read_text("utf-8")

@@ -1,9 +1,11 @@
 """The soak in small, and that it would see what grows."""
 
+import os
+
 import pytest
 
 from faults import small
-from faults.soak import judge, soak
+from faults.soak import judge, memory, soak
 
 
 def samples(**grows):
@@ -48,3 +50,14 @@ def test_what_grows_is_seen(name, slope):
     figures, passed = judge(samples(**{name: slope}))
     assert not passed
     assert [name in each for each in figures["not flat"]] == [True]
+
+
+def test_a_process_that_has_ended_has_no_memory_to_speak_of():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # ended, and not waited for yet
+    with pytest.raises(ProcessLookupError):
+        memory(child)
+    os.waitpid(child, 0)
+    assert memory(os.getpid()) > 1e6
