@@ -57,7 +57,7 @@ PROMISES = {
     "sweeps": ("a sweep that is killed ends like one left alone", "{said}"),
     "ray": ("so does one on a Ray cluster", "{said}"),
     "soak": (
-        "thousands of runs in one store cost no more than the first ones",
+        "a store that fills costs memory and time in step with its runs, and no descriptors",
         "{runs:,} runs beside {reads:,} reads: memory {memory slope}, descriptors {descriptor slope}",
     ),
     "bad_inputs": (
