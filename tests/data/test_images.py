@@ -1,5 +1,6 @@
 """From files to pixels: all of them, or a reason; never a repair, never a hang."""
 
+import errno
 import hashlib
 import os
 import pickle
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image, ImageFile
 from torch.utils.data import DataLoader
 
-from dspreg import DataError
+from dspreg import DataError, ResourceError
 from dspreg.data import BadImage, Cache, Images, decode_image
 from dspreg.data.decode import contents
 from dspreg.data.readers import iterate_batches
@@ -179,3 +180,14 @@ def test_a_cache_gives_the_image_that_was_hashed_and_never_keeps_another(tmp_pat
     with pytest.raises(DataError, match=r"2\.png was changed"):
         images[2]
     assert images.cache.read(hashlib.sha256(images.files[2].read_bytes()).hexdigest()) is None
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_a_machine_without_room_is_not_the_fault_of_an_image(tmp_path, monkeypatch, number):
+    def refuse(path, *_, **__):
+        raise OSError(number, os.strerror(number), str(path))
+
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ResourceError, match=r"a\.png can't be read: (too many open files|not enough memory)"):
+        decode_image(tmp_path / "a.png")

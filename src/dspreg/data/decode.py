@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dspreg.errors import DataError
+from dspreg.errors import DataError, ResourceError, missing_resource
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -72,6 +72,8 @@ def stamped_contents(path: Path | str) -> tuple[bytes, int]:
             stamp = hash((at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns))
             return file.read(MAX_BYTES), stamp
     except OSError as error:
+        if missing := missing_resource(error):  # of the machine's: the image may be sound
+            raise ResourceError(f"{path} can't be read: {missing}") from error
         raise BadImage.of(path, _why_unreadable(path, error)) from None
 
 
