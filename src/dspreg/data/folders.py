@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dspreg.data.base import DomainDataset
 from dspreg.data.images import Images
-from dspreg.errors import DataError, Notice
+from dspreg.errors import DataError, Notice, ResourceError, missing_resource
 from dspreg.io.text import join_few, path_name, plural
 
 READ = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
@@ -269,6 +269,8 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _refuse(error: OSError) -> None:
+    if missing := missing_resource(error):
+        raise ResourceError(f"the folder {error.filename} can't be read: {missing}") from error
     raise DataError(
         f"the folder {error.filename} can't be read ({error.strerror}). Check that it exists and that you may read it."
     ) from None

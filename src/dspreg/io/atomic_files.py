@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import IO, Any
 
-from dspreg.errors import CantWrite, ConfigError, IntegrityError
+from dspreg.errors import CantWrite, ConfigError, IntegrityError, ResourceError, missing_resource
 
 UNFINISHED = ".part"  # a crash may leave such a file; `remove_partial_files` removes it
 # Entered around every change of a file that another process may own by now: it raises where nothing may change any
@@ -68,12 +68,18 @@ def open_regular_file(path: str | Path, flags: int = os.O_RDONLY, *, follow: boo
 
     Raises:
         IntegrityError: Something else has the name: a link, a folder, a FIFO, a device.
-        OSError: The system's refusal.
+        ResourceError: There are too few descriptors, or too little memory.
+        OSError: Another refusal of the system.
     """
     with suppress(FileNotFoundError):  # looked at before: opening alone makes some devices do things
         _require_regular(path, os.stat(path, follow_symlinks=follow))
     flags |= WITHOUT_WAITING | getattr(os, "O_BINARY", 0) | (0 if follow else getattr(os, "O_NOFOLLOW", 0))
-    handle = os.open(path, flags, 0o666)
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        if missing := missing_resource(error):  # nothing is wrong with the file
+            raise ResourceError(f"{path} can't be opened: {missing}") from error
+        raise
     try:
         _require_regular(path, os.fstat(handle))  # and after: it may have been exchanged meanwhile
     except IntegrityError:
