@@ -25,7 +25,7 @@ from dspreg.cli import (
     sweep,
     train,
 )
-from dspreg.cli.output import lost, protected_output
+from dspreg.cli.output import failure_reason, protected_output
 from dspreg.cli.parser import Parser
 from dspreg.errors import DspregError, Notice, ResourceError, missing_resource
 from dspreg.io.importing import importable_here
@@ -61,11 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             code = run_command(arguments)
         except SystemExit as stop:  # argparse's, after --help or a wrong call
-            if stop.code or not (trouble := lost(out)):
+            if stop.code or not (trouble := failure_reason(out)):
                 raise
             code = 0
         else:
-            trouble = lost(out)
+            trouble = failure_reason(out)
         if trouble and not code:
             code = _said(
                 ResourceError(f"what was printed is lost: stdout can't be written ({trouble}); files are whole")

@@ -90,7 +90,7 @@ def keep_standard_handles() -> None:
                 os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
 
 
-def lost(out: Output) -> str:
+def failure_reason(out: Output) -> str:
     """Why output was lost, for a message; nothing if it was not, or if its reader left on purpose, as `head` does."""
     out.flush()
     if out.failure is None:
