@@ -26,6 +26,7 @@ from torch import Tensor
 
 from dspreg import Batch, DSPReg, ParamVector, gradient, trainable
 from dspreg.penalty import Step
+from dspreg.sensitivity.controls import reverse_ranks
 from dspreg.training.experiment import Experiment
 
 BATCHES = 8
@@ -91,13 +92,6 @@ def build_patterns(algorithm: DSPReg) -> dict[str, ParamVector]:
     head = set(c.select("classifier.*"))
     found["head"] = ParamVector((name, t if name in head else torch.zeros_like(t)) for name, t in c.items())
     return found
-
-
-def reverse_ranks(c: Tensor) -> Tensor:
-    """The same values, the largest where the smallest was."""
-    flat = c.reshape(-1)
-    order = flat.argsort()
-    return torch.empty_like(flat).scatter_(0, order, flat[order].flip(0)).view_as(c)
 
 
 def exact_parts(algorithm: DSPReg, step: list[Batch], patterns: Mapping[str, ParamVector]) -> Parts:

@@ -44,7 +44,7 @@ PHASES = (
 FUNCTIONS = (
     (loop, "resume", "resuming"),
     (loop, "profile_stack", "measuring c"),
-    (DSPReg, "measure_c", "measuring c"),
+    (DSPReg, "measure_c_and_mean", "measuring c"),
     (loop, "step", "stepping"),
     (loop, "evaluate", "evaluating"),
     (Checkpoints, "save", "checkpointing"),

@@ -1,5 +1,7 @@
 """The index: one import per algorithm."""
 
+from dspreg.algorithms.agreement import Agreement
+from dspreg.algorithms.anchor import Anchor
 from dspreg.algorithms.arm import ARM
 from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.compatibility import Compatibility
@@ -45,7 +47,9 @@ __all__ = [
     "RSC",
     "SAGM",
     "SAM",
+    "Agreement",
     "Algorithm",
+    "Anchor",
     "Compatibility",
     "DSPReg",
     "Fish",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Direction, Log, to_param_device
 from dspreg.algorithms.compatibility import Compatibility
-from dspreg.algorithms.measure import BATCHES, Function, measuring
+from dspreg.algorithms.measure import BATCHES, Function, measuring, refresh_due
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective, OutputObjective, at_least_float32
 from dspreg.distributions import Choice, LogUniform
@@ -26,14 +26,15 @@ from dspreg.penalty import Memory, Penalised, Step, figures, inner_of, kind_of, 
 from dspreg.penalty.tangent import StackTangent, sample_batches
 from dspreg.randomness import generator
 from dspreg.sensitivity import Meter, Profile
+from dspreg.sensitivity.controls import reverse_ranks, shuffle, shuffle_matched
 from dspreg.sensitivity.measure import build_profile
 from dspreg.sensitivity.meter import check_settings
 from dspreg.sensitivity.profile import layer_of, upper_quantile
-from dspreg.sensitivity.refresh import measure_c
+from dspreg.sensitivity.refresh import measure_c_and_mean
 from dspreg.sensitivity.samples import Samples
 from dspreg.vectors import ParamVector, trainable
 
-COEFFICIENTS = ("dynamic", "static", "ones", "mean", "shuffled", "hard")
+COEFFICIENTS = ("dynamic", "static", "ones", "mean", "shuffled", "matched", "reversed", "hard")
 ON_NO_SCHEDULE = {"static": "measures c once, before step 0", "ones": "never measures c"}
 
 
@@ -61,7 +62,9 @@ class DSPReg(Algorithm):
         warmup: Steps before the penalty counts.
         coefficients: `"dynamic"` as above; `"static"`: measured once, before step 0; `"ones"`: c = 1, a plain gradient
             penalty; `"mean"`: the mean of c everywhere; `"shuffled"`: c permuted within each tensor, the control that
-            tells c from any gradient penalty; `"hard"`: 1 where c is at least its `quantile`, else 0.
+            tells c from any gradient penalty; `"matched"`: permuted within each tensor and decile of s̄, so that
+            parameters of equal sensitivity exchange their c; `"reversed"`: within each tensor the largest c where the
+            smallest was; `"hard"`: 1 where c is at least its `quantile`, else 0.
         quantile: For `"hard"`.
 
     The penalty's gradient is 2λ·H(c⊙g), a Hessian-vector product. Changes `gradient`, and `update` for the refresh.
@@ -160,16 +163,13 @@ class DSPReg(Algorithm):
                 return False
             case "static":
                 return t == 0
-        if self.refresh_steps is not None:
-            return t > 0 and t % self.refresh_steps == 0
-        epoch = self.task.steps_per_epoch
-        return (t + epoch) % (self.refresh_epochs * epoch) == 0
+        return refresh_due(t, self.refresh_epochs, self.refresh_steps, self.task.steps_per_epoch)
 
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
         # a layer above, such as Fish, may update several times in one step
         if self.weight and self.due(self.t) and self.refreshed_at != self.t:
             started = time.perf_counter()
-            self.c = self.arrange(self.measure_c())
+            self.c = self.arrange(*self.measure_c_and_mean())
             self.refreshed_at = self.t
             self.log_event("refresh", layers=by_layer(self.c))
             self._seconds += time.perf_counter() - started
@@ -177,8 +177,13 @@ class DSPReg(Algorithm):
 
     def measure_c(self) -> ParamVector:
         """c on fresh samples of the source domains."""
+        return self.measure_c_and_mean()[0]
+
+    def measure_c_and_mean(self) -> tuple[ParamVector, ParamVector]:
+        """c, and the mean over domains s̄ up to a factor for each tensor; s̄ is empty where nothing uses it."""
         with self._measuring() as (meter, f, domains):
-            return measure_c(meter, f, domains, self.eps).map(lambda c, one: c.to(one.dtype), self.ones())
+            c, mean = measure_c_and_mean(meter, f, domains, self.eps, keeps_mean=self.coefficients == "matched")
+        return c.map(lambda c, one: c.to(one.dtype), self.ones()), mean
 
     def profile(self) -> Profile:
         """On the samples a refresh at this step takes."""
@@ -194,22 +199,27 @@ class DSPReg(Algorithm):
         params = ParamVector(trainable(self.net)).select(self.only, self.exclude)
         return params.map(lambda p: torch.ones_like(at_least_float32(p.detach())))
 
-    def arrange(self, c: ParamVector) -> ParamVector:
-        """c as the option `coefficients` wants it."""
+    def arrange(self, c: ParamVector, mean_sensitivity: ParamVector | None = None) -> ParamVector:
+        """c as the option `coefficients` wants it; `"matched"` needs s̄."""
         match self.coefficients:
             case "mean":
                 mean = c.flat().double().mean()
                 return c.map(lambda t: torch.full_like(t, float(mean)))
             case "shuffled":
-                return ParamVector((name, self._shuffle(name, t)) for name, t in c.items())
+                return ParamVector((name, shuffle(t, self._order(name))) for name, t in c.items())
+            case "matched":
+                assert mean_sensitivity is not None
+                s = mean_sensitivity
+                return ParamVector((name, shuffle_matched(t, s[name], self._order(name))) for name, t in c.items())
+            case "reversed":
+                return c.map(reverse_ranks)
             case "hard":
                 threshold = upper_quantile(c, self.quantile)
                 return c.map(lambda t: (t >= threshold).to(t.dtype))
         return c
 
-    def _shuffle(self, name: str, c: Tensor) -> Tensor:
-        order = torch.randperm(c.numel(), generator=generator(*self.task.key, self.t, name, "shuffle"), device="cpu")
-        return c.reshape(-1)[order.to(c.device)].view_as(c)
+    def _order(self, name: str) -> torch.Generator:
+        return generator(*self.task.key, self.t, name, "shuffle")
 
     # The penalty.
 

@@ -25,6 +25,16 @@ BATCHES = 16  # of 32 images per domain: from there on c is reliable to 0.8 on r
 Function = Callable[[Samples, int], Callable[[Tensor], Tensor]]
 
 
+def refresh_due(t: int, epochs: int, steps: int | None, steps_per_epoch: int) -> bool:
+    """Whether c is measured before step t: before steps S, 2S, …, or at the start of every T-th epoch.
+
+    Epochs count from 1, as in the paper's Algorithm 1: before steps (mT − 1)·E, m = 1, 2, …
+    """
+    if steps is not None:
+        return t > 0 and t % steps == 0
+    return (t + steps_per_epoch) % (epochs * steps_per_epoch) == 0
+
+
 def profile_stack(algorithm: Algorithm) -> Profile:
     """The full profile of a stack at this step, with null and reliability, as from `dspreg.measure`.
 

@@ -1,4 +1,4 @@
-"""c alone, for the refreshes of a training: as few vectors as possible, and no null (c under random domain labels)."""
+"""c, for the refreshes of a training: as few vectors as possible, and no null (c under random domain labels)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ PASS_SIZE = 48  # samples of small batches that go through the network in one pa
 
 def measure_c(meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]], eps: float = 0.0) -> ParamVector:
     """c alone: three vectors, however many domains. Arguments as in `build_profile`."""
+    return measure_c_and_mean(meter, f, domains, eps, keeps_mean=False)[0]
+
+
+def measure_c_and_mean(
+    meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]], eps: float = 0.0, *, keeps_mean: bool = True
+) -> tuple[ParamVector, ParamVector]:
+    """c, and s̄ up to a factor for each tensor, which ranks within a tensor do not see."""
     labelled = [
         (d, name, attach_labels(meter, f, name, d, batches, again=False))
         for d, (name, batches) in enumerate(domains.items())
@@ -29,15 +36,21 @@ def measure_c(meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Sample
     if len(labelled) <= MAX_ROWS:
         sums = meter.sums(len(labelled))
         sizes = _accumulate(meter, f, labelled, sums)
-        scaled_eps = {name: eps * meter.scales.get(name, 1.0) ** 2 for name in meter.params}
-        return require_finite(ParamVector((k, coefficients(sums.pop(k), sizes, e)) for k, e in scaled_eps.items()))
+        c, mean = {}, {}
+        for name in meter.params:
+            each = sums.pop(name)
+            c[name] = coefficients(each, sizes, eps * meter.scales.get(name, 1.0) ** 2)
+            if keeps_mean:
+                per = 1 / torch.tensor(sizes, dtype=each.dtype, device=each.device)
+                mean[name] = torch.tensordot(per / len(sizes), each, dims=1)
+        return require_finite(ParamVector(c)), ParamVector(mean)
     across, sums = Spread(), meter.sums()
     for domain in labelled:
         (size,) = _accumulate(meter, f, [domain], sums)
         across.add(sums.row(0), size)
         sums.clear(0)
     require_finite(across.mean)
-    return across.c(eps, meter.scales)
+    return across.c(eps, meter.scales), across.mean
 
 
 def _accumulate(

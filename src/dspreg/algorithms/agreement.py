@@ -1,0 +1,175 @@
+"""Agreement: step less far along parameters on whose gradient the domains disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dspreg.algorithms.base import ERM, Algorithm, Direction, Log
+from dspreg.algorithms.compatibility import Compatibility, arrows_of
+from dspreg.algorithms.task import Task
+from dspreg.batches import Batch, Objective, at_least_float32
+from dspreg.distributions import LogUniform
+from dspreg.errors import ConfigError
+from dspreg.networks import Network
+from dspreg.networks.batch_norm import scratch_buffers
+from dspreg.randomness import generator
+from dspreg.sensitivity.controls import shuffle_matched
+from dspreg.vectors import ParamVector, gradient, move_to, theta, trainable
+
+CONTROLS = ("none", "matched")
+
+
+class Agreement(Algorithm):
+    """Step less far along parameters on whose gradient the domains disagree.
+
+        θ_k ← θ_k + r_k Δ_k        r_k ∝ ḡ_k² / (ḡ_k² + strength · V_k/D)        r has mean 1 in every tensor
+
+    Δ is the step of the layers below, Adam's for instance. ḡ and V are mean and variance over the D domains of running
+    means of their gradients. ḡ²/(V/D) is the square of a t-value, so a parameter that all domains want to move the same
+    way keeps its step, and one that they pull in opposite ways hardly moves. It sees signs and acts on coordinates:
+    with the rates permuted it is another update, unlike DSP-Reg's c.
+
+    Args:
+        strength: 0 is the base, bitwise. With 1 the rate is the Wiener filter of a common gradient in the domains'.
+        beta: Of the running means, one for each domain: with 0.9 over about ten steps.
+        prior: How many parts of the tensor's mean variance go into V_k with one part of its own, which has D − 1
+            degrees of freedom (the moderated t of Smyth, 2004).
+        every: Steps between two computations of the rates.
+        control: `"matched"` permutes the rates within each tensor and decile of |ḡ|, at every computation.
+
+    Ours. Neighbours: AND-mask (Parascandolo et al., ICLR 2021) and SAND-mask (Shahtalebi et al., 2021) mask or shrink
+    the *gradient* of a batch by the agreement of signs, which Adam's division partly undoes, and JPS (2025) trains a
+    fixed subset of consistent parameters. Balles & Hennig (ICML 2018) shrink steps by the same factor with the variance
+    between samples.
+
+    Changes `gradient` and `update`. Over layers that change neither forward, loss nor gradient, the gradients of the
+    domains make up the whole one, and it takes as many passes as ERM, on smaller batches; else twice as many.
+    """
+
+    compatibility = Compatibility(needs_several_domains=True)
+    space = {"strength": LogUniform(-1, 2)}
+    saved_attributes = ("means", "masses", "rates")
+
+    def __init__(
+        self,
+        base: Algorithm | None = None,
+        *,
+        strength: float = 1.0,
+        beta: float = 0.9,
+        prior: float = 1.0,
+        every: int = 5,
+        control: str = "none",
+    ):
+        super().__init__(base)
+        for name, value in {"strength": strength, "prior": prior}.items():
+            if not 0 <= value < float("inf"):
+                raise ConfigError(f"Agreement: {name}={value}; wanted a finite number ≥ 0")
+        if not 0 <= beta < 1:
+            raise ConfigError(f"Agreement: beta={beta}; wanted a number from 0 to below 1")
+        if every < 1 or every != int(every):
+            raise ConfigError(f"Agreement: every={every}; wanted a whole number of steps, at least 1")
+        if control not in CONTROLS:
+            raise ConfigError(f"Agreement: control={control!r}; wanted one of {', '.join(map(repr, CONTROLS))}")
+        self.strength, self.beta, self.prior, self.every, self.control = strength, beta, prior, every, control
+        self._start(0)
+
+    def _start(self, domains: int) -> None:
+        self.means = ParamVector()  # running means of the domains' gradients, (D, …) each, biased towards their start
+        self.masses = torch.zeros(domains, dtype=torch.float64)  # sum of the weights in them
+        self.rates = ParamVector()
+        self._seen: list[tuple[int, ParamVector]] = []  # domain and gradient, of this step
+
+    def build(self, task: Task) -> Network:
+        self._start(task.num_domains)
+        return self.base.build(task)
+
+    def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
+        first = self.stack.first_time(self, "gradient")
+        if first:
+            self._seen = []
+        if not self.strength or len(batches) < 2:
+            return self.base.gradient(objective, batches)
+        if self._domains_sum_up():
+            found = [self.base.gradient(objective, [batch]) for batch in batches]
+            each = [g for _, g in found]
+            total = sum(map(len, batches))
+            loss, g = torch.zeros(()), ParamVector()
+            for batch, (one, of_domain) in zip(batches, found, strict=True):
+                share = len(batch) / total
+                loss, g = loss.to(one) + one * share, g + of_domain * share
+        else:
+            loss, g = self.base.gradient(objective, batches)
+            each = []
+            if first:
+                with scratch_buffers(self.net):
+                    each = [gradient(objective([batch]), self.net) for batch in batches]
+        if first:
+            self._seen = [(batch.domain, of_domain) for batch, of_domain in zip(batches, each, strict=True)]
+        return loss, g
+
+    def _domains_sum_up(self) -> bool:
+        """Whether the objective is a mean over samples, so that its gradient is that of the domains."""
+        others = [layer for layer in self.stack.layers if layer is not self and not isinstance(layer, ERM)]
+        return not any({"forward", "loss", "gradient"} & set(arrows_of(type(layer))) for layer in others)
+
+    def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
+        if not self.strength:
+            return self.base.update(direction, batches)
+        before = theta(self.net)
+        log = self.base.update(direction, batches)
+        rates = self._take_in() if self._seen else self.rates
+        after = trainable(self.net)
+        moved = {n: torch.lerp(before[n], after[n].detach(), r.to(before[n].dtype)) for n, r in rates.items()}
+        move_to(self.net, ParamVector(moved))
+        if rates and self.stack.recording:
+            low, middle, high = np.quantile(rates.flat().cpu().numpy(), (0.1, 0.5, 0.9)).tolist()
+            self.note(rate_10=low, rate_50=middle, rate_90=high)
+        return log
+
+    @torch.no_grad()
+    def _take_in(self) -> ParamVector:
+        """Take this step's gradients into the running means; the rates, computed anew where it is time."""
+        masses, means = self.masses.clone(), dict(self.means)
+        for d, _ in self._seen:
+            masses[d] = masses[d] * self.beta + (1 - self.beta)
+        for name, p in trainable(self.net).items():
+            if not any(name in g for _, g in self._seen):
+                continue
+            old = means.get(name)
+            new = at_least_float32(p.new_zeros(len(masses), *p.shape)) if old is None else old.clone()
+            for d, g in self._seen:
+                new[d].mul_(self.beta)
+                if name in g:
+                    new[d].add_(g[name], alpha=1 - self.beta)
+            means[name] = new
+        self.stage("means", ParamVector(means))
+        self.stage("masses", masses)
+        if self.rates and self.t % self.every:
+            return self.rates
+        present = masses.nonzero()[:, 0]
+        rates = ParamVector((name, self._rates(name, m[present], masses[present])) for name, m in means.items())
+        self.stage("rates", rates)
+        return rates
+
+    def _rates(self, name: str, means: Tensor, masses: Tensor) -> Tensor:
+        gradients = means / masses.to(means).view(-1, *[1] * (means.ndim - 1))  # unbiased
+        rates = agreement_rates(gradients, self.strength, self.prior)
+        if self.control == "matched":
+            return shuffle_matched(rates, gradients.mean(0).abs(), generator(*self.task.key, self.t, name, "agreement"))
+        return rates
+
+
+def agreement_rates(gradients: Tensor, strength: float, prior: float) -> Tensor:
+    """r of one parameter tensor from the domains' gradients (D, …): ḡ²/(ḡ² + strength·V/D), divided by its mean."""
+    # squares of small gradients would underflow
+    g = gradients / gradients.abs().amax().clamp(min=torch.finfo(gradients.dtype).tiny)
+    signal, variance = g.mean(0).square(), g.var(0)
+    variance = (variance + prior * variance.mean()) / (1 + prior)
+    noise = strength / len(g) * variance
+    rates = torch.where(signal > 0, signal / (signal + noise).clamp(min=torch.finfo(g.dtype).tiny), 0.0)
+    mean = rates.mean()
+    return torch.where(mean > 0, rates / mean.clamp(min=torch.finfo(g.dtype).tiny), 1.0)
