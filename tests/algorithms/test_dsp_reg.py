@@ -69,7 +69,7 @@ def test_refresh_steps_and_the_other_schedules():
     assert refreshes(PACS_SOURCES, 96, 100, refresh_steps=30) == [30, 60, 90]
     assert refreshes(PACS_SOURCES, 96, 400, coefficients="static") == [0]
     assert refreshes(PACS_SOURCES, 96, 400, coefficients="ones") == []
-    for kind in ("mean", "shuffled", "hard"):
+    for kind in ("mean", "shuffled", "matched", "reversed", "hard"):
         assert refreshes(PACS_SOURCES, 96, 400, coefficients=kind) == [50, 150, 250, 350]
 
 
@@ -93,7 +93,7 @@ def at_refresh(coefficients="dynamic", **options):
     stack = ready(DSPReg(coefficients=coefficients, weight=1e-3, **options))
     steps(stack, 2)
     before = {n: t.clone() for n, t in stack.net.state_dict().items()}
-    stack.c = stack.arrange(stack.measure_c())
+    stack.c = stack.arrange(*stack.measure_c_and_mean())
     assert all(torch.equal(t, before[n]) for n, t in stack.net.state_dict().items())
     return stack
 
@@ -289,6 +289,26 @@ def test_shuffled_permutes_within_each_tensor_and_anew_at_each_refresh():
     one = stack.arrange(fixed)
     stack.stack.steps += 1
     assert not torch.equal(one.flat(), stack.arrange(fixed).flat())
+
+
+def test_matched_permutes_among_parameters_of_equal_sensitivity():
+    plain, matched = at_refresh(), at_refresh("matched").c
+    samples = {d: [(b.x, b.y) for b in batches] for d, batches in toy_task().samples(2, BATCHES).items()}
+    profile = dspreg.measure(plain.net, samples)
+    for n, c in plain.c.items():
+        mean = torch.stack([s[n] for s in profile.s.values()]).mean(0)
+        groups = max(1, min(10, c.numel() // 10))
+        for places in mean.reshape(-1).argsort(stable=True).tensor_split(groups):
+            one, other = (v.reshape(-1)[places].sort()[0] for v in (c, matched[n]))
+            assert torch.equal(one, other)
+    assert not torch.equal(plain.c["featurizer.layers.0.weight"], matched["featurizer.layers.0.weight"])
+
+
+def test_reversed_has_the_largest_c_where_the_smallest_was():
+    c, turned = at_refresh().c, at_refresh("reversed").c
+    for n in c:
+        assert torch.equal(turned[n].reshape(-1)[c[n].argmin()], c[n].max())
+        assert torch.equal(c[n].reshape(-1).sort()[0], turned[n].reshape(-1).sort()[0])
 
 
 def test_hard_is_one_at_and_above_the_global_quantile():
