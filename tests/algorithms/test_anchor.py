@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from algorithms.test_dsp_reg_by_hand import BATCHES, sensitivities
 
 from dspreg.algorithms import ERM, Anchor, parse
 from dspreg.errors import ConfigError
@@ -10,6 +9,7 @@ from dspreg.testing import toy_batches, toy_task
 from dspreg.training import train_step
 from dspreg.vectors import theta
 from reference import plain
+from reference.plain_sensitivity import BATCHES, sensitivities
 
 WEIGHT = 0.3
 
