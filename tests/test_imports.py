@@ -69,6 +69,7 @@ FOUNDATIONS = {
     "compatibility",
     "stack",
     "task",
+    "domain_gradients",
     "measure",
     "pretrained_oracle",
     "warm_up",

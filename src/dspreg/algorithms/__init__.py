@@ -5,6 +5,7 @@ from dspreg.algorithms.anchor import Anchor
 from dspreg.algorithms.arm import ARM
 from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.compatibility import Compatibility
+from dspreg.algorithms.consensus import Consensus
 from dspreg.algorithms.coral import CORAL
 from dspreg.algorithms.dann import DANN
 from dspreg.algorithms.dsp_reg import DSPReg
@@ -51,6 +52,7 @@ __all__ = [
     "Algorithm",
     "Anchor",
     "Compatibility",
+    "Consensus",
     "DSPReg",
     "Fish",
     "Fishr",

@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspreg.algorithms.base import ERM, Algorithm, Direction, Log
-from dspreg.algorithms.compatibility import Compatibility, arrows_of
+from dspreg.algorithms.base import Algorithm, Direction, Log
+from dspreg.algorithms.compatibility import Compatibility
+from dspreg.algorithms.domain_gradients import gradient_by_domain, shrinkage
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective, at_least_float32
 from dspreg.distributions import LogUniform
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
-from dspreg.networks.batch_norm import scratch_buffers
 from dspreg.randomness import generator
 from dspreg.sensitivity.controls import shuffle_matched
-from dspreg.vectors import ParamVector, gradient, move_to, theta, trainable
+from dspreg.vectors import ParamVector, move_to, theta, trainable
 
 CONTROLS = ("none", "matched")
 
@@ -91,30 +91,11 @@ class Agreement(Algorithm):
         first = self.stack.first_time(self, "gradient")
         if first:
             self._seen = []
-        if not self.strength or len(batches) < 2:
+        if not first or not self.strength or len(batches) < 2:
             return self.base.gradient(objective, batches)
-        if self._domains_sum_up():
-            found = [self.base.gradient(objective, [batch]) for batch in batches]
-            each = [g for _, g in found]
-            total = sum(map(len, batches))
-            loss, g = torch.zeros(()), ParamVector()
-            for batch, (one, of_domain) in zip(batches, found, strict=True):
-                share = len(batch) / total
-                loss, g = loss.to(one) + one * share, g + of_domain * share
-        else:
-            loss, g = self.base.gradient(objective, batches)
-            each = []
-            if first:
-                with scratch_buffers(self.net):
-                    each = [gradient(objective([batch]), self.net) for batch in batches]
-        if first:
-            self._seen = [(batch.domain, of_domain) for batch, of_domain in zip(batches, each, strict=True)]
+        loss, g, each = gradient_by_domain(self, objective, batches)
+        self._seen = [(batch.domain, of_domain) for batch, of_domain in zip(batches, each, strict=True)]
         return loss, g
-
-    def _domains_sum_up(self) -> bool:
-        """Whether the objective is a mean over samples, so that its gradient is that of the domains."""
-        others = [layer for layer in self.stack.layers if layer is not self and not isinstance(layer, ERM)]
-        return not any({"forward", "loss", "gradient"} & set(arrows_of(type(layer))) for layer in others)
 
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
         if not self.strength:
@@ -164,12 +145,7 @@ class Agreement(Algorithm):
 
 
 def agreement_rates(gradients: Tensor, strength: float, prior: float) -> Tensor:
-    """r of one parameter tensor from the domains' gradients (D, …): ḡ²/(ḡ² + strength·V/D), divided by its mean."""
-    # squares of small gradients would underflow
-    g = gradients / gradients.abs().amax().clamp(min=torch.finfo(gradients.dtype).tiny)
-    signal, variance = g.mean(0).square(), g.var(0)
-    variance = (variance + prior * variance.mean()) / (1 + prior)
-    noise = strength / len(g) * variance
-    rates = torch.where(signal > 0, signal / (signal + noise).clamp(min=torch.finfo(g.dtype).tiny), 0.0)
+    """r of one parameter tensor from the domains' gradients (D, …), mean 1."""
+    rates = shrinkage(gradients, strength, prior)
     mean = rates.mean()
-    return torch.where(mean > 0, rates / mean.clamp(min=torch.finfo(g.dtype).tiny), 1.0)
+    return torch.where(mean > 0, rates / mean.clamp(min=torch.finfo(rates.dtype).tiny), 1.0)
