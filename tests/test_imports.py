@@ -72,6 +72,7 @@ FOUNDATIONS = {
     "measure",
     "pretrained_oracle",
     "warm_up",
+    "weight_average",
 }  # what algorithms stand on
 
 
