@@ -28,7 +28,7 @@ class WeightAverage(Algorithm):
 
     def __init__(self, base: Algorithm | None = None):
         super().__init__(base)
-        self.mean, self.count = ParamVector(), 0  # θ̄, and how many θ are in it
+        self.mean, self.count = ParamVector(), 0  # θ̄, and of how many steps
 
     def share(self) -> float:
         """Of the newest θ in the mean; `count` has it in already."""
@@ -36,10 +36,10 @@ class WeightAverage(Algorithm):
 
     @torch.no_grad()
     def on_step_end(self) -> None:
-        self.count += 1
         if not self.mean:
-            self.mean = theta(self.net)
+            self.mean, self.count = theta(self.net), 1
             return
+        self.count += 1
         params = trainable(self.net)
         torch._foreach_lerp_(list(self.mean.values()), [params[name] for name in self.mean], self.share())
 
@@ -55,4 +55,4 @@ class WeightAverage(Algorithm):
     def on_load(self) -> None:
         """Move the network to the mean: whoever exports, measures or adapts it finds what predicts."""
         move_to(self.net, self.mean)
-        self.mean, self.count = ParamVector(), 0
+        self.mean = ParamVector()
