@@ -25,11 +25,11 @@ import torch
 from clock import alternate, interval
 from rich.console import Console
 from rich.table import Table
-from safetensors.torch import load_file
 
 from dspreg import Algorithm, Batch, Execution, Notice, train, train_step
 from dspreg.algorithms import GGA
 from dspreg.algorithms.registry import PUBLISHED, algorithms
+from dspreg.inference.stored_model import read_model_file
 from penalty import stack
 
 NETWORK, PIXELS, IMAGES, ROUNDS = "resnet18", 64, 8, 30
@@ -89,17 +89,17 @@ def told(ratios: list[float]) -> dict[str, float]:
     return {"median": round(median(ratios), 3), "low": round(low, 3), "high": round(high, 3)}
 
 
-def digits(console: Console, out: Path, length: int) -> None:
+def digits(console: Console, out: Path, length: int, only: Sequence[str] = ()) -> None:
     """Every method and ten stacks on the digits, trained without print."""
     table = Table("spec", "as run", "validation", "print", "s/step", "penalties, mean of the last steps", "from ERM")
     erm: dict[str, torch.Tensor] = {}
     same = []
-    for spec in ("ERM", *(name for name in algorithms() if name != "ERM"), *STACKS):
+    for spec in ("ERM", *(name for name in only or (*algorithms(), *STACKS) if name != "ERM")):
         folder = out / spec
         settings = {"dataset": "digits", "targets": ("print",), "algorithm": spec, "steps": length}
         train(settings, Execution(threads=1, profile="never"), folder)
         records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
-        weights = weights_of_prediction(load_file(folder / "last.safetensors"))
+        weights = weights_of_prediction(read_model_file(folder / "last.safetensors")[1])
         erm = erm or weights
         shared = [name for name in erm if name in weights and weights[name].shape == erm[name].shape]
         moved = max(float((weights[name] - erm[name]).abs().max()) for name in shared)
@@ -145,7 +145,7 @@ def main() -> None:
     if options.part == "steps":
         steps(console, options.rounds, COSTS if options.write else None, options.only)
     else:
-        digits(console, options.out, options.steps)
+        digits(console, options.out, options.steps, options.only)
 
 
 if __name__ == "__main__":
