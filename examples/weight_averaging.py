@@ -1,4 +1,6 @@
-"""Predict with averaged weights (SWA, Izmailov et al., UAI 2018), under or over DSP-Reg.
+"""How to write a layer with state: predict with averaged weights (SWA, Izmailov et al., UAI 2018).
+
+The catalogue has `SWA` and `EMA`, which update the mean in place; this is the shortest that keeps the laws.
 
 PYTHONPATH=examples dspreg train --dataset digits --target print --steps 60 --out runs/averaged \
     --algorithm "weight_averaging.SWA(start=20)+DSPReg"

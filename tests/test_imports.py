@@ -73,6 +73,7 @@ FOUNDATIONS = {
     "measure",
     "pretrained_oracle",
     "warm_up",
+    "weight_average",
 }  # what algorithms stand on
 
 

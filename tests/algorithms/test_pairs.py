@@ -9,8 +9,7 @@ from dspreg.errors import ConfigError
 from dspreg.testing import ready, toy_batches, toy_task
 from dspreg.testing.toy import IMAGE
 from dspreg.training import train_step
-from dspreg.vectors import theta
-from helpers.stacking import ACTING, LAYERS, refusal
+from helpers.stacking import ACTING, LAYERS, refusal, weights_of_prediction
 
 PARTNERS = ("CORAL", "SAM", "Mixup", "DSPReg")
 
@@ -33,7 +32,7 @@ def test_what_keeps_the_laws_here_is_at_work(name):
         stack = ready(parse(spec), toy_task(inputs=IMAGE))
         for t in range(4):
             train_step(stack, toy_batches(t, inputs=IMAGE))
-        return theta(stack.net)
+        return weights_of_prediction(stack)
 
     theirs, erm = after(ACTING.get(name, name)), after("ERM")
     assert any(theirs[n].shape == w.shape and not torch.equal(theirs[n], w) for n, w in erm.items())

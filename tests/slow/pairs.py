@@ -1,6 +1,7 @@
 """All ordered pairs of methods: the laws, or the message.
 
     python tests/slow/pairs.py
+    python tests/slow/pairs.py EMA SWA     # the pairs that one of these is in
 
 A row is what stands below and a column what is around it: row+column. Ends with exit code 1 if a pair breaks a law.
 """
@@ -38,7 +39,10 @@ def looked_at(pair: tuple[str, str]) -> tuple[str, str]:
 
 
 def main() -> None:
-    pairs = list(product(LAYERS, LAYERS))
+    only = set(sys.argv[1:] or LAYERS)
+    if only - set(LAYERS):
+        sys.exit(f"no method: {', '.join(sorted(only - set(LAYERS)))}; there are {', '.join(LAYERS)}")
+    pairs = [pair for pair in product(LAYERS, LAYERS) if only.intersection(pair)]
     console = Console(width=None if sys.stdout.isatty() else 200)
     with ProcessPoolExecutor(2, get_context("forkserver")) as pool:
         answers = track(pool.map(looked_at, pairs), "pairs", len(pairs), console=Console(stderr=True))
@@ -46,7 +50,7 @@ def main() -> None:
     marks = {"works": "·", "refused": "r", "broken": "BROKEN"}
     table = Table("row+column", *LAYERS, title="· keeps the laws, r is refused", padding=(0, 0))
     for below in LAYERS:
-        table.add_row(below, *(marks[found[below, above][0]] for above in LAYERS))
+        table.add_row(below, *(marks[found[below, above][0]] if (below, above) in found else "" for above in LAYERS))
     console.print(table)
     said: dict[str, list[str]] = {}
     for (below, above), (_, message) in found.items():

@@ -11,14 +11,14 @@ from dspreg.config.train_config import Execution
 from dspreg.errors import Notice
 from dspreg.training.experiment import prepare_experiment
 from dspreg.training.step import train_step
-from dspreg.vectors import theta
+from helpers.stacking import weights_of_prediction
 
 STEPS = 24
 QUICK = {"GGA": "GGA(tries=3)"}  # of its 250, which take a minute
 
 
 def trained(spec):
-    """The network's own weights after a short run on the digits, as the trainer would make it."""
+    """The weights of the network that predicts, after a short run on the digits, as the trainer would make it."""
     given = {"dataset": "digits", "targets": ("print",), "algorithm": spec, "steps": STEPS, "batch_size": 4}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # what is scaled, and batches that repeat
@@ -27,7 +27,7 @@ def trained(spec):
         shown = experiment.transform(experiment.settings.augment).normalise
         for t in range(STEPS):
             train_step(algorithm, [Batch(shown(x), y, d) for d, (x, y) in enumerate(batches[t])])
-    return theta(algorithm.net)
+    return weights_of_prediction(algorithm)
 
 
 @pytest.fixture(scope="module")

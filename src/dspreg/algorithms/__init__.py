@@ -9,6 +9,7 @@ from dspreg.algorithms.consensus import Consensus
 from dspreg.algorithms.coral import CORAL
 from dspreg.algorithms.dann import DANN
 from dspreg.algorithms.dsp_reg import DSPReg
+from dspreg.algorithms.ema import EMA
 from dspreg.algorithms.fish import Fish
 from dspreg.algorithms.fishr import Fishr
 from dspreg.algorithms.gga import GGA
@@ -28,6 +29,7 @@ from dspreg.algorithms.rsc import RSC
 from dspreg.algorithms.sagm import SAGM
 from dspreg.algorithms.sagnet import SagNet
 from dspreg.algorithms.sam import SAM
+from dspreg.algorithms.swa import SWA
 from dspreg.algorithms.task import SourceValidation, Task
 from dspreg.algorithms.vrex import VREx
 
@@ -35,6 +37,7 @@ __all__ = [
     "ARM",
     "CORAL",
     "DANN",
+    "EMA",
     "ERM",
     "GGA",
     "GGAL",
@@ -48,6 +51,7 @@ __all__ = [
     "RSC",
     "SAGM",
     "SAM",
+    "SWA",
     "Agreement",
     "Algorithm",
     "Anchor",

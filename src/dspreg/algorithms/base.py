@@ -8,19 +8,20 @@ Five arrows make a training step:
     gradient       (objective, batches)  → loss, vector in θ  in which direction?
     update         (direction, batches)  → log                how do the parameters move?
 
-Around the steps there are four more:
+Around the steps there are five more:
 
     predict        x                     → logits (B, C)      what does the model say?
     measured       batch                 → (x → logits)       of which function is c measured?
     on_step_end    ()                                         called when a step is over and θ is where it ended
     on_evaluation  source validation                          called between steps, with accuracy and loss
+    on_load        ()                                         called when a saved model was loaded, to predict with
 
 A layer overrides what it changes, calls the same of `self.base` in it, and passes the others through. Later arrows
 receive earlier ones as functions, so that a layer may evaluate them again elsewhere without knowing what else is in the
 stack. It declares, where there is something to declare:
 
     space               where random search draws each option from
-    step_options        options that are numbers of steps, and shorter in a short run
+    step_options        options that are numbers of steps, or decays per step, and shorter in a short run
     saved_attributes    attributes, besides modules and buffers, that live longer than a step: vectors, tensors, numbers
     compatibility       what it demands of the other layers
 
@@ -149,6 +150,12 @@ class Algorithm(nn.Module):
 
         What it changes is in the checkpoint that follows, so that a resumed run ends in the same bits. It is not called
         after the last evaluation: nothing may change between the last record and the model that is saved.
+        """
+
+    def on_load(self) -> None:
+        """Called when a saved model has been loaded, to predict with and not to train on.
+
+        A layer that predicts at weights of its own moves the network there, so that exporting and measuring find them.
         """
 
     # Before training.

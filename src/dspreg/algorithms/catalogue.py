@@ -35,7 +35,8 @@ def page(name: str) -> str:
         wide = max(map(len, options))
         for option, parameter in options.items():
             prior = f"   drawn from {cls.space[option]}" if option in cls.space else ""
-            short = "   shorter in a run of fewer than 5,001 steps" if option in cls.step_options else ""
+            less = "smaller" if isinstance(parameter.default, float) else "shorter"  # a decay, or a number of steps
+            short = f"   {less} in a run of fewer than 5,001 steps" if option in cls.step_options else ""
             lines.append(f"  {option:{wide}} = {parameter.default!r}{prior}{short}")
     measured = costs()
     if cls.__name__ in measured["of_erm"] and cls.__module__.startswith("dspreg."):

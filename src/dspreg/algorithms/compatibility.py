@@ -23,6 +23,8 @@ class Compatibility:
         needs_several_domains: It compares domains and is nothing on a single one.
         calls_base_per_domain: It calls the arrow below with one domain at a time.
         trains_featurizer: It can't do with a featurizer that is frozen as a whole.
+        predicts_at_other_weights: Its prediction is at other weights than those that are trained, such as an average.
+            A layer above it that has its own would read the network elsewhere, and goes below.
         option: The option of the layer that demands it, for the message: `"engine 'gauss_newton'"`.
     """
 
@@ -30,6 +32,7 @@ class Compatibility:
     needs_several_domains: bool = False
     calls_base_per_domain: bool = False
     trains_featurizer: bool = False
+    predicts_at_other_weights: bool = False
     option: str = ""
 
 
@@ -63,6 +66,8 @@ def conflict(above: Algorithm, below: Algorithm) -> str | None:
     if undone:
         who = f"{upper} with {above.compatibility.option}" if above.compatibility.option else upper
         return f"{who} has its own {' and '.join(sorted(undone))} and would undo that of {lower} below it"
+    if below.compatibility.predicts_at_other_weights and overrides(type(above), "predict"):
+        return f"{upper} has its own predict, which would not be at the weights that {lower} below it predicts with"
     shared = {"gradient", "update"}.intersection(arrows_of(type(above)), arrows_of(type(below)))
     if shared and above.compatibility.calls_base_per_domain and below.compatibility.needs_several_domains:
         return f"{upper} asks for one domain at a time, which leaves {lower} below it nothing to compare"

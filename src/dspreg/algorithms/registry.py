@@ -129,7 +129,7 @@ def _resolve_layer(spec: LayerSpec, seed: int | None, steps: int) -> tuple[Layer
     by_hand, scaled = set(), []
     for option in cls.step_options:
         usual = getattr(layer, option)
-        shorter = round(usual * min(1.0, steps / PUBLISHED)) if usual else usual
+        shorter = _shorten(usual, min(1.0, steps / PUBLISHED)) if usual else usual
         if shorter == usual:
             continue
         if given.keys() & set(cls.step_options):  # one that is given fixes the others, as GGA's start its end
@@ -138,6 +138,13 @@ def _resolve_layer(spec: LayerSpec, seed: int | None, steps: int) -> tuple[Layer
         setattr(layer, option, shorter)
         scaled.append(f"{cls.__name__}: {option}={shorter} instead of {usual}")
     return LayerSpec(cls, layer.options(by_hand)), scaled
+
+
+def _shorten(usual: Any, share: float) -> Any:
+    """An option counted in steps, for this share of the steps it is published for; a decay looks back so much less."""
+    if not 0 < usual < 1:
+        return round(usual * share)
+    return max(0.0, round(1 - (1 - usual) / share, 6)) if share < 1 else usual
 
 
 def algorithms() -> dict[str, type[Algorithm]]:

@@ -15,6 +15,8 @@ def profile_text(found: Mapping[str, Any]) -> Iterator[str]:
     settings = found["settings"]
     about = settings["about"]
     run = f", {about['which']} model of step {about['step']}, {about['algorithm']}" if "run" in about else ""
+    if "averaged_steps" in about:
+        run += f", weights averaged over {about['averaged_steps']:,} steps"
     head = f", its head of {about['outputs']} outputs new and random" if about.get("head") == "new" else ""
     yield escape_terminal(f"{about['model']}{run}{head}, on {about['data']} at {about['image_size']} pixels")
     each = [

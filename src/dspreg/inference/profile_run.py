@@ -14,6 +14,7 @@ from torch import nn
 
 from dspreg import __version__
 from dspreg.algorithms.measure import metering
+from dspreg.algorithms.weight_average import WeightAverage
 from dspreg.batches import Batch
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.config.measure_config import MeasureConfig
@@ -95,7 +96,7 @@ def profile_run(
     progress: MeasureProgress = QUIET,
     trust: Sequence[str] = (),
 ) -> Profile:
-    """Measure what a finished run predicts with, by the names that its own profiles have.
+    """Measure what a finished run predicts with, averaged weights too, by the names that its own profiles have.
 
     On its own data set: on the images it was trained on, as a refresh in training would at that step. On another data
     set, or a domain it was not trained on: on all images; classes are matched by name. `trust` as in `dspreg.evaluate`.
@@ -135,6 +136,9 @@ def profile_run(
         }
         profile = build_profile(meter, f, domains, eps=config.eps, null=config.null, walk=walk)
     about = {"model": s.model, "run": trained.id, "which": which, "step": step, "algorithm": s.algorithm}
+    for layer in model.algorithm.layers():
+        if isinstance(layer, WeightAverage) and layer.count:  # which a loaded network stands at
+            about["averaged_steps"] = layer.count
     return _with(profile, config, about | _seen(transform), data, kinds, parts)
 
 

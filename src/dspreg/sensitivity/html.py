@@ -83,6 +83,8 @@ def provenance(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name in ("model", "run", "algorithm", "which", "step", "head", "outputs"):
         if about.get(name) is not None:
             yield name, str(about[name])
+    if "averaged_steps" in about:
+        yield "weights", f"averaged over {about['averaged_steps']:,} steps"
     if "weights" in about:
         w = about["weights"]
         yield "weights", w["tag"] + (f", SHA-256 {w['sha256']}" if w["sha256"] else "")

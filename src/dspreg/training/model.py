@@ -54,7 +54,10 @@ def saved_attributes_of(algorithm: Algorithm) -> dict[str, Tensor]:
 
 
 def load_tensors(algorithm: Algorithm, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Inverse of `tensors_of`. Checks all names, shapes and dtypes before it loads anything."""
+    """Inverse of `tensors_of`, for a model that predicts.
+
+    Checks all names, shapes and dtypes before it loads anything.
+    """
     values = match_tensors(algorithm, tensors, where)
     own = _modules_and_buffers(algorithm)
     algorithm.net.load_state_dict({n: tensors[n] for n in own if not n.startswith(BESIDE)})
@@ -62,6 +65,8 @@ def load_tensors(algorithm: Algorithm, tensors: Mapping[str, Tensor], where: str
     algorithm.load_state_dict(beside, strict=False)
     for (_, layer, name), value in zip(_attributes(algorithm), values, strict=True):
         setattr(layer, name, value)
+    for layer in algorithm.layers():
+        layer.on_load()
 
 
 def match_tensors(algorithm: Algorithm, tensors: Mapping[str, Tensor], where: str) -> list[Any]:
