@@ -18,7 +18,7 @@ from dspreg.errors import ConfigError
 from dspreg.networks import Network
 from dspreg.randomness import generator
 from dspreg.sensitivity.controls import shuffle_matched
-from dspreg.vectors import ParamVector, standing_at, theta, trainable
+from dspreg.vectors import ParamVector, move_to, standing_at, theta, trainable
 
 CONTROLS = ("none", "matched", "mean")
 
@@ -116,11 +116,19 @@ class Consensus(Algorithm):
             rates = shuffle_matched(rates, moved, generator(*self.task.key, name, "consensus"))
         return rates.to(now.dtype)[:, None].expand_as(by_unit(now)).reshape(now.shape)
 
-    def predict(self, x: Tensor) -> Tensor:
+    def point(self) -> ParamVector:
+        """θ⁰ + r ⊙ (θ − θ⁰); θ is where a layer above stands, such as an average."""
         now = ParamVector((name, p.detach()) for name, p in trainable(self.net).items())
-        point = self.start.map(torch.lerp, now, self.rates)
-        with standing_at(self.net, point):
+        return self.start.map(torch.lerp, now, self.rates)
+
+    def predict(self, x: Tensor) -> Tensor:
+        with standing_at(self.net, self.point()):
             return self.base.predict(x)
+
+    def on_load(self) -> None:
+        """Move the network there: whoever exports, measures or adapts it finds what predicts."""
+        move_to(self.net, self.point())
+        self.start = ParamVector()
 
     def measured(self, batch: Batch) -> Callable[[Tensor], Tensor]:
         return self.base.measured(batch)  # c is of the weights that are trained
