@@ -26,10 +26,9 @@ from clock import alternate, interval
 from rich.console import Console
 from rich.table import Table
 
-from dspreg import Algorithm, Batch, Execution, Notice, train, train_step
+from dspreg import Algorithm, Batch, Execution, Notice, load, train, train_step
 from dspreg.algorithms import GGA
 from dspreg.algorithms.registry import PUBLISHED, algorithms
-from dspreg.inference.stored_model import read_model_file
 from penalty import stack
 
 NETWORK, PIXELS, IMAGES, ROUNDS = "resnet18", 64, 8, 30
@@ -99,7 +98,7 @@ def digits(console: Console, out: Path, length: int, only: Sequence[str] = ()) -
         settings = {"dataset": "digits", "targets": ("print",), "algorithm": spec, "steps": length}
         train(settings, Execution(threads=1, profile="never"), folder)
         records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
-        weights = weights_of_prediction(read_model_file(folder / "last.safetensors")[1])
+        weights = load(folder, "last")[0].algorithm.net.state_dict()  # the average, where that predicts
         erm = erm or weights
         shared = [name for name in erm if name in weights and weights[name].shape == erm[name].shape]
         moved = max(float((weights[name] - erm[name]).abs().max()) for name in shared)
@@ -113,11 +112,6 @@ def digits(console: Console, out: Path, length: int, only: Sequence[str] = ()) -
     console.print("identical to ERM: " + (", ".join(same) or "none"))
     if same:
         sys.exit(1)
-
-
-def weights_of_prediction(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """With the average in place of the weights, where a layer at the top predicts with that."""
-    return {name: tensors.get(f"stack.mean.{name}", tensor) for name, tensor in tensors.items()}
 
 
 def algorithm_of(folder: Path) -> str:
