@@ -89,12 +89,8 @@ def refuse_mixed_samples(f: Function, samples: Samples) -> None:
         raise DataError(
             "the network mixes samples: its output for one sample changes with the others in the batch, so "
             "per-sample sensitivities have no meaning. "
-            + (
-                f"Batch norm without running statistics, or in training mode: {', '.join(mixing[:4])}. "
-                if mixing
-                else ""
-            )
-            + "Keep running statistics (track_running_stats=True), or use group norm or layer norm"
+            + (f"Batch norm without running statistics: {', '.join(mixing[:4])}. " if mixing else "")
+            + "Keep running statistics (track_running_stats=True, evaluation mode), or use group norm or layer norm"
         )
 
 
