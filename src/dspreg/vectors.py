@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -164,18 +165,21 @@ def depends_on(value: Tensor, net: nn.Module) -> bool:
     return any(bool(t.any()) for t in g.values())
 
 
-def leaves(value: Tensor) -> list[Tensor]:
-    """All tensors that `value.backward()` would accumulate a gradient in, parameters of a network or not."""
-    found, nodes, queue = [], set(), [value.grad_fn]
+def graph_nodes(value: Tensor) -> Iterator[Any]:
+    """All nodes of the graph that `value.backward()` would go through."""
+    nodes, queue = set(), [value.grad_fn]
     while queue:
         node = queue.pop()
         if node is None or node in nodes:
             continue
         nodes.add(node)
-        if (leaf := getattr(node, "variable", None)) is not None:
-            found.append(leaf)
+        yield node
         queue.extend(parent for parent, _ in node.next_functions)
-    return found
+
+
+def leaves(value: Tensor) -> list[Tensor]:
+    """All tensors that `value.backward()` would accumulate a gradient in, parameters of a network or not."""
+    return [leaf for node in graph_nodes(value) if (leaf := getattr(node, "variable", None)) is not None]
 
 
 @torch.no_grad()

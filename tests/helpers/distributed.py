@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -52,9 +53,9 @@ def loaders(rank: int | None, times: float = 1) -> dict[str, list[tuple[Tensor, 
     return found
 
 
-def penalty_part(problem: Problem, engine: str, view: bool, kind: str, mine: slice) -> Tensor:
+def penalty_part(problem: Problem, engine: str, view: bool, kind: str, mine: slice, **options: bool) -> Tensor:
     """On this process's share, in one closure or in two of unequal size."""
-    model = DistributedDataParallel(copy.deepcopy(problem.net), gradient_as_bucket_view=view)
+    model = DistributedDataParallel(copy.deepcopy(problem.net), gradient_as_bucket_view=view, **options)
     penalty = dspreg.Penalty(model, weight=WEIGHT, engine=engine)
     penalty.coefficients = {f"module.{n}": c for n, c in problem.c.items()}
     x, y = problem.x[mine], problem.y[mine]
@@ -62,6 +63,41 @@ def penalty_part(problem: Problem, engine: str, view: bool, kind: str, mine: sli
     pieces = list(zip(x.split(sizes), y.split(sizes), strict=True))
     closures = [lambda a=a, b=b: scaled_by(len(a) / len(x), both(model, a, b)) for a, b in pieces]
     return problem.part(model, penalty, lambda: penalty.backward(closures if kind == "parts" else closures[0]))
+
+
+ACCUMULATED = ("penalty", "penalty then plain", "plain then penalty")
+
+
+def accumulated(problem: Problem, engine: str, how: str, rank: int, **options: bool) -> Tensor:
+    """`.grad` of the second of two steps, each of two micro-batches: the first inside of no_sync, the last outside."""
+    model = DistributedDataParallel(copy.deepcopy(problem.net), **options)
+    penalty = dspreg.Penalty(model, weight=WEIGHT, engine=engine)
+    penalty.coefficients = problem.c
+    halves = [(x[rank::WORLD], y[rank::WORLD]) for x, y in zip(problem.x.split(6), problem.y.split(6), strict=True)]
+    for _ in range(2):
+        model.zero_grad()
+        for i, (x, y) in enumerate(halves):
+            with model.no_sync() if i == 0 else nullcontext():
+                if how == ("penalty then plain", "plain then penalty")[1 - i]:
+                    F.cross_entropy(model(x), y).backward()
+                else:
+                    penalty.backward(lambda x=x, y=y: both(model, x, y))
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+
+
+def enter_no_sync(problem: Problem, engine: str) -> str:
+    """What is said to a closure that enters no_sync itself."""
+    model = DistributedDataParallel(copy.deepcopy(problem.net))
+
+    def closure() -> tuple[Tensor, Tensor]:
+        with model.no_sync():
+            return both(model, problem.x, problem.y)
+
+    try:
+        dspreg.Penalty(model, engine=engine).backward(closure)
+    except dspreg.ConfigError as error:
+        return str(error)
+    return "nothing"
 
 
 def work(rank: int, out: Path) -> None:
@@ -73,6 +109,15 @@ def work(rank: int, out: Path) -> None:
         for engine in ALL:
             for kind in ("whole", "parts"):
                 found[f"part/{view}/{engine}/{kind}"] = penalty_part(problem, engine, view, kind, mine)
+
+    for engine in ALL:
+        for how in ACCUMULATED:
+            found[f"accumulated/{engine}/{how}"] = accumulated(problem, engine, how, rank)
+        for kind in ("whole", "parts"):
+            found[f"static/{engine}/{kind}"] = penalty_part(problem, engine, False, kind, mine, static_graph=True)
+        said[f"no_sync in the closure/{engine}"] = enter_no_sync(problem, engine)
+    for how in ACCUMULATED:
+        found[f"views/{how}"] = accumulated(problem, "lookahead", how, rank, gradient_as_bucket_view=True)
 
     for i, how in enumerate(OF):
         model = DistributedDataParallel(copy.deepcopy(problem.net))
@@ -100,6 +145,20 @@ def work(rank: int, out: Path) -> None:
         penalty.refresh(other)
     except dspreg.DataError as error:
         said["different"] = str(error)
+
+    # batch norm: no_sync around the first of two micro-batches
+    for engine in (None, "lookahead", "exact", "gauss_newton"):
+        torch.manual_seed(0)
+        net = NETWORKS["batch norm"]().double()
+        model = DistributedDataParallel(net)
+        penalty = dspreg.Penalty(model, weight=WEIGHT, engine=engine or "exact")
+        for step in range(4):
+            with nullcontext() if step % 2 else model.no_sync():
+                if engine is None:
+                    both(model, problem.x[mine], problem.y[mine])[0].backward()
+                else:
+                    penalty.backward(lambda: both(model, problem.x[mine], problem.y[mine]))  # noqa: B023
+        found[f"accumulated buffers/{engine}"] = torch.cat([b.double().reshape(-1) for b in model.buffers()])
 
     # batch norm: one plain step, and one with two passes
     for engine in (None, "lookahead", "exact", "gauss_newton"):

@@ -58,6 +58,13 @@ class Problem:
         self.c = {n: torch.rand_like(p.detach()) * 1.4 for n, p in self.net.named_parameters()}
         self.g = self.gradient()
 
+    def on(self, x: Tensor, y: Tensor) -> Problem:
+        """The same network and c on other samples."""
+        other = copy.copy(self)
+        other.x, other.y = x, y
+        other.g = other.gradient()
+        return other
+
     def gradient(self, displacement: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         net = copy.deepcopy(self.net)
         with torch.no_grad():

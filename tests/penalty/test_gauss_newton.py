@@ -622,7 +622,7 @@ def test_checkpointed_activations_are_computed_again_at_the_right_place():
 
     part = problem.part(model, penalty, lambda: penalty.backward(closure))
     assert likeness(part, problem.target("gauss_newton"))[0] < 1e-6
-    with pytest.raises(ConfigError, match=r"engine 'gauss_newton' .* use_reentrant=False"):
+    with pytest.raises(ConfigError, match=r"'gauss_newton' .* use_reentrant=False"):
         penalty.backward(lambda: closure(reentrant=True))
 
 

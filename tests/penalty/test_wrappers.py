@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import dspreg
-from helpers.distributed import DOMAINS, OF, TIMES, loaders, tiny, together
-from helpers.environments import ALL, Problem, likeness
+from helpers.distributed import ACCUMULATED, DOMAINS, OF, TIMES, loaders, tiny, together
+from helpers.environments import ALL, WEIGHT, Problem, flat, likeness
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,63 @@ def test_the_penalty_part_is_that_of_one_process_with_the_whole_batch(ranks, eng
     part = first[f"part/{view}/{engine}/{kind}"]
     assert likeness(part, target)[0] < 1e-6
     assert torch.equal(part, second[f"part/{view}/{engine}/{kind}"])
+
+
+def accumulate(problem, engine, how):
+    """The same two steps in one process: every gradient is that of the micro-batches of both."""
+    halves = [problem.on(x, y) for x, y in zip(problem.x.split(6), problem.y.split(6), strict=True)]
+    calls, mean, mass = 0, dict.fromkeys(problem.g, 0.0), 0.0
+    for _ in range(2):
+        total = 0.0
+        for i, half in enumerate(halves):
+            g = half.g
+            if how == ("penalty then plain", "plain then penalty")[1 - i]:
+                total = total + flat(g)
+                continue
+            calls += 1
+            if engine == "momentum":
+                if mass:
+                    g = half.gradient({n: 2 * WEIGHT * problem.c[n] * mean[n] / mass for n in g})
+                mean, mass = {n: 0.9 * mean[n] + 0.1 * g[n] for n in g}, 0.9 * mass + 0.1
+            total = total + flat(g)
+            if engine != "momentum" and (not engine.startswith("lazy") or calls % 2 == 0):
+                total = total + half.target(engine)
+    return total
+
+
+@pytest.mark.parametrize("how", ACCUMULATED)
+@pytest.mark.parametrize("engine", ALL)
+def test_no_sync_around_some_micro_batches_is_one_process_with_all_of_them(ranks, engine, how):
+    """Every penalty is of the gradient of all processes, and what was accumulated is averaged in the end."""
+    expected = accumulate(Problem("smooth"), engine, how)
+    (first, _), (second, _) = ranks
+    found = first[f"accumulated/{engine}/{how}"]
+    assert likeness(found, expected)[0] < 1e-9
+    assert torch.equal(found, second[f"accumulated/{engine}/{how}"])
+    if engine == "lookahead":
+        assert likeness(first[f"views/{how}"], expected)[0] < 1e-9
+        assert torch.equal(first[f"views/{how}"], second[f"views/{how}"])
+
+
+@pytest.mark.parametrize("engine", ALL)
+def test_no_sync_inside_of_a_closure_is_refused(ranks, engine):
+    for _, said in ranks:
+        assert said[f"no_sync in the closure/{engine}"].startswith("the closure enters no_sync")
+
+
+@pytest.mark.parametrize("engine", ["lookahead", "exact", "gauss_newton"])
+def test_buffers_end_as_after_plain_steps_with_no_sync(ranks, engine):
+    for found, _ in ranks:
+        assert torch.equal(found[f"accumulated buffers/{engine}"], found["accumulated buffers/None"])
+
+
+@pytest.mark.parametrize("kind", ["whole", "parts"])
+@pytest.mark.parametrize("engine", ALL)
+def test_a_static_graph(ranks, engine, kind):
+    target = Problem("smooth").target(engine)
+    (first, _), (second, _) = ranks
+    assert likeness(first[f"static/{engine}/{kind}"], target)[0] < 1e-6
+    assert torch.equal(first[f"static/{engine}/{kind}"], second[f"static/{engine}/{kind}"])
 
 
 @pytest.mark.parametrize("i", range(len(OF)))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 import scipy.stats
@@ -10,6 +11,7 @@ from torch import nn
 
 import dspreg
 from dspreg.cli import main
+from dspreg.sensitivity.per_sample import estimator
 
 
 class Views(nn.Module):
@@ -206,3 +208,115 @@ else:
     print(dspreg.measure(net, own, null=False, group=dist.group.WORLD).reliability)
     dist.destroy_process_group()
 """
+
+
+# What was found out about a network is found out anew once something about it has changed.
+
+
+def mix(_module, _inputs, out):
+    return out + out.mean(0, keepdim=True)
+
+
+class Switched(nn.Module):
+    """Centres features, by the batch if told to."""
+
+    switches: ClassVar[dict[str, bool]] = {"anywhere": False}
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        self.by_batch = False
+
+    def forward(self, x):
+        z = self.norm(self.one(x)).tanh()
+        if self.by_batch or self.switches["anywhere"]:
+            z = z - z.mean(0)
+        return self.two(z)
+
+
+def forget_statistics(net):
+    net.norm.track_running_stats = False
+    net.norm.running_mean = net.norm.running_var = None
+
+
+def patch(net):
+    forward = net.one.forward
+    net.one.forward = lambda x: mix(None, None, forward(x))
+
+
+def stay_in_training(norm):
+    norm.train()
+    norm.train = lambda _mode=True: norm
+
+
+MIXES = {
+    "a forward hook": lambda net, _: net.one.register_forward_hook(mix),
+    "a hook on the input": lambda net, _: net.two.register_forward_pre_hook(lambda _m, i: (i[0] - i[0].mean(0),)),
+    "batch norm without statistics": lambda net, _: forget_statistics(net),
+    "batch norm that stays in training mode": lambda net, _: stay_in_training(net.norm),
+    "another forward": lambda net, _: patch(net),
+    "another forward of its class": lambda _, m: m.setattr(nn.Linear, "forward", mixed_linear(nn.Linear.forward)),
+    "a flag": lambda net, _: setattr(net, "by_batch", True),
+    "a flag elsewhere": lambda _, m: m.setitem(Switched.switches, "anywhere", True),
+}
+
+
+def mixed_linear(forward):
+    return lambda self, x: mix(None, None, forward(self, x))
+
+
+@pytest.mark.parametrize("refreshed", [False, True])
+@pytest.mark.parametrize("how", MIXES)
+def test_a_network_that_begins_to_mix_samples_is_noticed(how, refreshed, monkeypatch):
+    torch.manual_seed(0)
+    net, given = Switched().double(), domains(vectors)
+    penalty = dspreg.Penalty(net)
+
+    def measure():
+        return penalty.refresh(given) if refreshed else dspreg.measure(net, given)
+
+    measure()
+    MIXES[how](net, monkeypatch)
+    with pytest.raises(dspreg.DataError, match="the network mixes samples"):
+        measure()
+
+
+class Reversible(nn.Module):
+    """Passes samples through a layer in another order, if a hook says so, and puts them back."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.enter, self.leave = nn.Identity(), nn.Identity()
+
+    def forward(self, x):
+        return self.two(self.leave(self.one(self.enter(x)).tanh()))
+
+
+def test_a_hook_that_reorders_samples_is_measured_by_another_strategy():
+    torch.manual_seed(0)
+    net, given = Reversible().double(), domains(vectors)
+    dspreg.measure(net, given)
+    net.enter.register_forward_hook(lambda _m, _i, x: x.flip(0))
+    net.leave.register_forward_hook(lambda _m, _i, x: x.flip(0))
+    quick, slow = (dspreg.measure(net, given, estimator=e, key=4) for e in ("persample", "loop"))
+    for name in quick.c:
+        torch.testing.assert_close(quick.mean[name], slow.mean[name], rtol=1e-6, atol=1e-18, msg=name)
+        torch.testing.assert_close(quick.null[name], slow.null[name], rtol=1e-6, atol=1e-9, msg=name)
+
+
+def test_a_network_that_counts_its_passes_is_compared_once_for_a_measurement(monkeypatch):
+    class Counting(nn.Linear):
+        passes = 0
+
+        def forward(self, x):
+            self.passes += 1
+            return super().forward(x)
+
+    compared = []
+    compare = estimator.compare_strategies
+    monkeypatch.setattr(estimator, "compare_strategies", lambda *a, **k: compared.append(0) or compare(*a, **k))
+    net = nn.Sequential(Counting(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    for _ in range(3):
+        dspreg.measure(net, domains(vectors, batches=4))
+    assert len(compared) <= 3

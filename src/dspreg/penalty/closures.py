@@ -13,16 +13,30 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DataParallel
 
 from dspreg.batches import Objective
 from dspreg.errors import ConfigError
-from dspreg.networks.batch_norm import scratch_buffers
+from dspreg.penalty.forward_state import ForwardState, Reached, fingerprints
 from dspreg.penalty.tangent import Graph, displace
 from dspreg.penalty.wrappers import DdpProcesses
 from dspreg.randomness import Generators, Key, generator
-from dspreg.vectors import ParamVector, leaves, standing_at, trainable
+from dspreg.vectors import ParamVector, graph_nodes, leaves, standing_at, trainable
 
 Closure = Callable[[], Any]  # → loss, or (loss, anything)
+
+EARLIER = (
+    "the closure uses a tensor that was computed outside of it, with its graph, and would be the same in a second call "
+    "at another θ. Compute it inside of the closure, or detach() it if no gradient is to go through it"
+)
+REENTRANT = (
+    "engines 'exact' and 'gauss_newton' differentiate in a way that reentrant checkpointing does not allow. Use "
+    "checkpoint(…, use_reentrant=False), or engine 'lookahead'"
+)
+_STEPS = (
+    "An optimiser that steps inside of backward would step before the penalty is known, and once for every pass. "
+    "Remove its hooks, and call optimizer.step() after penalty.backward()"
+)
 
 
 class Passes:
@@ -31,16 +45,29 @@ class Passes:
     Args:
         net: Its parameters are θ, and its buffers end as after one forward pass.
         processes: The processes that share the step.
+        reached: Other modules that closures have called, known from earlier steps.
         scale: The factor of a GradScaler. Returned losses and gradients are unscaled.
+        once: Whether every closure is called once, at θ.
+        by_grad: Whether `torch.autograd.grad` is used, which does not see into reentrant checkpoints.
     """
 
-    def __init__(self, net: nn.Module, processes: DdpProcesses, scale: float = 1.0):
-        self.net, self.processes, self.scale = net, processes, scale
+    def __init__(
+        self,
+        net: nn.Module,
+        processes: DdpProcesses,
+        reached: Reached,
+        scale: float = 1.0,
+        *,
+        once: bool = False,
+        by_grad: bool = True,
+    ):
+        self.net, self.processes, self.scale, self.once, self.by_grad = net, processes, scale, once, by_grad
+        self.state = ForwardState(net, reached)
+        self.accumulates = processes.accumulates
         self.params = trainable(net)
         self.named: dict[str, Tensor] = dict(self.params)  # θ, and any other tensor that gets a gradient
         self.others: list[list[Any]] = []  # what each closure returned beside its loss, in the first pass
-        self._before: _State | None = None
-        self._after: _State | None = None
+        self._broadcasts = processes.broadcasts
         self._starts: list[Generators] = []  # of each closure, in the first pass
 
     def loss(self, closures: Sequence[Any]) -> Tensor:
@@ -49,9 +76,12 @@ class Passes:
         return self._call(closure)[0]
 
     def _call(self, closure: Closure) -> tuple[Tensor, list[Any]]:
-        loss, others = _split(closure())
+        start = next_node_number()
+        with torch.autograd.set_multithreading_enabled(False):  # nodes made by another thread have numbers of their own
+            loss, others = _split(closure())
         check_loss(loss)
-        if self._after is None:
+        self._check_graph(loss, start)
+        if self.state.first:
             self.others.append(others)
         return loss, others
 
@@ -63,18 +93,20 @@ class Passes:
         Computed by `backward()`, so that all hooks run. Every `.grad` is left as it was.
         """
         last = len(closures) - 1
-        if self._after is None:
+        if self.state.first:
             self.others, self._starts = [], []
         with self.replayed(), self._grads_set_aside() as set_aside:
             total = torch.zeros(())
             for i, closure in enumerate(closures):
-                if self._after is None and last:
+                if self.state.first and last:
                     self._starts.append(Generators())
-                with nullcontext() if i == last else self.processes.no_sync():
+                with nullcontext() if i == last else self.processes.no_sync_between():
                     loss = objective([closure])
-                    for leaf in leaves(loss):
+                    reached = leaves(loss)
+                    for leaf in reached:
                         set_aside(leaf)
-                    (loss * self.scale if self.scale != 1 else loss).backward(retain_graph=retain_graph)
+                    with self._refused_steps(reached):
+                        (loss * self.scale if self.scale != 1 else loss).backward(retain_graph=retain_graph)
                 total = total.to(loss) + loss.detach()
             return total, self._collect_gradients()
 
@@ -125,22 +157,23 @@ class Passes:
     @contextmanager
     def beside(self) -> Iterator[None]:
         """Another evaluation beside a graph that is still needed: no buffer and no parameter changes in place."""
-        assert self._before is not None
-        with scratch_buffers(self.net), self.processes.no_broadcast(), torch.no_grad():
-            self._before.lend()
+        with self.state.lent(), self.processes.no_broadcast(), torch.no_grad():
             yield
 
     def add(self, total: ParamVector) -> None:
         """Add to every `.grad`, scaled as a GradScaler expects it."""
+        if not self.accumulates:  # as DDP averages what was accumulated inside of `no_sync`
+            before = ParamVector((n, p.grad) for n, p in self.named.items() if p.grad is not None)
+            for name, g in self.processes.mean(before, self.named).items():
+                self.named[name].grad = g
         for name, g in total.items():
             leaf = self.named[name]
             g = (g * self.scale if self.scale != 1 else g).to(leaf.dtype)
             leaf.grad = g if leaf.grad is None else leaf.grad.add_(g)
 
     def finish(self) -> None:
-        """Leave random state and buffers as after one plain pass."""
-        if self._after is not None:
-            self._after.restore()
+        """Leave random state, buffers and untrained parameters as after one plain pass."""
+        self.state.finish()
 
     def _collect_gradients(self) -> ParamVector:
         gradients = {}
@@ -155,56 +188,63 @@ class Passes:
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
-        """Every evaluation starts from the same random state and buffers."""
-        if self._before is None:
-            self._before = _State(self.net)
-        else:
-            self._before.restore()
-        with torch.enable_grad():
+        """Every evaluation starts from the same random state, buffers and untrained parameters."""
+        if not self.state.first:
+            self.processes.broadcasts = self._broadcasts
+        with self.state.evaluated(), torch.enable_grad():
             yield
-        if self._after is None:
-            self._after = _State(self.net)
+
+    @contextmanager
+    def _refused_steps(self, reached: Sequence[Tensor]) -> Iterator[None]:
+        """A backward pass, refused if it changes what it goes back to."""
+        for leaf in reached:
+            if leaf._post_accumulate_grad_hooks or hasattr(leaf, "_in_backward_optimizers"):
+                raise ConfigError(f"{self._name(leaf)} has a hook that runs as soon as its gradient is there. {_STEPS}")
+        versions = [leaf._version for leaf in reached]
+        marks = fingerprints(reached) if self.state.first and self.state.reached.new else None
+        yield
+        moved = [leaf for leaf, version in zip(reached, versions, strict=True) if leaf._version != version]
+        if marks is not None and not moved:
+            moved = [leaf for leaf, a, b in zip(reached, marks, fingerprints(reached), strict=True) if a != b]
+        if moved:
+            raise ConfigError(f"{self._name(moved[0])} was changed by the backward pass itself. {_STEPS}")
+
+    def _name(self, leaf: Tensor) -> str:
+        return next((repr(name) for name, t in self.named.items() if t is leaf), "a tensor outside of the model")
+
+    def _check_graph(self, loss: Tensor, start: int) -> None:
+        """Refuse graphs that a second call would not make anew, or that have parts only `backward()` goes through."""
+        again = not (self.once and self.state.first)
+        again = again and not any(
+            isinstance(m, DataParallel) for m in self.net.modules()
+        )  # which makes nodes in threads
+        for node in graph_nodes(loss):
+            if again and node._sequence_nr() < start:
+                raise ConfigError(EARLIER)
+            if self.by_grad and node.name() == "CheckpointFunctionBackward":
+                raise ConfigError(REENTRANT)
 
     @contextmanager
     def _grads_set_aside(self) -> Iterator[Callable[[Tensor], None]]:
         """Inside, every `.grad` is None; afterwards it is what it was. Yields a function that adds a tensor."""
         before: dict[int, tuple[Tensor, Tensor | None]] = {}
 
+        def keep(leaf: Tensor) -> None:
+            before[id(leaf)] = leaf, None if leaf.grad is None else self.processes.own_copy(leaf.grad)
+            leaf.grad = None
+
         def set_aside(leaf: Tensor) -> None:
             if id(leaf) not in before:
-                before[id(leaf)] = leaf, leaf.grad
-                leaf.grad = None
+                keep(leaf)
                 self.named[f"outside the model, {len(self.named)}"] = leaf
 
         try:
             for leaf in self.named.values():
-                before[id(leaf)] = leaf, leaf.grad
-                leaf.grad = None
+                keep(leaf)
             yield set_aside
         finally:
             for leaf, grad in before.values():
                 leaf.grad = grad
-
-
-class _State:
-    """A snapshot of the global random generators and of a network's buffers."""
-
-    def __init__(self, net: nn.Module):
-        self.generators = Generators()
-        modules = [(module, name, b) for module in net.modules() for name, b in module._buffers.items()]
-        self.buffers = [(module, name, b, b.clone()) for module, name, b in modules if b is not None]
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        self.generators.restore()
-        for module, name, buffer, value in self.buffers:
-            module._buffers[name] = buffer.copy_(value)
-
-    def lend(self) -> None:
-        """The same with copies for buffers, inside `scratch_buffers`."""
-        self.generators.restore()
-        for module, name, _, value in self.buffers:
-            module._buffers[name] = value.clone()
 
 
 class ClosureTangent:
@@ -244,7 +284,7 @@ class ClosureTangent:
         if not point:
             return ParamVector()
         graph, self._graph = self._graph, None
-        if graph is not None:
+        if graph is not None and not passes.state.moves_parameters:
             with standing_at(passes.net, point, keeps_graphs=True), passes.beside():
                 ahead = _split(self.closures[0]())[1][0]
             total = self._curve(graph, ahead, v, h)
@@ -260,6 +300,13 @@ class ClosureTangent:
 
     def _curve(self, graph: Graph, ahead: Tensor, v: ParamVector, h: float) -> ParamVector:
         return graph.product([(ahead - graph.outputs[0].detach()) / h], v, self.passes.named)
+
+
+def next_node_number() -> int:
+    """The number of the next node that autograd makes in this thread; earlier nodes have smaller ones."""
+    with torch.enable_grad():
+        node: Any = torch.zeros((), requires_grad=True).clone().grad_fn
+    return int(node._sequence_nr())
 
 
 def _split(result: Any) -> tuple[Any, list[Any]]:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from dspreg.errors import ConfigError
 from dspreg.io.text import join_few
-from dspreg.penalty.closures import Closure, ClosureTangent, Passes
+from dspreg.penalty.closures import EARLIER, REENTRANT, Closure, ClosureTangent, Passes
 from dspreg.penalty.coefficients import Coefficients
 from dspreg.penalty.engine_spec import parse_engine
-from dspreg.penalty.engines import Figures, Memory, Step, exact, figures, inner_of, kind_of
+from dspreg.penalty.engines import Figures, Memory, Step, exact, figures, gauss_newton, inner_of, kind_of, takes_plain
+from dspreg.penalty.forward_state import Reached
 from dspreg.penalty.wrappers import DdpProcesses, is_compiled, refuse_shards, unwrap
 from dspreg.sensitivity import Profile, measure
 from dspreg.vectors import ParamVector, Patterns, trainable
@@ -67,6 +68,7 @@ class Penalty:
         self.profile: Profile | None = None  # of the last refresh
         self.record: Figures | None = None  # of the last `backward(…, record=True)`
         self._processes = DdpProcesses(model)
+        self._reached = Reached(hooks=not is_compiled(model))
         self._memory = Memory()
         self._c = Coefficients(self.net, only, exclude)
         self._check_engine()
@@ -128,12 +130,21 @@ class Penalty:
                 "inference mode is on, in which nothing has a gradient; leave it before penalty.backward()"
             )
         self.record = None if record else self.record  # during warm-up there is nothing to record
-        passes = Passes(self.net, self._processes, 1.0 if scaler is None else self._scale(scaler))
-        if not self.weight or self.steps < self.warmup:
-            loss, total = passes.gradient(passes.loss, closures)
-            passes.add(total)
-        else:
-            loss = self._add_penalised(passes, closures, record)
+        plain = not self.weight or self.steps < self.warmup
+        kind = kind_of(inner_of(self._engine))
+        exactly = kind_of(self._engine) is exact and not takes_plain(self._engine)
+        passes = Passes(
+            self.net, self._processes, self._reached, 1.0 if scaler is None else self._scale(scaler),
+            once=plain or (exactly and not self._in_parts(closures)),
+            by_grad=not plain and kind in (exact, gauss_newton),
+        )  # fmt: skip
+        with self._processes.synchronised():
+            if plain:
+                loss, total = passes.gradient(passes.loss, closures)
+                passes.add(total)
+            else:
+                loss = self._add_penalised(passes, closures, record)
+        self._reached.new = False
         self._memory.commit()
         self.steps += 1
         if not any(passes.others):
@@ -142,10 +153,9 @@ class Penalty:
         return loss, others if isinstance(closure, Sequence) else others[0]
 
     def _add_penalised(self, passes: Passes, closures: Sequence[Closure], record: bool) -> Tensor:
-        in_parts = len(closures) > 1 or self._processes.ddp is not None
         step = Step(
             passes.gradient, passes.loss, closures, self.net, self._c.current(), self.weight, self._memory,
-            keeps_plain=record, second=passes.second if in_parts else None,
+            keeps_plain=record, second=passes.second if self._in_parts(closures) else None,
             linearise=lambda _, some: ClosureTangent(passes, some, keeps_graph=not is_compiled(self.model)),
             sample=partial(passes.sample, closures, ("Penalty", self.steps)),
         )  # fmt: skip
@@ -157,17 +167,18 @@ class Penalty:
                 self.record = figures(step, result, self._engine)
         except BaseException as error:
             self._memory.seen = []
-            if "does not currently support double backward" in str(error):
-                raise ConfigError(_COMPILED) from error
-            if "donated buffer" in str(error):
-                raise ConfigError(_COMPILED_ONCE) from error
-            if "use_reentrant=True" in str(error):
-                raise ConfigError(_REENTRANT.format(self.engine)) from error
+            for said, message in _REFUSALS.items():
+                if said in str(error):
+                    raise ConfigError(message) from error
             raise
         finally:
             passes.finish()
         passes.add(result.gradient)
         return result.loss
+
+    def _in_parts(self, closures: Sequence[Closure]) -> bool:
+        """Whether L is a sum over closures or processes."""
+        return len(closures) > 1 or self._processes.ddp is not None
 
     def _scale(self, scaler: torch.amp.GradScaler) -> float:
         # by scaling a number: a scaler that has never scaled anything refuses to step
@@ -212,15 +223,17 @@ _COMPILED = (
     "'momentum' or 'lazy(30)', or the model before it was compiled"
 )
 
-_REENTRANT = (
-    "engine {!r} differentiates in a way that reentrant checkpointing does not allow. Use checkpoint(…, "
-    "use_reentrant=False), or engine 'lookahead'"
-)
 _COMPILED_ONCE = (
     "engine 'gauss_newton' goes back twice through a graph, which a compiled function allows once. Compile the model "
     "alone, and pass the compiled model to Penalty"
 )
 
+_REFUSALS = {  # what torch says → what to do
+    "does not currently support double backward": _COMPILED,
+    "donated buffer": _COMPILED_ONCE,
+    "use_reentrant=True": REENTRANT,
+    "backward through the graph a second time": EARLIER,
+}
 
 MAX_WEIGHT = torch.finfo(torch.float32).max
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ class DdpProcesses:
 
     def __init__(self, model: nn.Module):
         self.ddp = next((m for m in model.modules() if isinstance(m, DistributedDataParallel)), None)
+        self._own_no_sync = 0  # how many of our own `no_sync` this is in
         if self.ddp is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             warnings.warn(
                 f"{dist.get_world_size()} processes, but no DistributedDataParallel in the model: each process "
@@ -34,30 +35,77 @@ class DdpProcesses:
         """The process group; None for one process."""
         return None if self.ddp is None else self.ddp.process_group
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether this is inside of the user's `no_sync`: gradients are summed now and averaged later."""
+        return self.ddp is not None and not self.ddp.require_backward_grad_sync
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether the next forward pass sends buffers around."""
+        return self.ddp is not None and self.ddp.require_forward_param_sync
+
+    @broadcasts.setter
+    def broadcasts(self, value: bool) -> None:
+        if self.ddp is not None:
+            self.ddp.require_forward_param_sync = value
+
+    @contextmanager
+    def synchronised(self) -> Iterator[None]:
+        """Inside, gradients are averaged although the user is inside of `no_sync`: c is multiplied with the mean g.
+
+        `.grad` is then the same in all processes, and averaging it again, as DDP does after `no_sync`, changes nothing.
+        """
+        if self.ddp is None:
+            yield
+            return
+        accumulates, self.ddp.require_backward_grad_sync = self.accumulates, True
+        # a compiled model would be compiled anew with the hook
+        hook = None if is_compiled(self.ddp) else self.ddp.register_forward_pre_hook(self._refuse_no_sync)
+        self._own_no_sync = 0
+        try:
+            yield
+        finally:
+            if hook is not None:
+                hook.remove()
+            self.ddp.require_backward_grad_sync = not accumulates
+            if accumulates:
+                self.broadcasts = False  # as a forward pass inside of `no_sync` leaves it
+
+    def _refuse_no_sync(self, *_: Any) -> None:
+        if torch.is_grad_enabled() and self.accumulates and not self._own_no_sync:
+            raise ConfigError(
+                "the closure enters no_sync, and a penalty needs the mean gradient of all processes. Leave no_sync out "
+                "of the closure. To accumulate, pass a list: penalty.backward([closure, closure, …])"
+            )
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Inside, gradients are not averaged."""
         if self.ddp is None:
             yield
             return
-        broadcasts = self.ddp.require_forward_param_sync  # of buffers; DDP's no_sync disables it for the next pass too
+        broadcasts = self.broadcasts  # of buffers; DDP's no_sync disables it for the next pass too
+        self._own_no_sync += 1
         try:
             with self.ddp.no_sync():
                 yield
         finally:
-            self.ddp.require_forward_param_sync = broadcasts
+            self._own_no_sync -= 1
+            self.broadcasts = broadcasts
+
+    def no_sync_between(self) -> AbstractContextManager[None]:
+        """`no_sync` for all parts of a batch but the last; not with `static_graph`, which has to see every pass."""
+        return nullcontext() if self.ddp is None or self.ddp.static_graph else self.no_sync()
 
     @contextmanager
     def no_broadcast(self) -> Iterator[None]:
         """Inside, a forward pass does not send buffers around."""
-        if self.ddp is None:
-            yield
-            return
-        broadcasts, self.ddp.require_forward_param_sync = self.ddp.require_forward_param_sync, False
+        broadcasts, self.broadcasts = self.broadcasts, False
         try:
             yield
         finally:
-            self.ddp.require_forward_param_sync = broadcasts
+            self.broadcasts = broadcasts
 
     def own_copy(self, g: Tensor) -> Tensor:
         """A gradient that the next pass does not overwrite."""
@@ -72,6 +120,8 @@ class DdpProcesses:
         present = torch.tensor([float(name in g) for name in names], device=params[names[0]].device)
         dist.all_reduce(present, group=self.group)
         names = [name for name, count in zip(names, present.tolist(), strict=True) if count]
+        if not names:
+            return g
         flat = torch.cat([(g[n] if n in g else torch.zeros_like(params[n])).reshape(-1) for n in names])
         dist.all_reduce(flat, group=self.group)
         flat /= dist.get_world_size(self.group)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -12,7 +11,7 @@ from torch import nn
 from dspreg.errors import DataError
 from dspreg.networks.batch_norm import scratch_buffers
 from dspreg.randomness import untouched
-from dspreg.sensitivity.samples import Function, Samples, architecture
+from dspreg.sensitivity.samples import Facts, Function, Samples
 
 
 @contextmanager
@@ -31,16 +30,26 @@ def evaluation_mode(net: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-_separate: WeakKeyDictionary[nn.Module, set[tuple[object, ...]]] = WeakKeyDictionary()
+_separate = Facts[bool]()
 
 
-def require_separate_samples(net: nn.Module, f: Function, samples: Samples) -> None:
-    """Refuse a network that mixes samples; checked once for each network and signature of samples."""
-    key = (architecture(net), samples.signature)
-    checked = _separate.setdefault(net, set())
-    if key not in checked:
+def require_separate_samples(
+    net: nn.Module, now: tuple[object, ...], f: Function, samples: Samples, *, again: bool = True
+) -> None:
+    """Refuse a network that mixes samples.
+
+    Args:
+        net, now: What is known about it is kept until its `architecture` changes.
+        f: It, or a function of it.
+        samples: Of one domain.
+        again: Check a network that is known, too, on two samples: not every change can be seen from outside.
+    """
+    known = _separate.about(net, now)
+    if samples.signature not in known:
         refuse_mixed_samples(f, samples)
-        checked.add(key)
+        known[samples.signature] = True
+    elif again:
+        refuse_mixed_samples(f, samples.take(slice(0, 2)))
 
 
 @torch.no_grad()
@@ -72,7 +81,7 @@ def refuse_mixed_samples(f: Function, samples: Samples) -> None:
     try:
         single = torch.cat([few.take(slice(i, i + 1)).outputs(f) for i in range(len(few))])
         mixed = bool((single - batched).abs().amax() > tolerance * scale)
-    except ValueError:  # batch norm without running statistics refuses a single sample
+    except ValueError:  # batch norm that takes the batch's statistics refuses a single sample
         mixed = bool(mixing)
         if not mixed:
             raise
@@ -81,9 +90,9 @@ def refuse_mixed_samples(f: Function, samples: Samples) -> None:
             "the network mixes samples: its output for one sample changes with the others in the batch, so "
             "per-sample sensitivities have no meaning. "
             + (f"Batch norm without running statistics: {', '.join(mixing[:4])}. " if mixing else "")
-            + "Keep running statistics (track_running_stats=True), or use group norm or layer norm"
+            + "Keep running statistics (track_running_stats=True, evaluation mode), or use group norm or layer norm"
         )
 
 
 def _mixes(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.running_mean is None or module.training)

@@ -200,7 +200,7 @@ def attach_labels(
     """The batches of one domain, checked, with the labels to use. `again`: they will be measured twice."""
     for b, samples in enumerate(batches):
         if b == 0:
-            require_separate_samples(meter.net, f(samples, d), samples)
+            require_separate_samples(meter.net, meter.architecture, f(samples, d), samples, again=d == 0)
         try:
             yield meter.with_labels(f(samples, d), samples, d, b, again=again)
         except DataError as error:

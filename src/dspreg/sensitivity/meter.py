@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,10 @@ from dspreg.sensitivity import estimators
 from dspreg.sensitivity.estimators import Loss
 from dspreg.sensitivity.per_sample.accumulator import Accumulator
 from dspreg.sensitivity.per_sample.estimator import estimate_per_sample
-from dspreg.sensitivity.samples import Function, Samples, architecture
+from dspreg.sensitivity.samples import Facts, Function, Samples, architecture
 from dspreg.vectors import ParamVector, Patterns, matching_names, trainable
 
-_outputs: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], tuple[int, ...]]] = WeakKeyDictionary()
+_outputs = Facts[tuple[int, ...]]()
 
 
 class Meter:
@@ -68,6 +68,11 @@ class Meter:
         self.scales: dict[str, float] = {}  # sums hold s·scale², by parameter
         self.params: dict[str, Tensor] = {name: params[name] for name in matching_names(params, only, exclude)}
 
+    @cached_property
+    def architecture(self) -> tuple[object, ...]:
+        """That of the network in evaluation mode. Once for a measurement: a network may count its passes."""
+        return architecture(self.net)
+
     @property
     def takes_groups(self) -> bool:
         """Whether the estimator has squares per sample, which can be summed by any grouping in the same pass."""
@@ -112,7 +117,9 @@ class Meter:
                 estimators.estimate_by_minibatch(reading, self.params, samples, sums)
             case _:
                 outputs = estimators.readings(f, "output")
-                estimate_per_sample(reading, self.params, samples, sums, net=self.net, outputs=outputs)
+                estimate_per_sample(
+                    reading, self.params, samples, sums, net=self.net, now=self.architecture, outputs=outputs
+                )
 
     def _report_passes(self, f: Function) -> Function:
         on_pass = self.on_pass
@@ -130,8 +137,7 @@ class Meter:
 
     def _classes(self, f: Function, samples: Samples) -> int:
         """The number of outputs, cached by network and kind of samples, since every batch needs it."""
-        known = _outputs.setdefault(self.net, {})
-        key = (architecture(self.net), samples.signature)
+        known, key = _outputs.about(self.net, self.architecture), samples.signature
         if key not in known:
             with torch.no_grad():
                 known[key] = tuple(samples.take(slice(0, 1)).outputs(f).shape[1:])

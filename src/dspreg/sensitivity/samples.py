@@ -6,10 +6,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from dspreg.errors import DataError, Notice
@@ -22,9 +24,49 @@ Function = Callable[..., Any]  # a network, or the prediction of a stack
 
 
 def architecture(net: nn.Module) -> tuple[object, ...]:
-    """Modules and shapes: a key for what is cached about a network, which holds until a module is replaced."""
-    shapes = tuple(p.shape for p in net.parameters())
-    return (tuple((name, type(module)) for name, module in net.named_modules()), shapes)
+    """A key for what is cached about a network: modules, shapes, hooks, forward methods and plain attributes.
+
+    It differs once a module was replaced, a hook was added or a flag was set. What cannot be seen here, such as a flag
+    in another object, must be checked again each time.
+    """
+    return (tuple(_describe_module(name, m) for name, m in net.named_modules()), *map(tuple, _GLOBAL_HOOKS))
+
+
+_GLOBAL_HOOKS = (module._global_forward_hooks, module._global_forward_pre_hooks)
+_PLAIN = frozenset((bool, int, float, str, type(None)))
+
+
+def _describe_module(name: str, m: nn.Module) -> tuple[object, ...]:
+    own = m.__dict__
+    return (
+        name,
+        type(m),
+        type(m).forward,  # a function of the class holds no network
+        id(own.get("forward")),
+        tuple(v for v in own.values() if type(v) in _PLAIN),
+        tuple(None if p is None else p.shape for p in m._parameters.values()),
+        tuple(b is None for b in m._buffers.values()),
+        tuple(m._forward_hooks),  # by number, which is never used again
+        tuple(m._forward_pre_hooks),
+    )
+
+
+Value = TypeVar("Value")
+
+
+class Facts(Generic[Value]):
+    """What was found out about networks, forgotten once something about the network has changed."""
+
+    def __init__(self) -> None:
+        self._known: WeakKeyDictionary[nn.Module, tuple[object, dict[object, Value]]] = WeakKeyDictionary()
+
+    def about(self, net: nn.Module, now: tuple[object, ...]) -> dict[object, Value]:
+        """What is known, to be added to; `now` is its `architecture`."""
+        before, facts = self._known.get(net, (None, {}))
+        if before != now:
+            facts = {}
+            self._known[net] = now, facts
+        return facts
 
 
 @dataclass(frozen=True)

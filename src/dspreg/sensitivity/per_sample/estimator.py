@@ -28,7 +28,7 @@ from dspreg.sensitivity.per_sample.strategy import (
     warn_slow,
 )
 from dspreg.sensitivity.per_sample.vmap import estimate_by_vmap
-from dspreg.sensitivity.samples import Samples
+from dspreg.sensitivity.samples import Samples, architecture
 from dspreg.vectors import leaves
 
 
@@ -39,6 +39,7 @@ def estimate_per_sample(
     sums: Accumulator,
     *,
     net: nn.Module,
+    now: tuple[object, ...] | None = None,
     outputs: Readings | None = None,
 ) -> None:
     """Add Σ_a (∂_k reading_ia)² of every sample i to `sums`.
@@ -46,6 +47,7 @@ def estimate_per_sample(
     Args:
         reading, params, samples, sums: As in `estimate_by_loop`.
         net: The network of the parameters.
+        now: Its `architecture`, if known.
         outputs: Its outputs as readings, on which strategies are compared: gradients of a loss near 0 are mostly
             rounding. By default the readings themselves.
     """
@@ -53,7 +55,7 @@ def estimate_per_sample(
     if outputs is not None:  # outputs need no labels, so that y can hold the numbers of the samples
         few = few.with_labels(torch.arange(len(few), device=next(iter(params.values())).device))
         example = partial(_combine_by_sample, outputs)
-    strategies = known_strategies(params, samples, net)
+    strategies = known_strategies(params, samples, net, architecture(net) if now is None else now)
     if new := not strategies:
         strategies.update(_compare(example, params, few, net, strategies.sizes))
     by_rules = {name for name in params if strategies.get(name) == "rules"}

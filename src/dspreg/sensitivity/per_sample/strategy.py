@@ -17,7 +17,7 @@ from dspreg.errors import DataError, Notice
 from dspreg.io.text import join_few
 from dspreg.sensitivity.estimators import Params, Readings, estimate_by_loop
 from dspreg.sensitivity.per_sample.accumulator import Accumulator
-from dspreg.sensitivity.samples import Samples, architecture
+from dspreg.sensitivity.samples import Facts, Samples
 
 COMPARED = 3  # samples: with one, a mix-up of samples and positions would not be noticed
 WEIGHTS = (1.0, 2.0, 4.0)  # of these samples: with equal weights, an exchange of samples would not be noticed
@@ -32,17 +32,18 @@ class Strategies(dict[str, str]):
 
 
 Estimate = Callable[[Params, Samples, Accumulator], set[str]]  # adds squares; returns the names it did so for
-_known: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Strategies]] = WeakKeyDictionary()
+_known = Facts[Strategies]()
 _warned: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 
-def known_strategies(params: Params, samples: Samples, net: nn.Module) -> Strategies:
+def known_strategies(params: Params, samples: Samples, net: nn.Module, now: tuple[object, ...]) -> Strategies:
     """The cached strategies for this network and signature of samples, to be updated.
 
-    They do not hold after a module was replaced, and what holds for a batch of one need not hold for more.
+    They do not hold once its `architecture` is not `now` any more, and what holds for a batch of one need not hold for
+    more.
     """
-    key = (tuple(params), architecture(net), min(len(samples), COMPARED), samples.signature)
-    return _known.setdefault(net, {}).setdefault(key, Strategies())
+    key = (tuple(params), min(len(samples), COMPARED), samples.signature)
+    return _known.about(net, now).setdefault(key, Strategies())
 
 
 def compare_strategies(
