@@ -26,7 +26,6 @@ from torch import Tensor
 
 from dspreg import Batch, DSPReg, ParamVector, gradient, trainable
 from dspreg.penalty import Step
-from dspreg.sensitivity.controls import reverse_ranks
 from dspreg.training.experiment import Experiment
 
 BATCHES = 8
@@ -84,11 +83,10 @@ def build_patterns(algorithm: DSPReg) -> dict[str, ParamVector]:
     found = {"c": c}
     algorithm.stack.steps += NEW  # another draw of images
     found["again"] = algorithm.measure_c()
-    for name in ("shuffled", "mean"):
+    for name in ("shuffled", "mean", "reversed"):
         algorithm.coefficients = name
         found[name] = algorithm.arrange(c)
     algorithm.coefficients = "dynamic"
-    found["reversed"] = c.map(reverse_ranks)
     head = set(c.select("classifier.*"))
     found["head"] = ParamVector((name, t if name in head else torch.zeros_like(t)) for name, t in c.items())
     return found
