@@ -137,6 +137,7 @@ pacs-c: $(READY) build/places  ## c during ERM and DSP-Reg, and how similar the 
 	$(BIN)/python evidence/c_along.py build/c --root build/data --out evidence/pacs/c.jsonl
 	$(BIN)/python evidence/choices.py build/c --root build/data --out evidence/pacs/choices.jsonl
 	$(BIN)/python evidence/patterns.py build/c --root build/data --out evidence/pacs/patterns.jsonl
+	$(BIN)/python evidence/readings.py build/c --root build/data --out evidence/pacs/readings.jsonl
 
 wheel: $(READY)  ## build the wheel and try it in a clean environment outside the repository
 	bash tests/try_wheel.sh $(PYTHON)

@@ -22,9 +22,9 @@ def print_contrasts(name: str, named: dict[str, str], found: dict[str, Rows]) ->
             if apart := differences(rows, named["DSP-Reg"], named[other]):
                 c = contrast(rows[named["DSP-Reg"]], rows[named[other]])
                 said = full_verdict(c, apart, rows, other) if rule == "late" else ""
-                detectable = "" if c.detectable is None else f"{c.detectable:.2f}"
-                lines.append([other, words, *cells(c), detectable, said])
-    head = ["", "outcome", "difference", "95 % interval", "pairs", "detectable", "verdict"]
+                others = ["" if each is None else f"{each:.2f}" for each in (c.detectable, c.equal_within)]
+                lines.append([other, words, *cells(c), *others, said])
+    head = ["", "outcome", "difference", "95 % interval", "pairs", "detectable", "equal within", "verdict"]
     print_table(f"{name}: DSP-Reg minus …, percentage points; the second-half mean decides", head, lines)
 
 

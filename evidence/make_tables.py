@@ -21,6 +21,7 @@ from c_tables import group_by_variant, print_c, print_choices, print_patterns
 from contrast_tables import RULES, print_batch, print_contrasts, print_pairs, print_targets
 from markdown import print_table
 from measure_checkpoints import read_lines
+from reading_tables import print_readings
 from variants import (
     BATCH,
     CHOICES,
@@ -105,6 +106,8 @@ def print_all(stores: Mapping[str, Sequence[RunResult]], out: Path) -> None:
         print_choices(group_by_variant(lines))
     if lines := read_lines(HERE / "pacs/patterns.jsonl"):
         print_patterns(group_by_variant(lines))
+    if lines := read_lines(HERE / "pacs/readings.jsonl"):
+        print_readings(lines)
     print(f"\n{hours:.1f} hours on one core in the records of the two stores.")
 
 

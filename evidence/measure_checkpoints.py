@@ -38,6 +38,7 @@ def measure_checkpoints(
     *,
     steps: Container[int] | None = None,
     trials: Container[int] | None = None,
+    algorithms: Container[str] | None = None,
 ) -> None:
     """Add to `out` what `measure` finds at each evaluated step of each finished run, or at these of these."""
     torch.set_num_threads(1)
@@ -45,11 +46,12 @@ def measure_checkpoints(
     lines = read_lines(out)
     there = {(line["run"], line["step"]) for line in lines}
     wanted = []
-    for run in dspreg.load_runs(store):
+    for run in (each for each in dspreg.load_runs(store) if each.finished):
         about = {"run": run.id, **{k: run.settings.get(k) for k in ("algorithm", "targets", "trial")}}
         for step in (record["step"] for record in run.records):
-            chosen = (steps is None or step in steps) and (trials is None or about["trial"] in trials)
-            if chosen and (about["run"], step) not in there:
+            of = {"algorithm": algorithms, "trial": trials}
+            chosen = all(wants is None or about[what] in wants for what, wants in of.items())
+            if chosen and (steps is None or step in steps) and (about["run"], step) not in there:
                 wanted.append((run, about | {"step": step}))
     for run, about in track(wanted, "measuring"):
         lines.append(about | measure(run, about["step"]))

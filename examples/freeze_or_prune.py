@@ -5,7 +5,8 @@
 A small network is trained on three domains of digits (ERM) and measured; `profile.mask` picks the tenth of its
 parameters with the largest c. Then, each time from the same trained network:
 
-- these are set to zero, or as many others, drawn at random from the same tensors
+- these are set to zero, or as many others of the same tensors: drawn at random, or those with the smallest mean
+  sensitivity s̄, which is what s is for as a weight of pruning
 - training goes on for a while with these held fast, with as many random ones held fast, or with all free
 
 Shown is the accuracy on images that were held out, per domain, as means over seeds; the last domain was never trained
@@ -33,6 +34,7 @@ ARMS = {
     "trained": "as it was trained",
     "cut c": "largest c set to 0",
     "cut random": "random ones set to 0",
+    "cut s": "smallest s set to 0",
     "hold c": "gone on, largest c held fast",
     "hold random": "gone on, random ones held fast",
     "all free": "gone on, all free",
@@ -84,6 +86,15 @@ def at_random(mask: Mask, seed: int) -> Mask:
     return {name: m.flatten()[torch.randperm(m.numel(), generator=random)].view(m.shape) for name, m in mask.items()}
 
 
+def least_sensitive(mask: Mask, s: Mapping[str, Tensor]) -> Mask:
+    """As many parameters of every tensor, those with the smallest s."""
+    found = {}
+    for name, m in mask.items():
+        order = s[name].flatten().argsort()
+        found[name] = torch.zeros(m.numel(), dtype=torch.bool).index_fill(0, order[: int(m.sum())], True).view(m.shape)
+    return found
+
+
 @torch.no_grad()
 def accuracies(net: nn.Module, test: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, float]:
     net.eval()
@@ -101,16 +112,18 @@ def one_seed(target: str, seed: int, steps: int, more: int) -> tuple[dict[str, d
     masks["random"] = at_random(masks["c"], seed)
     later = range(steps, steps + more)
     nets = {"trained": net, "all free": train(copy.deepcopy(net), data, later)}
+    nets["cut s"] = cut(copy.deepcopy(net), least_sensitive(masks["c"], profile.mean))
     for name, mask in masks.items():
         nets[f"cut {name}"] = cut(copy.deepcopy(net), mask)
         nets[f"hold {name}"] = train(copy.deepcopy(net), data, later, mask)
     chosen = sum(int(m.sum()) for m in masks["c"].values())
+    held = sum(float(profile.mean[name][m].sum()) for name, m in masks["c"].items()) / float(profile.mean.sum())
     c, null = (float(profile.over_alive(v).mean()) for v in (profile.c, profile.null))
     size = profile.c.numel()
     return (
         {arm: accuracies(nets[arm], test) for arm in ARMS},
         f"seed {seed}: {chosen:,} of {size:,} parameters; mean c {c:.2f}, null {null:.2f}, "
-        f"reliability {profile.reliability:.2f}",
+        f"reliability {profile.reliability:.2f}; {held:.1%} of all sensitivity is theirs",
     )
 
 
@@ -146,7 +159,13 @@ def main() -> None:
         print(f"{name:32}", *(f"{mean:11.1f}" for mean in means))
     print()
     print(f"{domains[-1]} was never trained on. In points of accuracy, mean over {len(found)} seeds (least to most):")
-    for one, other in (("cut c", "cut random"), ("hold c", "hold random"), ("hold c", "all free")):
+    for one, other in (
+        ("cut c", "cut random"),
+        ("cut s", "cut random"),
+        ("cut c", "cut s"),
+        ("hold c", "hold random"),
+        ("hold c", "all free"),
+    ):
         for where in (domains[-1:], domains[:-1]):
             print(f"- {sentence(found, one, other, where)}")
     print(f"One network, one target, {len(found)} seeds: nothing here is about other networks. ", end="")

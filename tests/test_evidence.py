@@ -7,9 +7,11 @@ import runpy
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+import dspreg
 from dspreg.algorithms import DSPReg
 from dspreg.io.atomic_files import sha256_of_file
 from dspreg.penalty import Step, parse_engine
@@ -199,3 +201,44 @@ def test_reversed_c_has_the_largest_value_where_the_smallest_was(monkeypatch):
 
     found = reverse_ranks(torch.tensor([[0.5, 0.1], [0.9, 0.2]]))
     torch.testing.assert_close(found, torch.tensor([[0.2, 0.9], [0.1, 0.5]]))
+
+
+def test_readings_are_what_they_are_called(monkeypatch):
+    """Filters against a loop, the second moment against torch's Adam, correlations against SciPy, the cut by hand."""
+    monkeypatch.syspath_prepend(EVIDENCE)
+    from readings import divide, relate_to_importance, second_moment, spread_filters
+    from scipy import stats
+
+    algorithm, steps = ready(DSPReg(), toy_task(dropout=0.0)), [toy_batches(i) for i in range(3)]
+    domains = {str(b.domain): [(b.x, b.y)] * 2 for b in toy_batches(9)}
+    profile = dspreg.measure(algorithm.net, domains, null=False)
+
+    by_filter = spread_filters(profile)
+    for name, c in by_filter.items():
+        assert c.shape == profile.c[name].shape
+        for row, values in enumerate(c):
+            s = np.array([float(each[name][row].double().mean()) for each in profile.s.values()])
+            assert torch.allclose(
+                values.double(), torch.tensor(s.std() / s.mean() if s.any() else 0.0).double(), atol=1e-5
+            )
+
+    adam = torch.optim.Adam(algorithm.net.parameters(), lr=0.0)
+    for step in steps:
+        adam.zero_grad()
+        algorithm.loss(algorithm(step)).backward()
+        adam.step()
+    moments = [adam.state[p]["exp_avg_sq"].flatten() for p in algorithm.net.parameters()]
+    found = second_moment(algorithm, steps)
+    torch.testing.assert_close(found, torch.cat(moments).double() / (1 - 0.999**3), rtol=1e-4, atol=1e-12)
+
+    moment, part = torch.full((1001,), 4.0).double(), torch.arange(1001.0).double()
+    moment[0] = 1e-15  # left out
+    scaled = divide(part, moment)
+    assert scaled.tolist() == [min(k, 999) / 2 for k in range(1, 1001)]
+
+    c, s = (profile.over_alive(each).double().numpy() for each in (profile.c, profile.mean))
+    told = relate_to_importance(profile)
+    assert told["spearman"] == pytest.approx(stats.spearmanr(c, s).statistic, abs=1e-6)
+    assert told["log"] == pytest.approx(stats.pearsonr(c, np.log(s)).statistic, abs=1e-6)
+    assert told["held"] == pytest.approx(s[c > np.sort(c)[int(0.9 * len(c)) - 1]].sum() / s.sum(), abs=1e-9)
+    assert 0 < told["between"] < 1

@@ -77,11 +77,11 @@ def test_freeze_or_prune_says_what_its_table_says():
     assert sum("904 of 9,034 parameters; mean c" in line for line in lines) == 2  # a tenth
     start = next(i for i, line in enumerate(lines) if line.startswith("accuracy in %"))
     assert lines[start].split()[-4:] == ["handwritten", "outline", "print", "sign"]  # the target last
-    table = {line[:30].strip(): [float(x) for x in line.split()[-4:]] for line in lines[start + 1 : start + 7]}
-    assert len(table) == 6
+    table = {line[:30].strip(): [float(x) for x in line.split()[-4:]] for line in lines[start + 1 : start + 8]}
+    assert len(table) == 7
     assert table["largest c set to 0"] != table["random ones set to 0"] != table["as it was trained"]
     told = re.findall(r"- (.+), against (.+), on (.+): ([+-][\d.]+) \(", said)
-    assert len(told) == 6
+    assert len(told) == 10
     for one, other, where, points in told:
         domains = [3] if where == "sign" else [0, 1, 2]
         wanted = sum(table[one][d] - table[other][d] for d in domains) / len(domains)
@@ -103,6 +103,10 @@ def test_what_is_frozen_stays_and_what_is_cut_is_zero(monkeypatch):
         assert not torch.equal(p[~mask[name]], before[name][~mask[name]])
     drawn = example.at_random(mask, 1)
     assert {name: int(m.sum()) for name, m in drawn.items()} == {name: int(m.sum()) for name, m in mask.items()}
+    s = {name: torch.rand(p.shape) for name, p in net.named_parameters()}
+    least = example.least_sensitive(mask, s)
+    for name, m in mask.items():
+        assert torch.equal(s[name][least[name]].sort().values, s[name].flatten().sort().values[: int(m.sum())])
     example.cut(net, mask)
     for name, p in net.named_parameters():
         assert not p[mask[name]].any()

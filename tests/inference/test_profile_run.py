@@ -128,6 +128,40 @@ def test_the_profile_of_a_run_is_the_one_training_left(folder, tmp_path, algorit
     assert found.settings["about"]["domains"]["dawn"] == {"part": "in", "images": 8}  # a fifth of nine is held out
 
 
+@pytest.mark.filterwarnings("ignore:only one batch")
+def test_the_variance_over_kept_models_scales_s_and_cancels_in_c(folder, tmp_path):
+    given = {
+        "dataset": f"folder:{folder}", "targets": ("noon",), "algorithm": "ERM", "model": "small-cnn",
+        "weights": "none", "image_size": 28, "steps": 5, "evaluate_every": 2, "batch_size": 4, "lr": 1e-3,
+    }  # fmt: skip
+    run = tmp_path / "run"
+    train(given, Execution(threads=1, keep="all", workers=0, check_images="never"), run)
+    plain = profile_run(run, MeasureConfig(), which="last")
+    found = profile_run(run, MeasureConfig(variance="checkpoints"), which="last")
+    steps = [record["step"] for record in dspreg.load_runs(tmp_path)[0].records]
+    assert found.settings["about"]["checkpoints"] == steps == [0, 2, 4]
+    models = [dict(dspreg.load(run, str(step))[0].algorithm.net.named_parameters()) for step in steps]
+    for name, s in found.mean.items():
+        along = np.stack([m[name].detach().double().numpy() for m in models]).var(0)
+        np.testing.assert_allclose(s.numpy(), plain.mean[name].double().numpy() * along, rtol=1e-4)
+        moved = torch.from_numpy(along) > 0
+        torch.testing.assert_close(found.c[name][moved], plain.c[name][moved], rtol=1e-5, atol=1e-6)
+        assert not found.c[name][~moved].any()
+    with_eps = profile_run(run, MeasureConfig(variance="checkpoints", eps=1e-6), which="last")
+    assert with_eps.c.flat().mean() < 0.9 * found.c.flat().mean()
+
+
+def test_a_variance_that_a_run_or_a_network_cannot_have_is_refused(folder, tmp_path):
+    run = trained(folder, tmp_path / "run", steps=1)
+    with pytest.raises(ConfigError, match=r"two kept models or more, and .* has 0; train with --keep all"):
+        profile_run(run, MeasureConfig(variance="checkpoints"))
+    config = MeasureConfig(dataset=f"folder:{folder}", variance="checkpoints")
+    with pytest.raises(ConfigError, match=r"is of a run, and networks_to_profile\.tiny is a network"):
+        profile_network("networks_to_profile.tiny", config, image_size=SIZE)
+    with pytest.raises(ConfigError, match="wanted one of 'one', 'checkpoints'"):
+        MeasureConfig(variance="two")
+
+
 def test_a_run_on_other_images_measures_all_of_them_and_matches_classes_by_name(folder, tmp_path):
     run = trained(folder, tmp_path / "run", steps=1)
     other = photos(tmp_path / "other", domains=("north", "south"), classes=("owl", "cat"), each=4)

@@ -35,7 +35,7 @@ COUNTS = {  # variants × targets × trials × draws, by hand
     "strength": (4 * 4 * 3, 4 * 4 * 5, 4 * 2),
     "maps": (2, 2, 2),
     "overhead": (0, 0, 0),
-    "compose": (6 * 4 * 3, 6 * 4 * 5, 6 * 2),
+    "compose": (8 * 4 * 3, 8 * 4 * 5, 8 * 2),
 }
 CASES = [(name, scale) for name in ITEMS for scale in SCALES]
 

@@ -39,6 +39,38 @@ def test_equal_numbers_of_trials_are_the_plain_formula():
     )
 
 
+@pytest.mark.parametrize("shift", [0.0, 0.004, -0.004])
+def test_the_margin_of_equality_is_where_two_one_sided_tests_end(shift):
+    """SciPy's one-sided tests of each target's differences against ±δ, pooled by hand: at the margin the larger of the
+    two p-values is 5 %, below it more, above it less."""
+    targets = [[d + shift for d in t] for t in ([0.003, -0.002, 0.001, 0.002], [-0.001, 0.002, 0.0, -0.003])]
+    found = contrast_differences(targets)
+
+    def larger_p(margin):
+        below = stats.t.sf((found.difference + margin) / found.error, found.freedom)  # of d ≤ −δ
+        above = stats.t.cdf((found.difference - margin) / found.error, found.freedom)  # of d ≥ δ
+        return max(below, above)
+
+    assert found.freedom == 6
+    assert larger_p(found.equal_within) == pytest.approx(0.05, rel=1e-8)
+    assert larger_p(found.equal_within * 0.99) > 0.05 > larger_p(found.equal_within * 1.01)
+
+
+def test_the_margin_of_one_target_is_that_of_scipys_own_test():
+    """ttest_1samp against −δ and δ."""
+    differences = [0.31, -0.12, 0.08, 0.22, -0.05]
+    margin = contrast_differences([[d / 100 for d in differences]]).equal_within
+    tests = [
+        stats.ttest_1samp(differences, -margin, alternative="greater"),
+        stats.ttest_1samp(differences, margin, alternative="less"),
+    ]
+    assert max(each.pvalue for each in tests) == pytest.approx(0.05, rel=1e-8)
+
+
+def test_one_pair_per_target_shows_no_equality():
+    assert contrast_differences([[0.01]] * 6).equal_within is None
+
+
 @pytest.mark.parametrize(
     ("targets", "says"),
     [
@@ -68,12 +100,12 @@ def test_noise_that_both_share_cancels():
     found = select_rows([*runs("ERM", 0), *runs("DSPReg", 0.02)])
     (row,) = contrast_table(found, "DSPReg", "ERM").rows
     assert row.label == "trees"
-    assert [cell.format() for cell in row.cells] == ["+2.0 ± 0.0", "+2.0", "+2.0", "9", "DSPReg is better"]
+    assert [cell.format() for cell in row.cells] == ["+2.0 ± 0.0", "+2.0", "+2.0", "2.00", "9", "DSPReg is better"]
 
 
 def test_only_trials_that_both_have_are_pairs():
     found = select_rows([*runs("ERM", 0, (0, 1, 2)), *runs("DSPReg", 0.02, (1, 2, 3))])
-    assert contrast_table(found, "ERM", "DSPReg").rows[0].cells[3].text == "6"
+    assert contrast_table(found, "ERM", "DSPReg").rows[0].cells[4].text == "6"
     with pytest.raises(ConfigError, match="a contrast needs pairs"):
         contrast_table(select_rows([*runs("ERM", 0, (0,)), *runs("DSPReg", 0, (1,))]), "ERM", "DSPReg")
 
@@ -88,7 +120,7 @@ def test_data_sets_have_rows_and_all_targets_one():
     made = contrast_table(select_rows(both), "DSPReg", "ERM")
     assert [row.label for row in made.rows] == ["rocks", "trees", "all targets"]
     assert [row.cells[0].value for row in made.rows] == pytest.approx([0, 2, 1])
-    assert [row.cells[3].text for row in made.rows] == ["9", "9", "18"]
+    assert [row.cells[4].text for row in made.rows] == ["9", "9", "18"]
 
 
 def test_a_method_that_is_not_there_or_there_twice():
@@ -98,5 +130,5 @@ def test_a_method_that_is_not_there_or_there_twice():
     with pytest.raises(ConfigError, match=r"several rows on trees: 'ERM \[threads=1\]' and 'ERM \[threads=2\]'"):
         contrast_table(select_rows(mixed), "DSPReg", "ERM")
     made = contrast_table(select_rows(mixed), "DSPReg [threads=1]", "ERM [threads=2]")
-    assert made.rows[0].cells[3].text == "9"
+    assert made.rows[0].cells[4].text == "9"
     assert any("more than the method may differ" in note for note in made.notes)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dspreg.cli.measure_text import comparison_text, profile_text
 from dspreg.cli.options import dataset, device, integer, positive, trust, which
 from dspreg.cli.parser import Commands, add_command
-from dspreg.config.measure_config import ESTIMATORS, OF, MeasureConfig
+from dspreg.config.measure_config import ESTIMATORS, OF, VARIANCES, MeasureConfig
 from dspreg.errors import ConfigError
 from dspreg.io.atomic_files import is_standard_output, make_folder, write_output
 from dspreg.io.text import escape_terminal
@@ -94,6 +94,11 @@ def _add_estimation(group: Any) -> None:
     group.add_argument(
         "--draws", metavar="N", type=integer("draws"), help="sign draws per batch, for --estimator signed"
     )
+    says = (
+        "Var(θ_k), which scales s and, with --eps 0, cancels in c: 1, or the variance over the models that a run kept "
+    )
+    says += f"with --keep all (default: {USUAL.variance})"
+    group.add_argument("--variance", choices=VARIANCES, default=USUAL.variance, help=says)
     group.add_argument("--eps", metavar="X", type=positive, default=USUAL.eps, help="ε in c = √v/(s̄ + ε) (default: 0)")
     says = "measure only the parameters whose names match shell patterns such as 'blocks.6.*'"
     group.add_argument("--only", metavar="PATTERN", nargs="+", default=[], help=says)
@@ -157,6 +162,7 @@ def _profile(given: Any) -> Profile:
         mean=given.mean, std=given.std,
         dataset=given.dataset, root=given.root, name=given.name, domains=given.domain, images=given.images,
         batch=given.batch, of=given.of, estimator=given.estimator, draws=given.draws, eps=given.eps, only=given.only,
+        variance=given.variance,
         exclude=given.exclude, null=not given.no_null, layer=given.layer, seed=given.seed, device=given.device,
         workers=given.workers,
     )  # fmt: skip

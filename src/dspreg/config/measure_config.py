@@ -21,6 +21,11 @@ ESTIMATORS = {
     "minibatch": "squared gradient of the batch mean: another, smaller quantity",
 }
 
+VARIANCES = {
+    "one": "1 for every parameter, as in the paper's experiments",
+    "checkpoints": "the parameter's variance over the models that a run kept (--keep all)",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig:
@@ -39,6 +44,7 @@ class MeasureConfig:
         of: What is differentiated, of `OF`.
         estimator: Of `ESTIMATORS`.
         draws: Sign draws per batch, for the estimator `"signed"`.
+        variance: Var(θ_k), which scales s, of `VARIANCES`.
         eps: ε in c = √v/(s̄ + ε).
         only, exclude: Shell patterns on parameter names.
         null: Also measure c under random domain labels, the noise floor of c.
@@ -59,6 +65,7 @@ class MeasureConfig:
     of: str = "loss"
     estimator: str = "persample"
     draws: int | None = None
+    variance: str = "one"
     eps: float = 0.0
     only: Sequence[str] = ()
     exclude: Sequence[str] = ()
@@ -72,6 +79,8 @@ class MeasureConfig:
             raise ConfigError(f"--mean {' '.join(map(str, self.mean))}; wanted finite numbers")
         if self.std is not None and not all(0 < each < math.inf for each in self.std):
             raise ConfigError(f"--std {' '.join(map(str, self.std))}; wanted numbers above 0")
+        if self.variance not in VARIANCES:
+            raise ConfigError(f"variance={self.variance!r}; wanted one of {', '.join(map(repr, VARIANCES))}")
 
     def meter_options(self) -> dict[str, Any]:
         """The options of a `Meter`, which refuses wrong ones."""

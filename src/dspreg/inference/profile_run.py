@@ -35,8 +35,9 @@ from dspreg.runs.folder import RunFolder
 from dspreg.sensitivity.measure import build_profile, measure, progress_bar
 from dspreg.sensitivity.profile import Profile, tensors_of
 from dspreg.sensitivity.samples import Samples
+from dspreg.sensitivity.variance import RunningVariance, Variance
 from dspreg.training.experiment import randomness_key
-from dspreg.vectors import matching_names, trainable
+from dspreg.vectors import ParamVector, matching_names, trainable
 
 MANY = 100  # outputs
 SMALLER = "fewer --images, a smaller --batch or --image-size, or --no-null need less"
@@ -67,6 +68,8 @@ def profile_network(
     """
     if config.dataset is None:
         raise ConfigError("on which images? Add --dataset NAME, folder:PATH or index:FILE")
+    if config.variance != "one":
+        raise ConfigError(f"--variance {config.variance} is of a run, and {model} is a network: give a run's folder")
     data = open_images(config, config.dataset)
     chosen = _domains(data, config.domains, data.domains)
     size = image_size or data.image_size
@@ -105,6 +108,11 @@ def profile_run(
     model, transform = load(run, which, config.device, trust=trust)
     _look(model.algorithm.net, config, len(model.classes))
     trained, step = RunDescription.from_json(folder.description()), step_of(folder.result() or {}, which)
+    variance: Variance = 1.0
+    about: dict[str, Any] = {}
+    if config.variance == "checkpoints":
+        about["checkpoints"] = steps = kept_steps(folder)
+        variance = variance_of_checkpoints(run, steps, trust)
     if config.dataset is None:
         data = data_of(trained, None, config.root, config.name, trust)
     else:
@@ -134,12 +142,33 @@ def profile_run(
             name: (Samples(b.x, None if to_model is None else to_model[b.y]) for b in each)
             for name, each in batches.items()
         }
-        profile = build_profile(meter, f, domains, eps=config.eps, null=config.null, walk=walk)
-    about = {"model": s.model, "run": trained.id, "which": which, "step": step, "algorithm": s.algorithm}
+        profile = build_profile(meter, f, domains, variance=variance, eps=config.eps, null=config.null, walk=walk)
+    about |= {"model": s.model, "run": trained.id, "which": which, "step": step, "algorithm": s.algorithm}
     for layer in model.algorithm.layers():
         if isinstance(layer, WeightAverage) and layer.count:  # which a loaded network stands at
             about["averaged_steps"] = layer.count
     return _with(profile, config, about | _seen(transform), data, kinds, parts)
+
+
+def kept_steps(folder: RunFolder) -> list[int]:
+    """The steps whose models a finished run kept."""
+    result = folder.result() or {}
+    names = [Path(name) for name in result.get("files", ()) if name.startswith("models/")]
+    return sorted(int(name.stem.removeprefix("step-")) for name in names)
+
+
+def variance_of_checkpoints(run: str | Path, steps: Sequence[int], trust: Sequence[str] = ()) -> ParamVector:
+    """1/n Σ_t (θ_t − θ̄)² over the models of a run after these steps, every one counting the same."""
+    if len(steps) < 2:
+        raise ConfigError(
+            f"--variance checkpoints wants two kept models or more, and {run} has {len(steps)}; train with --keep all"
+        )
+    net = load(run, str(steps[0]), trust=trust)[0].algorithm.net
+    running = RunningVariance(net)
+    for step in steps:
+        net.load_state_dict(load(run, str(step), trust=trust)[0].algorithm.net.state_dict())
+        running.update()
+    return running.vector()
 
 
 def open_images(config: MeasureConfig, dataset: str) -> DomainDataset:

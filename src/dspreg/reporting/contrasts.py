@@ -6,6 +6,9 @@
 
 Targets differ by more than noise, so the spread is taken within targets. If the 95 % interval contains 0 the difference
 is not significant; with fewer than five pairs no verdict is given.
+
+"Not significant" is not "equal". How small the difference is shown to be is another test, of equivalence: two one-sided
+tests at 5 % reject d ≤ −δ and d ≥ δ as soon as δ ≥ |d̄| + t(0.95, ν) · SE.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from dspreg.reporting.tables import SelectedRow
 
 FEWEST = 5  # pairs for a verdict
 COLUMNS = ("difference", "95 % from", "to", "pairs", "verdict")
+EQUAL = "equal within"  # a column of reports
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,13 @@ class Contrast:
         if self.error is None:
             return None
         return (quantile(0.975, self.freedom) + quantile(0.80, self.freedom)) * self.error
+
+    @property
+    def equal_within(self) -> float | None:
+        """The smallest δ of which |difference| < δ is shown, at the level of 5 %: two one-sided tests."""
+        if self.error is None:
+            return None
+        return abs(self.difference) + quantile(0.95, self.freedom) * self.error
 
     def verdict(self, first: str, second: str) -> str:
         """In words, which of the two is better, if the interval excludes 0."""
@@ -113,7 +124,10 @@ def contrast_table(found: Sequence[SelectedRow], first: str, second: str) -> Tab
     """One row for each data set that has both, and one for all targets together."""
     one, two = _find_rows(found, first), _find_rows(found, second)
     differences: dict[str, list[list[float]]] = {}
-    notes = ["paired by trial; ± and interval by the spread within targets, pooled"]
+    notes = [
+        "paired by trial; ± and interval by the spread within targets, pooled",
+        f"{EQUAL}: the smallest margin that the difference is shown to lie within, by two one-sided tests at 5 %",
+    ]
     for dataset in [name for name in one if name in two]:
         a, b = one[dataset], two[dataset]
         differences[dataset] = [[x - y for x, y in both] for both in a.pair_with(b).values()]
@@ -129,7 +143,7 @@ def contrast_table(found: Sequence[SelectedRow], first: str, second: str) -> Tab
         rows.append(Row("all targets", "ours", _cells(contrast_differences(everything), first, second)))
         notes.append("the last row weighs every target of every data set alike")
     title = f"{first} − {second}, in percentage points"
-    return Table("Contrasts", title, found[0].rule, COLUMNS, tuple(rows), tuple(notes))
+    return Table("Contrasts", title, found[0].rule, (*COLUMNS[:3], EQUAL, *COLUMNS[3:]), tuple(rows), tuple(notes))
 
 
 def _find_rows(found: Sequence[SelectedRow], name: str) -> dict[str, SelectedRow]:
@@ -158,6 +172,7 @@ def _cells(found: Contrast, first: str, second: str) -> tuple[Cell, ...]:
         Cell(value=found.difference, error=found.error, signed=True),
         Cell(value=found.low, signed=True, reason=why),
         Cell(value=found.high, signed=True, reason=why),
+        Cell(value=found.equal_within, decimals=2, reason=why),
         Cell(text=str(found.pairs), found=found.pairs),
         Cell(text=found.verdict(first, second)),
     )
