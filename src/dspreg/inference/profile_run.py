@@ -67,7 +67,7 @@ def profile_network(
     if config.dataset is None:
         raise ConfigError("on which images? Add --dataset NAME, folder:PATH or index:FILE")
     data = open_images(config, config.dataset)
-    chosen = _domains(data, config.domains, data.domains)
+    chosen = choose_domains(data, config.domains, data.domains)
     size = image_size or data.image_size
     whole = make_full_network(
         model, weights=weights, image_size=size, classes=data.num_classes or None, labels=config.of == "loss",
@@ -76,7 +76,7 @@ def profile_network(
     transform = Transform(size, tuple(config.mean or whole.mean), tuple(config.std or whole.std))
     parts = [DomainSplit(name, images := data.domain(name), range(len(images)), transform) for name in chosen]
     net = whole.net.to(config.device)
-    _look(net, config, whole.outputs)
+    check_before(net, config, whole.outputs)
     with resource_errors(SMALLER), _read(parts, (data.name, config.seed), 0, config, data.small, progress) as batches:
         loaders = {name: _pairs(each, labels=bool(data.classes)) for name, each in batches.items()}
         options = config.meter_options()
@@ -84,7 +84,7 @@ def profile_network(
             net, loaders, **options, eps=config.eps, null=config.null, key=config.seed, progress=progress.bar
         )
     about = {"model": model, "weights": asdict(whole.weights), "head": whole.head, "outputs": whole.outputs}
-    return _with(profile, config, about | _seen(transform), data, {part.domain: "all" for part in parts}, parts)
+    return _with(profile, config, about | describe_input(transform), data, {part.domain: "all" for part in parts}, parts)
 
 
 def profile_run(
@@ -102,14 +102,14 @@ def profile_run(
     """
     folder = RunFolder(run)
     model, transform = load(run, which, config.device, trust=trust)
-    _look(model.algorithm.net, config, len(model.classes))
+    check_before(model.algorithm.net, config, len(model.classes))
     trained, step = RunDescription.from_json(folder.description()), step_of(folder.result() or {}, which)
     if config.dataset is None:
         data = data_of(trained, None, config.root, config.name, trust)
     else:
         data = open_images(config, config.dataset)
     own = [name for name in data.domains if name in trained.sources] if config.dataset is None else list(data.domains)
-    chosen = _domains(data, config.domains, own)
+    chosen = choose_domains(data, config.domains, own)
     parts, kinds = [], {}
     for name in chosen:
         images = data.domain(name)
@@ -135,7 +135,7 @@ def profile_run(
         }
         profile = build_profile(meter, f, domains, eps=config.eps, null=config.null, walk=walk)
     about = {"model": s.model, "run": trained.id, "which": which, "step": step, "algorithm": s.algorithm}
-    return _with(profile, config, about | _seen(transform), data, kinds, parts)
+    return _with(profile, config, about | describe_input(transform), data, kinds, parts)
 
 
 def open_images(config: MeasureConfig, dataset: str) -> DomainDataset:
@@ -152,7 +152,7 @@ def open_images(config: MeasureConfig, dataset: str) -> DomainDataset:
     return Unlabelled(ref.target, config.name)
 
 
-def _domains(data: DomainDataset, asked: Sequence[str], otherwise: Iterable[str]) -> list[str]:
+def choose_domains(data: DomainDataset, asked: Sequence[str], otherwise: Iterable[str]) -> list[str]:
     """The domains to compare, in the data set's own order."""
     for name in asked:
         data.check_domain(name)
@@ -168,7 +168,7 @@ def _domains(data: DomainDataset, asked: Sequence[str], otherwise: Iterable[str]
     return chosen
 
 
-def _look(net: nn.Module, config: MeasureConfig, outputs: int | None) -> None:
+def check_before(net: nn.Module, config: MeasureConfig, outputs: int | None) -> None:
     """What is wrong, or slow, is said before images are read."""
     names = matching_names(trainable(net), list(config.only) or None, list(config.exclude) or None)
     if config.layer is not None:
@@ -217,7 +217,7 @@ def _pairs(batches: Iterable[Batch], *, labels: bool) -> Iterator[Any]:
     return ((batch.x, batch.y) if labels else batch.x for batch in batches)
 
 
-def _seen(transform: Transform) -> dict[str, Any]:
+def describe_input(transform: Transform) -> dict[str, Any]:
     return {"image_size": transform.size, "mean": list(transform.mean), "std": list(transform.std)}
 
 
