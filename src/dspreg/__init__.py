@@ -42,6 +42,8 @@ _HOMES = {
     "measure_run": "inference.profile_run:profile_run",
     "MeasureConfig": "config.measure_config",
     "Profile": "sensitivity.profile",
+    "compare_held_out": "sensitivity.held_out",
+    "HeldOutComparison": "sensitivity.held_out",
     "RunningVariance": "sensitivity.variance",
     "coefficient_of_variation": "sensitivity.statistics",
     # add it to a loop of your own

@@ -198,7 +198,9 @@ def choose_sources(data: DomainDataset, asked: Sequence[str], otherwise: Sequenc
     """The domains c is of: those asked for, or all others."""
     data.check_domain(held_out)
     if held_out in asked:
-        raise ConfigError(f"--held-out {held_out} is among --domain, which names those that c is of; leave it out there")
+        raise ConfigError(
+            f"--held-out {held_out} is among --domain, which names those that c is of; leave it out there"
+        )
     return choose_domains(data, asked, [name for name in otherwise if name != held_out])
 
 

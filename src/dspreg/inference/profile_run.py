@@ -84,7 +84,8 @@ def profile_network(
             net, loaders, **options, eps=config.eps, null=config.null, key=config.seed, progress=progress.bar
         )
     about = {"model": model, "weights": asdict(whole.weights), "head": whole.head, "outputs": whole.outputs}
-    return _with(profile, config, about | describe_input(transform), data, {part.domain: "all" for part in parts}, parts)
+    kinds = {part.domain: "all" for part in parts}
+    return _with(profile, config, about | describe_input(transform), data, kinds, parts)
 
 
 def profile_run(

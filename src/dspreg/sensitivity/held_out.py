@@ -60,8 +60,8 @@ PREDICTORS = {
     "null": "null: c of random domains",
     "mean": "s̄",
     "agreement": "agreement of gradients",
-    "c_with_unseen": "c with {unseen} among them",
-    "again": "change on other {unseen}",
+    "c_with_unseen": "c with {unseen} among the domains",
+    "again": "change on other images of {unseen}",
 }
 CEILINGS = ("c_with_unseen", "again")  # which see the held-out domain
 OUTCOMES = ("unseen", "sources", "excess")
@@ -86,8 +86,8 @@ class HeldOutComparison:
         correlations: Of predictor and outcome. Outcomes: "unseen", the change on the held-out domain; "sources", that
             on as many held-out images of all sources mixed; "excess", the first squared less the second squared;
             "one_source", on held-out images of a single source, mean over sources; and "difference" of the correlations
-            with the first and the second. With "_less_level": with the median of log(s/s̄) taken off, so that a loss that is larger
-            everywhere is no change.
+            with the first and the second. All of them also with "_less_level": the median of log(s/s̄) is taken off, so
+            that a loss that is larger everywhere is no change.
         third: Source → correlation of c of the *other* sources with the change on held-out images of this one, "change"
             and "change_less_level"; empty with two sources.
         medians: Median of log(s/s̄), "level", and of the change, by outcome.
@@ -107,6 +107,7 @@ class HeldOutComparison:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def label(self, predictor: str) -> str:
+        """What a predictor is called."""
         return PREDICTORS[predictor].format(unseen=self.unseen)
 
     @property
@@ -136,7 +137,8 @@ class HeldOutComparison:
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as plain numbers and text."""
-        return {**asdict(self), "sources": list(self.sources), "verdict": self.verdict}
+        labels = {name: self.label(name) for name in self.correlations}
+        return {**asdict(self), "sources": list(self.sources), "labels": labels, "verdict": self.verdict}
 
     def figure(self) -> Figure:
         """The change in each tenth of the parameters by c, and the correlations of all predictors."""
@@ -284,9 +286,7 @@ def equal_number(wanted: int, there: Mapping[str, int], sources: int) -> int:
     return number
 
 
-def _sensitivity(
-    meter: Meter, f: FunctionOf, name: str, d: int, piece: int, batches: Iterable[Samples]
-) -> ParamVector:
+def _sensitivity(meter: Meter, f: FunctionOf, name: str, d: int, piece: int, batches: Iterable[Samples]) -> ParamVector:
     """s of some samples of domain d; `piece`, a number that no domain has, keys what is drawn for them."""
     sums, samples = meter.sums(), 0
 
@@ -372,7 +372,7 @@ def correlate_held_out(
     ranked = RankCorrelations(columns, mean, sample.sizes, *key)
 
     def correlations(predictor: str) -> dict[str, Correlation]:
-        made = {}
+        made: dict[str, Correlation] = {}
         for suffix in ("", LEVEL):
             own = f"{predictor}{suffix}" if predictor == "again" else predictor
             made |= {f"{name}{suffix}": ranked.pair(own, f"{name}{suffix}") for name in OUTCOMES}
@@ -427,7 +427,6 @@ class Sample:
     def take(self, vector: ParamVector) -> Tensor:
         """The entries of a vector, float64."""
         return torch.cat([vector[name].reshape(-1).cpu() for name in self.names])[self.chosen].double()
-
 
     def level(self, s: ParamVector, mean: Tensor) -> ParamVector:
         """s over its level: the median of s/s̄ is 1."""
