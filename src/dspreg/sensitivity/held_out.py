@@ -11,9 +11,9 @@ parameter,
 
     excess = change²_unseen − change²_sources
 
-Squares, because noise of equal variance cancels in them: with log(s_unseen/s̄) = δ + noise the mean of the excess is δ²,
-and its distribution is symmetric about that, however noisy the parameter. A difference of absolute values would be
-smaller for noisier parameters.
+Squares, because noise of equal variance cancels in their mean: with log(s_unseen/s̄) = δ + noise the mean of the excess
+is δ², however noisy the parameter. (Its median is still lower for noisier parameters, so that ranks are a little, too;
+less so than of a difference of absolute values. The null, which knows the noise and nothing else, shows how much.)
 
 A domain with a larger loss has larger sensitivities altogether: its *level*, the median of log(s/s̄), says nothing about
 parameters. So all of it is done twice, as above and with the level taken off log(s/s̄).
