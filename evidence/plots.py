@@ -111,10 +111,10 @@ def plot_premise(found: Mapping[str, Steps]) -> Figure:
         axes.set_ylim(len(there) - 0.5, -0.5)
         axes.set_xlim(-1, 1)
         axes.set_yticks(range(len(there)), [PREDICTORS[p] for p in there] if column == 0 else [], fontsize=8)
-        axes.set_xlabel("rank correlation with the excess change on the target", fontsize=8)
+        axes.set_xlabel("rank correlation with the excess", fontsize=8)
         axes.grid(axis="x", alpha=0.25)
     above[0].set_ylabel("median change |log s/s̄|, level off", fontsize=8)
     above[0].legend(frameon=False, fontsize=7, loc="upper left")
-    below[0].legend(frameon=False, fontsize=7, loc="upper left")
+    below[-1].legend(frameon=False, fontsize=7, loc="upper right")
     figure.supxlabel("one faint line or dot per run; shaded: has seen the target", fontsize=8)
     return figure

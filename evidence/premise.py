@@ -18,9 +18,7 @@ from typing import Any
 
 from measure_checkpoints import make_parser, measure_checkpoints
 
-from dspreg import MeasureConfig, RunResult
-from dspreg.inference.held_out_run import compare_held_out_run
-from dspreg.sensitivity.correlations import Correlation
+from dspreg import MeasureConfig, RunResult, compare_held_out_run
 
 STEPS = (0, 60, 180, 299)
 IMAGES = 256
@@ -50,7 +48,8 @@ def measure_premise(run: RunResult, step: int, config: MeasureConfig) -> dict[st
     }
 
 
-def numbers(found: Correlation) -> list[float | None]:
+def numbers(found: Any) -> list[float | None]:
+    """A correlation without its interval, which is of one network; those of the tables are over targets."""
     return [None if each.value is None else round(each.value, DIGITS) for each in (found.all, found.within)]
 
 

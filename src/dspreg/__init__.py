@@ -43,6 +43,7 @@ _HOMES = {
     "MeasureConfig": "config.measure_config",
     "Profile": "sensitivity.profile",
     "compare_held_out": "sensitivity.held_out",
+    "compare_held_out_run": "inference.held_out_run",
     "HeldOutComparison": "sensitivity.held_out",
     "RunningVariance": "sensitivity.variance",
     "coefficient_of_variation": "sensitivity.statistics",
