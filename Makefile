@@ -14,7 +14,7 @@ export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint kills faults soak reliability-figures sweeps ray pairs same parity pacs maps bench evidence evidence-open evidence-pack evidence-tables pacs-erm-variance pacs-variants pacs-ruler pacs-arms pacs-c wheel clean
+.PHONY: help demo test lint kills faults soak reliability-figures sweeps ray pairs same parity pacs maps bench evidence evidence-open evidence-pack evidence-tables pacs-erm-variance pacs-variants pacs-ruler pacs-arms pacs-c digits-premise wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 25
@@ -138,6 +138,11 @@ pacs-c: $(READY) build/places  ## c during ERM and DSP-Reg, and how similar the 
 	$(BIN)/python evidence/choices.py build/c --root build/data --out evidence/pacs/choices.jsonl
 	$(BIN)/python evidence/patterns.py build/c --root build/data --out evidence/pacs/patterns.jsonl
 	$(BIN)/python evidence/readings.py build/c --root build/data --out evidence/pacs/readings.jsonl
+	$(BIN)/python evidence/premise.py build/c --root build/data --out evidence/pacs/premise.jsonl
+
+digits-premise: $(READY)  ## does c of the sources know the unseen domain, on the digits: half an hour on one core, resumable
+	$(BIN)/dspreg sweep evidence/digits/premise.yaml --store build/digits-premise
+	$(BIN)/python evidence/premise.py build/digits-premise --steps 0 40 120 199 --out evidence/digits/premise.jsonl
 
 wheel: $(READY)  ## build the wheel and try it in a clean environment outside the repository
 	bash tests/try_wheel.sh $(PYTHON)

@@ -2,7 +2,8 @@
 
     python evidence/make_tables.py --out docs/images > evidence/tables.md
 
-What is not run yet is left out. Plots: evidence-contrasts.png, evidence-pairs.png, evidence-c.png.
+What is not run yet is left out. Plots: evidence-contrasts.png, evidence-pairs.png, evidence-c.png,
+evidence-premise.png.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from c_tables import group_by_variant, print_c, print_choices, print_patterns
 from contrast_tables import RULES, print_batch, print_contrasts, print_pairs, print_targets
 from markdown import print_table
 from measure_checkpoints import read_lines
+from premise_tables import print_premise
 from reading_tables import print_readings
 from variants import (
     BATCH,
@@ -45,7 +47,9 @@ HEAD = """# Every table of the evidence
 Printed by `python evidence/make_tables.py --out docs/images`. Accuracies are in per cent, differences in percentage
 points. An *arm* is a variant of the training, as the frozen protocol calls it; *second half* is the mean accuracy over
 the second half of the steps, *selected* the accuracy at the step that source validation selects; *null* is c under
-random domain labels; the *penalty part* is what the penalty adds to the gradient g of the loss."""
+random domain labels; the *penalty part* is what the penalty adds to the gradient g of the loss; the *change* of a
+parameter on some images is |log s/s̄|, with s̄ of the sources, and its *excess* the squared change on the target less
+that on as many held-out images of the sources."""
 
 
 def main() -> int:
@@ -108,6 +112,12 @@ def print_all(stores: Mapping[str, Sequence[RunResult]], out: Path) -> None:
         print_patterns(group_by_variant(lines))
     if lines := read_lines(HERE / "pacs/readings.jsonl"):
         print_readings(lines)
+    premise = {name: read_lines(HERE / f"{name.lower()}/premise.jsonl") for name in ("PACS", "digits")}
+    premise_by_step = {name: group_by_variant(lines) for name, lines in premise.items() if lines}
+    for name, found in premise_by_step.items():
+        print_premise(name, found)
+    if premise_by_step:
+        plots.plot_premise(premise_by_step).savefig(out / "evidence-premise.png", dpi=130)
     print(f"\n{hours:.1f} hours on one core in the records of the two stores.")
 
 

@@ -25,7 +25,7 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
     """Of a script that measures checkpoints."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", type=Path, help="the --store of the sweep that kept them")
-    parser.add_argument("--root", required=True, help="folder that holds the data sets")
+    parser.add_argument("--root", help="folder that holds the data sets, if they are not embedded")
     parser.add_argument("--weights", default="build/lite0.safetensors", help="as the runs had them")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines; those that are there stay")
     return parser
@@ -46,7 +46,9 @@ def measure_checkpoints(
     lines = read_lines(out)
     there = {(line["run"], line["step"]) for line in lines}
     wanted = []
-    for run in (each for each in dspreg.load_runs(store) if each.finished):
+    for run in dspreg.load_runs(store):
+        if not run.finished:  # the sweep may still be at work
+            continue
         about = {"run": run.id, **{k: run.settings.get(k) for k in ("algorithm", "targets", "trial")}}
         for step in (record["step"] for record in run.records):
             of = {"algorithm": algorithms, "trial": trials}

@@ -74,3 +74,47 @@ def plot_c(found: Steps) -> Figure:
         axes.legend(frameon=False, fontsize=7, ncols=2, loc="lower right")
     left.set_ylabel("mean over parameters")
     return figure
+
+
+def plot_premise(found: Mapping[str, Steps]) -> Figure:
+    """At the end of training, level taken off: the change by tenths of c, above; what predicts the excess, below."""
+    from premise_tables import PREDICTORS, value_of
+
+    figure = Figure(figsize=(7.2, 6.0), layout="constrained")
+    above, below = figure.subplots(2, len(found), squeeze=False, height_ratios=(1, 1.15))
+    for column, (name, steps) in enumerate(found.items()):
+        last = max(step for _, step in steps)
+        lines = [line for (_, step), chosen in steps.items() if step == last for line in chosen]
+        axes = above[column]
+        series = (("unseen", OURS, "on the target"), ("sources", GREY, "on held-out images of the sources"))
+        for outcome, colour, label in series:
+            runs = [[part[1] for part in line["parts"][f"{outcome}_less_level"]] for line in lines]
+            mean = [fmean(values) for values in zip(*runs, strict=True)]
+            for each in runs:
+                axes.plot(range(1, 11), each, color=colour, lw=0.6, alpha=0.3)
+            axes.plot(range(1, 11), mean, "o-", color=colour, ms=4, label=label)
+        axes.set_title(f"{name}, {len(lines)} runs", fontsize=10)
+        axes.set_xlabel("tenths of the parameters, by c of the sources", fontsize=8)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.25)
+        axes = below[column]
+        there = [p for p in PREDICTORS if any(p in line["correlations"] for line in lines)]
+        for y, predictor in enumerate(there):
+            for which, colour, shift in ((0, OURS, -0.14), (1, BASE, 0.14)):
+                values = [value_of(line, predictor, "excess_less_level", which) for line in lines]
+                values = [value for value in values if value is not None]
+                label = ("all parameters", "within tensor and tenth by s̄")[which] if y == 0 else None
+                axes.plot(values, [y + shift] * len(values), ".", color=colour, ms=4, alpha=0.25)
+                axes.plot([fmean(values)], [y + shift], "o", color=colour, ms=6, label=label)
+        axes.axvline(0, color="black", lw=0.8)
+        axes.axhspan(len(there) - 2.5, len(there) - 0.5, color="#fef3c7", zorder=0)
+        axes.set_ylim(len(there) - 0.5, -0.5)
+        axes.set_xlim(-1, 1)
+        axes.set_yticks(range(len(there)), [PREDICTORS[p] for p in there] if column == 0 else [], fontsize=8)
+        axes.set_xlabel("rank correlation with the excess", fontsize=8)
+        axes.grid(axis="x", alpha=0.25)
+    above[0].set_ylabel("median change |log s/s̄|, level off", fontsize=8)
+    above[0].legend(frameon=False, fontsize=7, loc="upper left")
+    below[-1].legend(frameon=False, fontsize=7, loc="upper right")
+    figure.supxlabel("one faint line or dot per run; shaded: has seen the target", fontsize=8)
+    return figure

@@ -275,6 +275,7 @@ INTERNAL = {
         "puts a stack back to a step of its training",
     ),
     "evidence/patterns.py": ("penalty training.experiment", "calls engines at a checkpoint"),
+    "evidence/premise_tables.py": ("reporting.statistics", "intervals over targets, by Student's t"),
     "examples/quickstart.py": (
         "io.html reporting.html.dots reporting.html.page",
         "its page has the look of the report",

@@ -42,6 +42,9 @@ _HOMES = {
     "measure_run": "inference.profile_run:profile_run",
     "MeasureConfig": "config.measure_config",
     "Profile": "sensitivity.profile",
+    "compare_held_out": "sensitivity.held_out",
+    "compare_held_out_run": "inference.held_out_run",
+    "HeldOutComparison": "sensitivity.held_out",
     "RunningVariance": "sensitivity.variance",
     "coefficient_of_variation": "sensitivity.statistics",
     # add it to a loop of your own

@@ -38,6 +38,9 @@ from dspreg.data.registry import open_dataset as open_dataset
 from dspreg.sensitivity.measure import measure as measure
 from dspreg.config.measure_config import MeasureConfig as MeasureConfig
 from dspreg.sensitivity.profile import Profile as Profile
+from dspreg.sensitivity.held_out import compare_held_out as compare_held_out
+from dspreg.inference.held_out_run import compare_held_out_run as compare_held_out_run
+from dspreg.sensitivity.held_out import HeldOutComparison as HeldOutComparison
 from dspreg.sensitivity.variance import RunningVariance as RunningVariance
 from dspreg.sensitivity.statistics import coefficient_of_variation as coefficient_of_variation
 from dspreg.penalty.penalty import Penalty as Penalty

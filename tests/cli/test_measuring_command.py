@@ -89,6 +89,47 @@ def test_json_is_strict_and_has_the_same_numbers(here, folder, capsys):
     assert found["settings"]["domains"] == profile.settings["domains"]
 
 
+def test_a_held_out_domain(here, folder, capsys):
+    left = here / "held"
+    with_files = ("--out", left / "n.json", "--figures", left, "--html", left / "page.html")
+    measure(*SMALL, "--dataset", f"folder:{folder}", "--held-out", "noon", *with_files)
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    lines = printed.out.splitlines()
+    assert "images of dawn: 24, and 24 others held out, of 48" in lines
+    assert "images of noon: 24 and 24 others, of 48" in lines
+    assert "24 images of each part instead of 512: all have as many as the smallest" in lines
+    found = json.loads((left / "n.json").read_text(), parse_constant=pytest.fail)
+    assert found["sources"] == ["dawn", "dusk"]
+    assert found["verdict"] in lines
+    rows = [line.split() for line in lines if line.startswith("s̄ ")]
+    for row, suffix in zip(rows, ("", "_less_level"), strict=True):
+        each = [found["correlations"]["mean"][f"{o}{suffix}"]["all"]["value"] for o in ("unseen", "sources", "excess")]
+        assert row[1:4] == [f"{round(value, 2) + 0.0:+.2f}" for value in each]
+    assert (left / "held-out.png").read_bytes().startswith(b"\x89PNG")
+    page = (left / "page.html").read_text()
+    assert page.count("data:image/png;base64,") == 1
+    assert "Does c know noon?" in page
+    assert str(here) not in page + json.dumps(found)
+    measure(*SMALL, "--dataset", f"folder:{folder}", "--held-out", "noon", "--json")
+    assert json.loads(capsys.readouterr().out) == found
+
+
+def test_a_run_and_its_target(here, folder, capsys):
+    run = trained(folder, here / "for-held-out", steps=2)
+    measure("--model", run, "--held-out", "noon", "--batch", "4", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["settings"]["about"]["domains"] == {
+        "dawn": {"part": "in", "images": [39, 9]},  # the splits of the run
+        "dusk": {"part": "in", "images": [39, 9]},
+        "noon": {"part": "all", "images": [24, 24]},
+    }
+    assert found["images"] == 8
+    measure("--model", run, "--held-out", "dawn", code=2)
+    said = capsys.readouterr().err
+    assert "the run was trained on 'dawn', so it is not unseen; it did not see: noon" in said
+
+
 def test_few_images_are_called_few(here, folder, capsys):
     with_one = ("--dataset", f"folder:{folder}", "--images", "4")
     measure(*SMALL, *with_one)
@@ -169,6 +210,11 @@ ON = ("--dataset", "FOLDER")
         (("--model", "small-cnn", *ON, "--out", "photos"), 2, "--out photos is a folder"),
         (("--model", "small-cnn", *ON, "--out", "text.safetensors/p.safetensors"), 6, "can't be written"),
         (("--model", "small-cnn", *ON, "--device", "tpu"), 2, "device='tpu'"),
+        (("--model", "small-cnn", *ON, "--held-out", "nix"), 2, "Unknown domain 'nix'"),
+        (("--model", "small-cnn", *ON, "--held-out", "noon", "--domain", "noon", "dawn"), 2, "is among --domain"),
+        (("--model", "small-cnn", *ON, "--held-out", "noon", "--domain", "dawn"), 2, "two or more are wanted"),
+        (("--model", "small-cnn", *ON, "--held-out", "noon", "--layer", "classifier"), 2, "which --held-out does not"),
+        (("--compare", "one.safetensors", "one.safetensors", "--held-out", "noon"), 2, "leave out --held-out"),
         (("--compare", "one.safetensors", "gone.safetensors"), 2, "there is no file gone.safetensors"),
         (("--compare", "one.safetensors", "cut.safetensors"), 4, "cut.safetensors is damaged or was changed"),
         (("--compare", "text.safetensors", "one.safetensors"), 4, "text.safetensors is damaged or not a profile"),

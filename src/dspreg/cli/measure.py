@@ -1,14 +1,16 @@
-"""`dspreg measure`: how domain-sensitive the parameters of a network are, and how two profiles differ."""
+"""`dspreg measure`: how domain-sensitive the parameters of a network are, how two profiles differ, and what c knows."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dspreg.cli.measure_text import comparison_text, profile_text
+from dspreg.cli.measure_text import comparison_text, held_out_text, profile_text
 from dspreg.cli.options import dataset, device, integer, positive, trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.config.measure_config import ESTIMATORS, OF, VARIANCES, MeasureConfig
@@ -18,6 +20,9 @@ from dspreg.io.text import escape_terminal
 
 if TYPE_CHECKING:
     from dspreg.sensitivity import Comparison, Profile
+    from dspreg.sensitivity.held_out import HeldOutComparison
+
+T = TypeVar("T")
 
 EXAMPLES = """examples:
   dspreg measure --model small-cnn --weights none --dataset digits --figures pictures
@@ -25,6 +30,8 @@ EXAMPLES = """examples:
   dspreg measure --model resnet18 --weights mine.safetensors --dataset folder:photos --images 256
   dspreg measure --model my_package.make_model --dataset folder:inbox --of fisher
   dspreg measure --model runs/site-4 --which last
+  dspreg measure --model runs/site-4 --held-out site-4 --figures pictures
+  dspreg measure --model resnet50.tv_in1k --dataset PACS --root data --held-out sketch --images 256
   dspreg measure --compare runs/site-4/profiles/start.safetensors runs/site-4/profiles/end.safetensors
 
 folders are domain/class/image; with --of output or fisher, which need no labels, domain/image will do.
@@ -37,6 +44,7 @@ CAPTIONS = {
     "histogram.png": "All parameters that some domain is sensitive to",
     "map.png": "One layer: {layer}",
 }
+HELD_OUT_CAPTION = "The change of sensitivities by tenths of c, and rank correlations with it"
 
 
 def add(commands: Commands) -> None:
@@ -54,13 +62,18 @@ def add(commands: Commands) -> None:
     trust(group)
     says = "measure nothing; compare two profiles of one network: which layers rose and which fell"
     group.add_argument("--compare", metavar=("BEFORE", "AFTER"), nargs=2, help=says)
+    says = (
+        "does c of the other domains say which parameters change on this one? Prints rank correlations, beside those "
+    )
+    says += "with held-out images of the other domains; see docs/use/measuring.md"
+    group.add_argument("--held-out", metavar="DOMAIN", help=says)
     _add_images(parser.add_argument_group("on which images"))
     _add_estimation(parser.add_argument_group("how"))
     group = parser.add_argument_group("output")
-    group.add_argument(
-        "--out", metavar="FILE", help="write the profile, a safetensors file that dspreg.Profile.load reads"
-    )
-    group.add_argument("--figures", metavar="DIR", help="write layers.png, histogram.png and map.png")
+    says = "write the profile, a safetensors file that dspreg.Profile.load reads; with --held-out, all numbers as JSON"
+    group.add_argument("--out", metavar="FILE", help=says)
+    says = "write layers.png, histogram.png and map.png; with --held-out held-out.png"
+    group.add_argument("--figures", metavar="DIR", help=says)
     group.add_argument("--html", metavar="FILE", help="write one page with tables, pictures and what was measured")
     says = "the layer of map.png (default: that with the largest median c; with --compare, that which changed most)"
     group.add_argument("--layer", metavar="NAME", help=says)
@@ -115,7 +128,9 @@ def run(given: Any) -> int:
         raise ConfigError("give --model NAME|RUN to measure, or --compare BEFORE AFTER; see dspreg measure --help")
     places = {name: Path(getattr(given, name)) for name in ("out", "figures", "html") if getattr(given, name)}
     _make_room(places)
-    return _compare(given, places) if given.compare else _measure(given, places)
+    if given.compare:
+        return _compare(given, places)
+    return _measure(given, places) if given.held_out is None else _hold_out(given, places)
 
 
 def _make_room(places: dict[str, Path]) -> None:
@@ -142,12 +157,45 @@ def _measure(given: Any, places: dict[str, Path]) -> int:
     return 0
 
 
+def _hold_out(given: Any, places: dict[str, Path]) -> int:
+    from dspreg.inference.held_out_run import compare_held_out_network, compare_held_out_run
+    from dspreg.io.html import png
+    from dspreg.sensitivity.html import held_out_page
+
+    if given.layer is not None:
+        raise ConfigError("--layer is for a map of one layer, which --held-out does not draw; leave it out")
+    comparison: HeldOutComparison = _call_measure(
+        given,
+        partial(compare_held_out_network, held_out=given.held_out),
+        partial(compare_held_out_run, held_out=given.held_out),
+    )
+    found = comparison.to_json()
+    pictures = {}
+    if "figures" in places or "html" in places:
+        pictures[HELD_OUT_CAPTION] = png(comparison.figure())
+    if "figures" in places:
+        write_output(places["figures"] / "held-out.png", pictures[HELD_OUT_CAPTION])
+    if "html" in places:
+        write_output(places["html"], held_out_page(found, pictures).encode())
+    if "out" in places:
+        write_output(places["out"], f"{_json(found)}\n".encode())
+    _say(given, found, held_out_text(found), places)
+    return 0
+
+
 def _profile(given: Any) -> Profile:
+    from dspreg.inference.profile_run import profile_network, profile_run
+
+    return _call_measure(given, profile_network, profile_run)
+
+
+def _call_measure(given: Any, of_network: Callable[..., T], of_run: Callable[..., T]) -> T:
+    """What one of two functions finds, of a network of a name or of a run's folder, with progress on a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
     from dspreg.config.train_config import Execution
-    from dspreg.inference.profile_run import MeasureProgress, profile_network, profile_run
+    from dspreg.inference.profile_run import MeasureProgress
     from dspreg.training.experiment import check_device
     from dspreg.training.loop import reproducible
 
@@ -177,12 +225,12 @@ def _profile(given: Any) -> Profile:
 
     progress = MeasureProgress(bar=console.is_terminal, reading=reading)
     how = Execution(device=given.device, threads=given.threads)
-    with reproducible(how), nullcontext() if given.no_null else bar:
+    with reproducible(how), nullcontext() if given.no_null and given.held_out is None else bar:
         if is_run:
-            return profile_run(given.model, config, which=given.which, progress=progress, trust=given.trust)
+            return of_run(given.model, config, which=given.which, progress=progress, trust=given.trust)
         weights = "default" if given.weights in (None, "hub") else given.weights
         size = given.image_size
-        return profile_network(given.model, config, weights=weights, image_size=size, progress=progress)
+        return of_network(given.model, config, weights=weights, image_size=size, progress=progress)
 
 
 def _compare(given: Any, places: dict[str, Path]) -> int:
@@ -228,9 +276,13 @@ def _say(given: Any, found: dict[str, Any], lines: Any, places: dict[str, Path])
     # beside a file that was written to standard output, nothing else may stand there
     stream = sys.stderr if any(map(is_standard_output, places.values())) else sys.stdout
     if given.json:
-        print(json.dumps(found, indent=1, ensure_ascii=True, sort_keys=True, allow_nan=False), file=stream)
+        print(_json(found), file=stream)
         return
     print("\n".join(lines), file=stream)
-    names = {"out": "profile", "figures": "pictures", "html": "page"}
+    names = {"out": "profile" if given.held_out is None else "numbers", "figures": "pictures", "html": "page"}
     for name, path in places.items():
         print(f"{names[name]}: {escape_terminal(str(path))}", file=stream)
+
+
+def _json(found: dict[str, Any]) -> str:
+    return json.dumps(found, indent=1, ensure_ascii=True, sort_keys=True, allow_nan=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -66,6 +67,57 @@ def comparison_text(found: Mapping[str, Any]) -> Iterator[str]:
     )
     yield f"rank correlation of c before and after: {_number(found['agreement'])}"
     yield from map(escape_terminal, found["remarks"])
+
+
+def held_out_text(found: Mapping[str, Any]) -> Iterator[str]:
+    """What was measured, every predictor beside the others, and one sentence."""
+    from dspreg.sensitivity.html import held_out_images
+
+    about = found["settings"]["about"]
+    run = f", {about['which']} model of step {about['step']}, {about['algorithm']}" if "run" in about else ""
+    yield escape_terminal(f"{about['model']}{run}, on {about['data']} at {about['image_size']} pixels")
+    for name, text in held_out_images(found):
+        yield escape_terminal(f"{name}: {text}")
+    if found["images"] < about["asked"]:
+        yield f"{found['images']:,} images of each part instead of {about['asked']:,}: all have as many as the smallest"
+    yield ""
+    unseen, medians = escape_terminal(found["unseen"]), found["medians"]
+    yield f"rank correlations with the change of sensitivity |log s/s̄| on {unseen}, on held-out images of the sources,"
+    yield "and with the excess of the first; over all parameters, then within tensor and tenth by s̄"
+    headings = {"": "change as it is", "_less_level": "level of each domain taken off"}
+    for suffix, heading in headings.items():
+        yield ""
+        rows = [[heading, *(unseen, "sources", "excess", "") * 2]]
+        for name, row in found["correlations"].items():
+            cells = []
+            for which in ("all", "within"):
+                cells += [_signed(row[f"{each}{suffix}"][which]["value"]) for each in ("unseen", "sources", "excess")]
+                cells.append(_interval(row[f"excess{suffix}"][which]))
+            rows.append([escape_terminal(found["labels"][name]), *cells])
+        yield from align_columns(rows)
+        if found["third"]:
+            third = (
+                f"{name} {_signed(each[f'change{suffix}']['all']['value'])}" for name, each in found["third"].items()
+            )
+            yield escape_terminal(f"c of the other sources with the change on one of them: {', '.join(third)}")
+    yield ""
+    change = medians["change"]
+    yield (
+        f"median change {change['unseen']:.2f} and {change['sources']:.2f}, with the level taken off "
+        f"{change['unseen_less_level']:.2f} and {change['sources_less_level']:.2f}; levels: "
+        f"s/s̄ = {math.exp(medians['level']['unseen']):.3g} and {math.exp(medians['level']['sources']):.3g}"
+    )
+    kept = f"{found['compared']:,} of {found['parameters']:,} parameters, those that some source is sensitive to"
+    yield f"{kept}; 95 % intervals from resampled tensors"
+    yield escape_terminal(found["verdict"])
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{round(value, 2) + 0.0:+.2f}"
+
+
+def _interval(found: Mapping[str, float | None]) -> str:
+    return "" if found["low"] is None else f"({_signed(found['low'])} … {_signed(found['high'])})"
 
 
 def _number(value: float | None, places: int = 2) -> str:

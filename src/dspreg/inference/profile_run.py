@@ -71,7 +71,7 @@ def profile_network(
     if config.variance != "one":
         raise ConfigError(f"--variance {config.variance} is of a run, and {model} is a network: give a run's folder")
     data = open_images(config, config.dataset)
-    chosen = _domains(data, config.domains, data.domains)
+    chosen = choose_domains(data, config.domains, data.domains)
     size = image_size or data.image_size
     whole = make_full_network(
         model, weights=weights, image_size=size, classes=data.num_classes or None, labels=config.of == "loss",
@@ -80,7 +80,7 @@ def profile_network(
     transform = Transform(size, tuple(config.mean or whole.mean), tuple(config.std or whole.std))
     parts = [DomainSplit(name, images := data.domain(name), range(len(images)), transform) for name in chosen]
     net = whole.net.to(config.device)
-    _look(net, config, whole.outputs)
+    check_before(net, config, whole.outputs)
     with resource_errors(SMALLER), _read(parts, (data.name, config.seed), 0, config, data.small, progress) as batches:
         loaders = {name: _pairs(each, labels=bool(data.classes)) for name, each in batches.items()}
         options = config.meter_options()
@@ -88,7 +88,8 @@ def profile_network(
             net, loaders, **options, eps=config.eps, null=config.null, key=config.seed, progress=progress.bar
         )
     about = {"model": model, "weights": asdict(whole.weights), "head": whole.head, "outputs": whole.outputs}
-    return _with(profile, config, about | _seen(transform), data, {part.domain: "all" for part in parts}, parts)
+    kinds = {part.domain: "all" for part in parts}
+    return _with(profile, config, about | describe_input(transform), data, kinds, parts)
 
 
 def profile_run(
@@ -106,7 +107,7 @@ def profile_run(
     """
     folder = RunFolder(run)
     model, transform = load(run, which, config.device, trust=trust)
-    _look(model.algorithm.net, config, len(model.classes))
+    check_before(model.algorithm.net, config, len(model.classes))
     trained, step = RunDescription.from_json(folder.description()), step_of(folder.result() or {}, which)
     variance: Variance = 1.0
     about: dict[str, Any] = {}
@@ -118,7 +119,7 @@ def profile_run(
     else:
         data = open_images(config, config.dataset)
     own = [name for name in data.domains if name in trained.sources] if config.dataset is None else list(data.domains)
-    chosen = _domains(data, config.domains, own)
+    chosen = choose_domains(data, config.domains, own)
     parts, kinds = [], {}
     for name in chosen:
         images = data.domain(name)
@@ -147,7 +148,7 @@ def profile_run(
     for layer in model.algorithm.layers():
         if isinstance(layer, WeightAverage) and layer.count:  # which a loaded network stands at
             about["averaged_steps"] = layer.count
-    return _with(profile, config, about | _seen(transform), data, kinds, parts)
+    return _with(profile, config, about | describe_input(transform), data, kinds, parts)
 
 
 def kept_steps(folder: RunFolder) -> list[int]:
@@ -185,7 +186,7 @@ def open_images(config: MeasureConfig, dataset: str) -> DomainDataset:
     return Unlabelled(ref.target, config.name)
 
 
-def _domains(data: DomainDataset, asked: Sequence[str], otherwise: Iterable[str]) -> list[str]:
+def choose_domains(data: DomainDataset, asked: Sequence[str], otherwise: Iterable[str]) -> list[str]:
     """The domains to compare, in the data set's own order."""
     for name in asked:
         data.check_domain(name)
@@ -201,7 +202,7 @@ def _domains(data: DomainDataset, asked: Sequence[str], otherwise: Iterable[str]
     return chosen
 
 
-def _look(net: nn.Module, config: MeasureConfig, outputs: int | None) -> None:
+def check_before(net: nn.Module, config: MeasureConfig, outputs: int | None) -> None:
     """What is wrong, or slow, is said before images are read."""
     names = matching_names(trainable(net), list(config.only) or None, list(config.exclude) or None)
     if config.layer is not None:
@@ -250,7 +251,7 @@ def _pairs(batches: Iterable[Batch], *, labels: bool) -> Iterator[Any]:
     return ((batch.x, batch.y) if labels else batch.x for batch in batches)
 
 
-def _seen(transform: Transform) -> dict[str, Any]:
+def describe_input(transform: Transform) -> dict[str, Any]:
     return {"image_size": transform.size, "mean": list(transform.mean), "std": list(transform.std)}
 
 

@@ -1,4 +1,4 @@
-"""A profile, or a comparison of two, as an HTML page."""
+"""A profile, a comparison of two, or what c says about a held-out domain, as an HTML page."""
 
 from __future__ import annotations
 
@@ -57,6 +57,58 @@ layers rose, that of {{ f.fell }} fell.</p>
 {% for when, rows in provenance %}<h2>What was measured {{ when }}</h2>
 <div class="wide"><table>{% for name, value in rows %}<tr><th>{{ name }}<td>{{ value }}</tr>{% endfor %}</table></div>
 {% endfor %}"""
+
+HELD_OUT = """
+{% macro number(x) %}{{ "–" if x is none else "%+.2f"|format(x) }}{% endmacro %}
+{% macro interval(e) %}{{ number(e.value) }}{% if e.low is not none %} <span class="quiet">({{ number(e.low) }} …
+{{ number(e.high) }})</span>{% endif %}{% endmacro %}
+<h1>{{ title }}</h1>
+<p class="remark">{{ f.verdict[0]|upper if f.verdict[0] != "c" else "c" }}{{ f.verdict[1:] }}.</p>
+<p>The <em>change</em> of a parameter on some images is |log s/s̄|: how far its sensitivity s there is from the mean s̄
+over the sources. <em>Sources</em> are {{ f.images }} held-out images of {{ f.sources|join(", ") }} together, as many as
+there are of {{ f.unseen }}: what noise gives. The <em>excess</em> is the squared change on {{ f.unseen }} less that on
+the sources. A useful predictor has a large correlation with the excess. The last two rows have seen
+{{ f.unseen }}.</p>
+{% for caption, image in pictures %}{{ picture(caption, image) }}{% endfor %}
+{% for suffix, heading in blocks %}<h2>{{ heading }}</h2>
+<div class="wide"><table><tr><th rowspan="2">rank correlation of<th class="n" colspan="3">over all parameters
+<th class="n" colspan="3">within tensor and tenth by s̄</tr>
+<tr>{% for _ in range(2) %}<th class="n">{{ f.unseen }}<th class="n">sources<th class="n">excess{% endfor %}</tr>
+{% for name, row in f.correlations.items() %}<tr><td>{{ f.labels[name] }}{% for which in ("all", "within") %}
+<td class="n">{{ number(row["unseen" ~ suffix][which].value) }}
+<td class="n">{{ number(row["sources" ~ suffix][which].value) }}
+<td class="n">{{ interval(row["excess" ~ suffix][which]) }}{% endfor %}</tr>
+{% endfor %}</table></div>{% endfor %}
+<p class="quiet">In brackets 95 % intervals from resampled tensors. {{ "{:,}".format(f.compared) }} of
+{{ "{:,}".format(f.parameters) }} parameters, those that some source is sensitive to.</p>
+<h2>What was measured</h2>
+<div class="wide"><table>{% for name, value in provenance %}<tr><th>{{ name }}<td>{{ value }}</tr>
+{% endfor %}</table></div>
+"""
+
+
+def held_out_page(found: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
+    """The page of what `HeldOutComparison.to_json` returns, with pictures by caption."""
+    title = f"Does c know {found['unseen']}?"
+    blocks = [("_less_level", "Change, with the level of each domain taken off"), ("", "Change as it is")]
+    shown = [(caption, inline(image)) for caption, image in pictures.items()]
+    settings = found["settings"]
+    about = {key: value for key, value in settings.get("about", {}).items() if key != "domains"}
+    rows = [*held_out_images(found), *provenance({**settings, "about": about, "domains": {}})]
+    return render_page(title, HELD_OUT, f=found, blocks=blocks, pictures=shown, provenance=rows)
+
+
+def held_out_images(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Which images of every domain were used for what, as pairs of name and text."""
+    number = f"{found['images']:,}"
+    for name, there in found["settings"].get("about", {}).get("domains", {}).items():
+        first, second = there["images"]
+        if name == found["unseen"]:
+            yield f"images of {name}", f"{number} and {number} others, of {first + second:,}"
+        elif there["part"] == "in":
+            yield f"images of {name}", f"{number} of {first:,} trained on, {number} held out of {second:,} others"
+        else:
+            yield f"images of {name}", f"{number}, and {number} others held out, of {first + second:,}"
 
 
 def profile_page(found: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:

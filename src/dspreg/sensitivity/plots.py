@@ -1,4 +1,4 @@
-"""Plots of one profile, or of two of the same network.
+"""Plots of one profile, of two of the same network, or of c beside what changes on a held-out domain.
 
 c is always drawn beside null, c under random domain labels, on one scale from 0 to √(D−1).
 """
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.image import AxesImage
 
     from dspreg.sensitivity.compare import Comparison
+    from dspreg.sensitivity.correlations import Correlation
+    from dspreg.sensitivity.held_out import HeldOutComparison
     from dspreg.sensitivity.profile import Profile
     from dspreg.vectors import ParamVector
 
@@ -224,3 +226,64 @@ def compare_maps(comparison: Comparison, layer: str | None) -> Figure:
     scale = figure.colorbar(image, ax=figure.axes, shrink=0.8)
     scale.set_label("0 all domains alike, √(D−1) one alone", fontsize=8)
     return figure
+
+
+# A domain that was held out.
+
+
+def draw_held_out(found: HeldOutComparison) -> Figure:
+    """Left the change by tenths of c, on the held-out domain and on held-out images of the sources; right correlations.
+
+    With the level taken off, so that a larger loss on a domain is no change of its parameters.
+    """
+    from dspreg.sensitivity.held_out import CEILINGS, LEVEL
+
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    left, middle, right = figure.subplots(1, 3, width_ratios=(1.15, 1, 1))
+    series = (("unseen", C_COLOUR, f"on {found.unseen}"), ("sources", NULL_COLOUR, "on held-out images of the sources"))
+    top = 0.0
+    for name, colour, label in series:
+        low, median, high = np.array(found.parts[f"{name}{LEVEL}"]).T
+        tenths = np.arange(1, len(median) + 1)
+        left.fill_between(tenths, low, high, color=colour, alpha=0.15, lw=0)
+        left.plot(tenths, median, "o-", color=colour, ms=4, label=plain(label))
+        top = max(top, float(median.max()))
+    left.set_xticks(tenths)
+    left.set_ylim(0, 1.5 * top or 1)  # the upper quartile of the noisiest tenth may be far above
+    left.set_xlabel(f"tenths of the parameters, by c of {len(found.sources)} sources", fontsize=8)
+    left.set_ylabel("change |log s/s̄|, level taken off: median, middle half", fontsize=8)
+    left.set_title("Does the change grow with c, more than noise does?", fontsize=9)
+    left.legend(frameon=False, fontsize=8, loc="upper left")
+
+    names = list(found.correlations)
+    rows = np.arange(len(names))
+    for shift, (name, colour, label) in zip((-0.13, 0.13), series, strict=True):
+        each = [found.correlations[p][f"{name}{LEVEL}"] for p in names]
+        dots(middle, rows + shift, each, "all", colour, label)
+    middle.set_title("Rank correlation with the change", fontsize=9)
+    excess = [found.correlations[p][f"excess{LEVEL}"] for p in names]
+    dots(right, rows - 0.13, excess, "all", C_COLOUR, "over all parameters")
+    dots(right, rows + 0.13, excess, "within", "#0369a1", "within tensor and tenth by s̄")
+    right.set_title(plain(f"… with the excess due to {found.unseen}"), fontsize=9)
+    for axes in (middle, right):
+        axes.axvline(0, color="black", lw=0.8)
+        axes.axhspan(len(names) - len(CEILINGS) - 0.5, len(names) - 0.5, color="#fef3c7", zorder=0)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.set_xlim(-1, 1)
+        axes.grid(axis="x", alpha=0.25)
+        axes.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08))
+    middle.set_yticks(rows, [plain(found.label(name)) for name in names], fontsize=8)
+    right.set_yticks(rows, [""] * len(names))
+    shaded = f"lines: 95 % intervals; shaded: has seen {found.unseen}, so it shows what could be known"
+    figure.supxlabel(plain(shaded), fontsize=8)
+    return figure
+
+
+def dots(axes: Axes, rows: np.ndarray, found: Sequence[Correlation], which: str, colour: str, label: str) -> None:
+    """One dot per correlation, with its interval."""
+    each = [getattr(correlation, which) for correlation in found]
+    for row, estimate in zip(rows, each, strict=True):
+        if estimate.low is not None:
+            axes.plot([estimate.low, estimate.high], [row, row], color=colour, lw=2, alpha=0.5)
+    values = [np.nan if estimate.value is None else estimate.value for estimate in each]
+    axes.plot(values, rows, "o", color=colour, ms=5, label=plain(label))
