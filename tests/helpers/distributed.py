@@ -102,7 +102,7 @@ def work(rank: int, out: Path) -> None:
         said["different"] = str(error)
 
     # batch norm: one plain step, and one with two passes
-    for engine in (None, "lookahead", "exact", "gauss_newton"):
+    for engine in (None, "lookahead", "exact", "gauss_newton", "finite_difference"):
         torch.manual_seed(0)
         model = DistributedDataParallel(NETWORKS["batch norm"]().double())
         penalty = dspreg.Penalty(model, weight=WEIGHT if engine else 0, engine=engine or "exact")

@@ -36,8 +36,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dspreg import vectors
 from dspreg.batches import Objective, at_least_float32
 from dspreg.errors import ConfigError, Notice
+from dspreg.penalty.activation_pattern import ActivationPattern
 from dspreg.penalty.autocast import autocast_off
-from dspreg.penalty.tangent import Tangent
+from dspreg.penalty.tangent import Tangent, displace
 from dspreg.vectors import ParamVector, average, standing_at, theta_plus
 
 Gradient = Callable[[Objective, Sequence[Any]], tuple[Tensor, ParamVector]]
@@ -217,6 +218,25 @@ def gauss_newton(step: Step, *, part: float = 1.0) -> Penalised:
             loss, g = tangent.gradient()
         curved = tangent.product(step.c * g)
     return Penalised(loss, g + curved * (2 * step.weight), g)
+
+
+def finite_difference(step: Step) -> Penalised:
+    """g + (2λ/h) (g(θ + h·c⊙g) − g) with a small h, every ReLU held on the side where it is at θ.
+
+    The vector of `exact`, to about 1e-3 in float32, for one more gradient and without a double backward. If the ReLUs
+    were not held (`dspreg.penalty.activation_pattern`) a small h would be useless: the gradient jumps at their kinks.
+    Over a layer that changes the gradient, g is what that layer returns, as with `lookahead`.
+    """
+    pattern = ActivationPattern()
+    with pattern.recorded():
+        loss, g = step.gradient()
+    pattern.require_visible(step.net)
+    point, h = displace(step.net, step.c * g)
+    if not point:
+        return Penalised(loss, g, g)
+    with pattern.replayed():
+        _, ahead = step.at(point)
+    return Penalised(loss, g + (ahead - g) * (2 * step.weight / h), g)
 
 
 def lookahead(step: Step, *, radius: Callable[[float], float] = lambda weight: 2 * weight) -> Penalised:
