@@ -1,4 +1,4 @@
-"""Engines from text: `"finite_difference"`, `"gauss_newton(part=0.5)"`, `"lookahead(radius=2*weight)"`, `"lazy(30, exact)"`."""
+"""Engines from text: `"exact"`, `"gauss_newton(part=0.5)"`, `"lookahead(radius=2*weight)"`, `"lazy(30, exact)"`."""
 
 from __future__ import annotations
 
