@@ -3,9 +3,9 @@
     DSPREG_ROOT=data DSPREG_WEIGHTS=tf_efficientnet_lite0.safetensors python bench/running.py --out build/running
 
 PACS without sketch, a pretrained Lite0 that follows plain ERM. At every refresh s is measured on 128 images per domain,
-at the last ones also on 512, as DSP-Reg draws them: the 128 are among the 512. At these last refreshes c of either, and c of running means of the s on 128
-images, are compared with c on all images to train on, at most 2,048 per domain: Spearman's correlation over the
-parameters that both sides are sensitive to. `undivided` is the running mean of s as it is, in
+at the last ones also on 512, as DSP-Reg draws them: the 128 are among the 512. There c of either, and c of running
+means of the s on 128 images, are compared with c on all images to train on, at most 2,048 per domain: Spearman's
+correlation over the parameters that both sides are sensitive to. `undivided` is the running mean of s as it is, in
 which the first refreshes weigh more. Started again it shows what is there.
 """
 

@@ -37,7 +37,7 @@ def test_c_is_that_of_the_weighted_mean(memory, eps):
         running.add({d: ParamVector({"w": torch.tensor(s)}) for d, s in given[-1].items()})
         expected = naive_c(given, memory, eps)
         np.testing.assert_allclose(running.c(eps)["w"].numpy(), expected, rtol=1e-10)
-        assert expected.max() > 0.1
+        assert eps or expected.max() > 0.1
     if memory == 0:
         np.testing.assert_allclose(running.c(eps)["w"].numpy(), naive_c(given[-1:], 0.0, eps), rtol=1e-10)
 
@@ -81,14 +81,14 @@ def train(stack, first, last):
 
 
 def remembering(memory=0.75):
-    return ready(DSPReg(weight=1e-3, refresh_steps=2, measure_batches=1, refresh_memory=memory))
+    return ready(DSPReg(weight=1e-3, refresh_steps=2, measure_batches=2, refresh_memory=memory))
 
 
 def test_dsp_reg_remembers_s_of_earlier_refreshes():
     stack, given = remembering(), []
     for t in range(0, 8, 2):
         train(stack, t, t + 2)  # a refresh is before step t + 2
-        samples = {d: [(b.x, b.y) for b in bs] for d, bs in toy_task().samples(t + 2, 1).items()}
+        samples = {d: [(b.x, b.y) for b in bs] for d, bs in toy_task().samples(t + 2, 2).items()}
         s = dspreg.measure(stack.net, samples, null=False).s
         given.append({d: vector.flat().double().numpy() for d, vector in s.items()})
     train(stack, 8, 9)

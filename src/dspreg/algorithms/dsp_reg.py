@@ -56,9 +56,10 @@ class DSPReg(Algorithm):
         refresh_memory: With m > 0, c is of a running mean of s over refreshes: each counts m times as much as the next.
             Refreshes can then be on fewer images: measure_batches=4, refresh_memory=0.75 for a quarter of the price.
         draws: Sign draws per batch, for `estimator="signed"`.
-        engine: How the penalty's gradient is computed: `"exact"`, `"lookahead"`, `"lookahead(radius=0.2*weight)"`,
-            `"gauss_newton"`, `"gauss_newton(part=0.5)"`, `"momentum(beta=0.9)"` (another objective), `"lazy(30)"`,
-            `"lazy(30, exact)"`. What each costs, and how near it is to `exact`: docs/understand/engines.md.
+        engine: How the penalty's gradient is computed: `"exact"`, `"finite_difference"` (the same vector, to rounding,
+            in two ERM steps), `"lookahead"`, `"lookahead(radius=0.2*weight)"`, `"gauss_newton"`,
+            `"gauss_newton(part=0.5)"`, `"momentum(beta=0.9)"` (another objective), `"lazy(30)"`, `"lazy(30, exact)"`.
+            What each costs, and how near it is to `exact`: docs/understand/engines.md.
         estimator, of, eps: How c is measured; see `dspreg.measure`.
         only, exclude: Which parameters are penalised, by patterns on their names. The others have c = 0.
         warmup: Steps before the penalty counts.

@@ -40,9 +40,10 @@ class Penalty:
     Args:
         model: Any network; compiled, or wrapped in DistributedDataParallel, as it is called in the closures.
         weight: λ. An attribute that may be changed at any time. 0 is `loss.backward()`.
-        engine: `"exact"`, `"gauss_newton"`, `"lookahead"`, `"momentum"`, `"lazy(30)"`, …; see
-            `dspreg.penalty.engines`. `exact` is the paper's formula and takes as long as three passes; a compiled model
-            needs one of the others. `gauss_newton` takes two, and closures that return `(loss, logits)`.
+        engine: `"exact"`, `"finite_difference"`, `"gauss_newton"`, `"lookahead"`, `"momentum"`, `"lazy(30)"`, …; see
+            `dspreg.penalty.engines`. `exact` is the paper's formula and takes as long as three passes,
+            `finite_difference` is the same to rounding and takes two; a compiled model needs one of the others.
+            `gauss_newton` takes two, and closures that return `(loss, logits)`.
         only, exclude: Which parameters are penalised, by shell patterns on their names. The others have c = 0.
         warmup: Steps before the penalty is added.
         refresh_memory: With m > 0, c is of a running mean of s over refreshes, each counting m times as much as the
