@@ -70,9 +70,12 @@ class TimedVariant:
             train_step(self.algorithm, batches)
             seconds = self.now() - started
             spent += seconds
-            now = {self.layer.refreshed_at} - {None} if self.layer is not None else set()
-            (self.within if now - self.refreshes else self.without).append(seconds)
-            self.refreshes |= now
+            at = self.layer.refreshed_at if self.layer is not None else None
+            if at is None or at in self.refreshes:
+                self.without.append(seconds)
+            else:
+                self.within.append(seconds)
+                self.refreshes.add(at)
         return spent
 
     def refresh_seconds(self) -> float:

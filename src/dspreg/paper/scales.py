@@ -105,6 +105,6 @@ def dsp_reg(
     refresh = {} if T is None else {"refresh_epochs": T} if scale.epoch is None else {"refresh_steps": scale.epoch * T}
     options: dict[str, object] = {"weight": weight, **refresh}
     if c != "ones":
-        options |= scale.penalty | (running_options(scale) if running else {})
+        options |= {**scale.penalty, **(running_options(scale) if running else {})}
     options |= ({} if c == "dynamic" else {"coefficients": c}) | ({} if engine == ENGINE else {"engine": engine})
     return f"DSPReg({', '.join(f'{name}={value!r}' for name, value in options.items())})"
