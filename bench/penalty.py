@@ -7,8 +7,8 @@
 
 A step is `train_step`: forward, backward, engine and Adam. `lazy(k)` is k − 1 steps without the penalty and one with
 it, timed apart. The run is PACS without sketch in blocks of T·E = 2·50 steps, ERM and DSP-Reg in turn, the refresh of
-each block and the reading of its images included, an arm for every number of images to measure on; training images are
-read outside of the time, as workers would do it.
+each block and the reading of its images included, an arm for every engine and number of images to measure on; training
+images are read outside of the time, as workers would do it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ ENGINES = {
     "lazy, between": "DSPReg(coefficients='ones', engine='lazy(1000000)')",
     "lazy, acting": "DSPReg(coefficients='ones', engine='lazy(1)')",
     "lookahead": "DSPReg(coefficients='ones', engine='lookahead')",
+    "finite_difference": "DSPReg(coefficients='ones', engine='finite_difference')",
     "gauss_newton": "DSPReg(coefficients='ones', engine='gauss_newton')",
     "gauss_newton(part=0.5)": "DSPReg(coefficients='ones', engine='gauss_newton(part=0.5)')",
     "gauss_newton(part=0.25)": "DSPReg(coefficients='ones', engine='gauss_newton(part=0.25)')",
@@ -54,14 +55,23 @@ ENGINES = {
 }
 LAZY = {"lookahead": (30,), "gauss_newton": (2, 3, 4), "exact": (2, 3, 4, 30)}  # inner: every so many steps
 IMAGES = (32, 64, 128, 256, 512)  # per domain, to measure c on
+RUNS = {  # arms of the run: engine, images per domain, memory of earlier refreshes
+    **{f"momentum, {n}": ("momentum", n, 0.0) for n in IMAGES},
+    "gauss_newton(part=0.5), 512": ("gauss_newton(part=0.5)", 512, 0.0),
+    "gauss_newton, 512": ("gauss_newton", 512, 0.0),
+    "finite_difference, 512": ("finite_difference", 512, 0.0),
+    "finite_difference, 128 and a memory of 0.75": ("finite_difference", 128, 0.75),
+}
 MEMORY = {  # engine: images per domain, and c measured before the second step
     "ERM": (32, "ERM"),
     "momentum": (32, "DSPReg(engine='momentum', refresh_steps=1, measure_batches=1)"),
     "lookahead": (32, "DSPReg(engine='lookahead', refresh_steps=1, measure_batches=1)"),
+    "finite_difference": (32, "DSPReg(engine='finite_difference', refresh_steps=1, measure_batches=1)"),
     "gauss_newton": (32, "DSPReg(engine='gauss_newton', refresh_steps=1, measure_batches=1)"),
     "gauss_newton(part=0.5)": (32, "DSPReg(engine='gauss_newton(part=0.5)', refresh_steps=1, measure_batches=1)"),
     "lazy(2)": (32, "DSPReg(engine='lazy(2)', refresh_steps=1, measure_batches=1)"),
     "ERM, 3×8": (8, "ERM"),
+    "finite_difference, 3×8": (8, "DSPReg(engine='finite_difference', refresh_steps=1, measure_batches=1)"),
     "gauss_newton, 3×8": (8, "DSPReg(engine='gauss_newton', refresh_steps=1, measure_batches=1)"),
     "exact(part=0.5), 3×8": (8, "DSPReg(engine='exact(part=0.5)', refresh_steps=1, measure_batches=1)"),
     "exact, 3×8": (8, "DSPReg(engine='exact', refresh_steps=1, measure_batches=1)"),
@@ -145,44 +155,50 @@ def one(name: str) -> None:
 class Run(TimedVariant):
     """One arm of the run, and what a refresh of it costs."""
 
-    def refreshing(self, images: int) -> float:
-        """Seconds to measure c on so many images per domain, the reading of them included."""
-        layer = self.layer
+    def refreshing(self) -> float:
+        """Seconds to measure c, the reading of images included."""
+        layer, seconds = self.layer, []
         assert layer is not None
-        layer.measure_batches, seconds = images // 32, []
         for _ in range(3):
             started = time.process_time()
-            layer.measure_c()
+            layer.remember_c_and_mean() if layer.refresh_memory else layer.measure_c()
             seconds.append(time.process_time() - started)
         return median(seconds)
 
 
-def run(console: Console, pixels: int, blocks: int) -> None:
-    """ERM and an arm for every number of images, block by block in turn."""
+def run(console: Console, pixels: int, blocks: int, names: list[str]) -> None:
+    """ERM and every arm, block by block in turn."""
     experiment = without_sketch(pixels)
     erm = Run(experiment, "ERM")
-    arms = {n: Run(experiment, f"DSPReg(engine='momentum', measure_batches={n // 32})") for n in IMAGES}
+    arms = {}
+    for name in names:
+        engine, n, memory = RUNS[name]
+        spec = f"DSPReg(engine={engine!r}, measure_batches={n // 32}, refresh_memory={memory})"
+        arms[name] = Run(experiment, spec)
     length = 2 * experiment.epoch
     plain: list[float] = []
-    ratios: dict[int, list[float]] = {n: [] for n in IMAGES}
+    ratios: dict[str, list[float]] = {name: [] for name in arms}
     for r in range(blocks):
         plain.append(erm.block(length))
-        for n, arm in arms.items():
-            ratios[n].append(arm.block(length) / plain[-1])
+        for name, arm in arms.items():
+            ratios[name].append(arm.block(length) / plain[-1])
         each = ", ".join(f"{found[-1]:.3f}×" for found in ratios.values())
         console.print(f"block {r + 1} of {blocks}: {plain[-1]:.1f} s, {each}")
     step = median(plain) / length
-    prices = {n: arm.refreshing(n) / step for n, arm in arms.items()}
-    between = median(x - prices[n] / length for n, found in ratios.items() for x in found)  # a step without refreshes
-    title = f"momentum; Lite0, PACS without sketch, {pixels} px, {blocks} blocks of {length} steps a side"
-    table = Table("images per domain", "the run, measured", "95 % of the median", "a refresh, ERM steps",
+    prices = {name: arm.refreshing() / step for name, arm in arms.items()}
+    without: dict[str, list[float]] = {}  # by engine, of every block: a step without refreshes
+    for name, found in ratios.items():
+        without.setdefault(RUNS[name][0], []).extend(x - prices[name] / length for x in found)
+    title = f"Lite0, PACS without sketch, {pixels} px, {blocks} blocks of {length} steps a side"
+    table = Table("engine, images per domain", "the run, measured", "95 % of the median", "a refresh, ERM steps",
                   "step ratio + refresh/(T·E)", f"at DomainNet's E ≥ {SMALLEST_DOMAINNET_EPOCH}",
                   title=title)  # fmt: skip
-    for n, found in ratios.items():
+    for name, found in ratios.items():
         low, high = interval(found)
-        at_domainnet = between + prices[n] / (2 * SMALLEST_DOMAINNET_EPOCH)
-        table.add_row(str(n), f"{median(found):.3f}×", f"{low:.3f}–{high:.3f}", f"{prices[n]:.2f}",
-                      f"{between:.3f} + {prices[n] / length:.3f}", f"{at_domainnet:.3f}×")  # fmt: skip
+        between = median(without[RUNS[name][0]])
+        at_domainnet = between + prices[name] / (2 * SMALLEST_DOMAINNET_EPOCH)
+        table.add_row(name, f"{median(found):.3f}×", f"{low:.3f}–{high:.3f}", f"{prices[name]:.2f}",
+                      f"{between:.3f} + {prices[name] / length:.3f}", f"{at_domainnet:.3f}×")  # fmt: skip
     console.print(table)
     console.print("The paper's figure: 2.9 → 2.8 steps a second, 1.036×")
 
@@ -192,6 +208,7 @@ def main() -> int:
     parser.add_argument("--part", choices=("steps", "layout", "memory", "run"), default="steps")
     parser.add_argument("--networks", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--engines", nargs="+", choices=MEMORY, default=list(MEMORY), help="for --part memory")
+    parser.add_argument("--arms", nargs="+", choices=RUNS, default=list(RUNS), help="for --part run")
     parser.add_argument("--rounds", type=int, help="for --part steps; 30 unless given")
     parser.add_argument("--image-size", type=int, default=48, help="for --part run")
     parser.add_argument("--blocks", type=int, default=5, help="for --part run")
@@ -209,7 +226,7 @@ def main() -> int:
     elif options.part == "memory":
         memory(console, options.engines)
     else:
-        run(console, options.image_size, options.blocks)
+        run(console, options.image_size, options.blocks, options.arms)
     return 0
 
 

@@ -27,7 +27,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from plots.trajectory import ENGINES, LAZY, print_table, save_plot
+from plots.trajectory import ENGINES, LAZY, TAKES_PLAIN, print_table, save_plot
 from real import without_sketch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ class Watched(DSPReg):
         self.cpu, self.parts = {"plain": time.process_time() - started}, {}
         for name in self.asked:
             started = time.process_time()
-            total = parse_engine(name)(once).gradient
+            total = parse_engine(name)(once if name in TAKES_PLAIN else step).gradient
             self.cpu[name] = time.process_time() - started
             self.parts[name] = (total - g).flat()
         self.share = float(self.parts["exact"].norm() / g.norm())
@@ -115,7 +115,9 @@ def likeness(part: Tensor, target: Tensor) -> list[float]:
     return [float(a @ b / (a.norm() * b.norm())) if a.any() else 0.0, float(a.norm() / b.norm())]
 
 
-def watch(experiment: Experiment, out: Path, engines: Sequence[str], before: int, large: bool, silu: bool) -> None:
+def watch(
+    experiment: Experiment, out: Path, engines: Sequence[str], before: int, gap: int, large: bool, silu: bool
+) -> None:
     watched = experiment.algorithm()
     assert isinstance(watched, Watched)
     watched.asked = engines
@@ -142,6 +144,11 @@ def watch(experiment: Experiment, out: Path, engines: Sequence[str], before: int
         ):
             started = time.perf_counter()
             batches = batches_of(made)
+            watched.watching = t % (20 + gap) < 20
+            if not watched.watching:
+                blocks.clear()
+                train_step(watched, batches)
+                continue
             if large and t % LARGE_EVERY == LARGE_AT:
                 fresh = range(10**6 + t * LARGE_BATCHES, 10**6 + (t + 1) * LARGE_BATCHES)  # steps never trained on
                 larges[t] = watched.large([batches_of(steps[i]) for i in fresh])
@@ -228,6 +235,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=32, help="images per domain")
     parser.add_argument("--network", choices=NETWORKS, default="lite0", help="vit and convnext have random weights")
     parser.add_argument("--before", type=int, default=0, help="ERM steps before the first that is looked at")
+    parser.add_argument("--gap", type=int, default=0, help="plain ERM steps after every window of 20; a multiple of 20")
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES, help="exact is always there")
     parser.add_argument("--no-large", action="store_true", help="leave the large batch out")
     parser.add_argument("--table", action="store_true", help="show what is in --out, run nothing")
@@ -241,7 +249,8 @@ def main() -> int:
         settings = {"algorithm": "trajectory.Watched", "steps": options.steps, "batch_size": options.batch}
         experiment = without_sketch(options.image_size, **settings, **NETWORKS[options.network])
         engines = list(dict.fromkeys(["exact", *options.engines]))
-        watch(experiment, options.out, engines, options.before, not options.no_large, options.network == "silu")
+        silu = options.network == "silu"
+        watch(experiment, options.out, engines, options.before, options.gap, not options.no_large, silu)
     print_table(options.out)
     if options.figures:
         save_plot(options.out, options.figures)

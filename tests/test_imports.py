@@ -260,6 +260,10 @@ INTERNAL = {
     ),
     "bench/penalty.py": ("paper.overhead", "times steps as the paper's item does"),
     "bench/real.py": ("training.experiment", "steps through a real training by hand"),
+    "bench/running.py": (
+        "algorithms.measure sensitivity.refresh sensitivity.running sensitivity.statistics",
+        "measures s as a refresh does",
+    ),
     "bench/sensitivity.py": (
         "sensitivity.evaluation_mode sensitivity.meter sensitivity.refresh sensitivity.samples",
         "times one refresh without its training",

@@ -10,11 +10,16 @@ from rich.console import Console
 from rich.table import Table
 
 ENGINES = (
-    "exact", "exact(part=0.5)", "exact(part=0.25)", "gauss_newton", "gauss_newton(part=0.5)",
+    "exact", "finite_difference", "exact(part=0.5)", "exact(part=0.25)", "gauss_newton", "gauss_newton(part=0.5)",
     "gauss_newton(part=0.25)", "lookahead", "lookahead(radius=0.2*weight)", "lookahead(radius=20*weight)", "momentum",
 )  # fmt: skip
 TAKES_PLAIN = tuple(name for name in ENGINES if "part=" in name or "lookahead" in name)  # these start from g
-EVERY = {"exact": (2, 3, 4, 5, 10, 30), "gauss_newton": (2, 3, 4), "lookahead": (5, 10, 30)}
+EVERY = {
+    "exact": (2, 3, 4, 5, 10, 30),
+    "finite_difference": (2, 3),
+    "gauss_newton": (2, 3, 4),
+    "lookahead": (5, 10, 30),
+}
 LAZY = {f"lazy({k}, {inner})": (k, inner) for inner, ks in EVERY.items() for k in ks}
 TARGETS = ("exact", "large")
 

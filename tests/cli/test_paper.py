@@ -115,7 +115,7 @@ def test_dry_runs(capsys, tmp_path):
     assert sum(row[0] == "PACS" for row in rows) == 8
     assert ["all", "64"] in [row[:2] for row in rows]
     assert typed("overhead", "--scale", "small", "--dry-run") == 0
-    assert "5 variants (ERM, exact, lookahead, momentum, lazy(30))" in capsys.readouterr().out
+    assert "9 variants (ERM, exact, finite_difference, gauss_newton, " in capsys.readouterr().out
 
 
 def test_components_at_the_smoke_scale(capsys, tmp_path):

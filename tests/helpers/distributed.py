@@ -161,7 +161,7 @@ def work(rank: int, out: Path) -> None:
         found[f"accumulated buffers/{engine}"] = torch.cat([b.double().reshape(-1) for b in model.buffers()])
 
     # batch norm: one plain step, and one with two passes
-    for engine in (None, "lookahead", "exact", "gauss_newton"):
+    for engine in (None, "lookahead", "exact", "gauss_newton", "finite_difference"):
         torch.manual_seed(0)
         model = DistributedDataParallel(NETWORKS["batch norm"]().double())
         penalty = dspreg.Penalty(model, weight=WEIGHT if engine else 0, engine=engine or "exact")

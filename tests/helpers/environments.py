@@ -76,7 +76,7 @@ class Problem:
     def target(self, engine: str) -> Tensor:
         """2λH(c⊙g), or the gradient's change on the way along 2λ c⊙g; for `lazy(2)` twice that."""
         times = 2 if engine.startswith("lazy") else 1
-        if "exact" in engine:
+        if "exact" in engine or engine == "finite_difference":
             return times * flat(self.curved())
         if "gauss_newton" in engine:
             return times * flat(self.linearised())
@@ -217,7 +217,7 @@ def scaled(engine: str) -> tuple[Tensor, Tensor]:
 
 
 FIRST = ("lookahead", "momentum", "lazy(2)")
-EVERY = ("exact", *FIRST, "lazy(2, exact)")
+EVERY = ("exact", "finite_difference", *FIRST, "lazy(2, exact)")
 LINEARISED = ("gauss_newton", "lazy(2, gauss_newton)")  # these need closures that return logits too
 ALL = (*EVERY, *LINEARISED)
 ENVIRONMENTS: dict[str, tuple[Callable[[str], tuple[Tensor, Tensor]], tuple[str, ...], float]] = {

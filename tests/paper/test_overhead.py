@@ -30,7 +30,11 @@ def cells(table, label, source="ours"):
 
 COSTS = {
     "ERM": Cost([1.0, 2.0, 1.0], 0, 2.0),
-    "exact": Cost([3.0, 6.0, 4.0], 3, 5.0),
+    "exact": Cost([3.0, 6.0, 4.0], 3, 5.0, 0.5),
+    "finite_difference": Cost([2.1, 4.2, 2.1], 3, 2.6, 0.4),
+    "finite_difference, running c": Cost([2.0, 4.0, 2.0], 3, 2.6, 0.1),
+    "gauss_newton": Cost([2.0, 4.0, 2.0], 3, 2.6, 0.4),
+    "gauss_newton(part=0.5)": Cost([1.5, 3.0, 1.5], 3, 2.4, 0.4),
     "lookahead": Cost([2.0, 4.0, 2.0], 3, 2.5),
     "momentum": Cost([1.0, 2.0, 1.2], 3, 2.2),
     "lazy(30)": Cost([1.0, 2.0, 1.4], 2, 2.1),
@@ -42,6 +46,10 @@ def test_ratios_and_the_papers_figures():
     assert cells(made, "ERM")["steps/s"].value == pytest.approx(30 / 4)
     exact = cells(made, "exact")
     assert exact["time, ×"].value == pytest.approx(13 / 4)
+    assert exact["refreshes, ×"].value == pytest.approx(0.5 / 4)
+    assert cells(made, "finite_difference, running c")["refreshes, ×"].value == pytest.approx(0.1 / 4)
+    assert "steps + refreshes in ERM's: exact 3.125 + 0.125, finite_difference 2.000 + 0.100, " in made.notes[-2]
+    assert made.notes[-2].endswith("the paper has 1.036 in all.")
     assert exact["of blocks"].text == "3.000–4.000"
     assert exact["memory, ×"].value == pytest.approx(2.5)
     assert (exact["refreshes"].text, exact["planned"].text, exact["steps"].text) == ("3", "3", "30")
@@ -91,6 +99,16 @@ def test_two_steps_with_a_refresh_and_the_penalty_in_the_second(experiment):
         assert variant.refreshes == {1}
     assert two_step_spec(SMALL, "lazy(30)") == "DSPReg(engine='lazy(2)', refresh_steps=1)"
     assert two_step_spec(SMALL, "ERM") == "ERM"
+    running = "DSPReg(engine='finite_difference', refresh_steps=1, measure_batches=4, refresh_memory=0.75)"
+    assert two_step_spec(SMALL, "finite_difference, running c") == running
+    assert two_step_spec(SMOKE, "exact, running c").endswith("measure_batches=1, refresh_memory=0.75)")
+
+
+def test_a_refresh_costs_what_its_step_takes_beyond_the_others(experiment):
+    variant = TimedVariant(experiment, "ERM")
+    assert variant.refresh_seconds() == 0
+    variant.without, variant.within = [1.0, 1.0, 9.0, 1.0], [3.0, 4.0]
+    assert variant.refresh_seconds() == 5.0
 
 
 def test_images_of_a_folder_are_read_in_the_process_that_is_timed(tmp_path, monkeypatch):

@@ -23,6 +23,10 @@ def exact_is_the_hessian_vector_product(engine):
     return all(relative(p.part(engine) - p.target, p.target) < 1e-12 for p in (Problem(), Problem(0.3), quadratic()))
 
 
+def close_to_the_hessian_vector_product(engine):
+    return all(relative(p.part(engine) - p.target, p.target) < 1e-6 for p in (Problem(), Problem(0.3), quadratic()))
+
+
 def error_falls_with_slope_one(engine):
     """Over three decades of λ the relative error of the penalty part is proportional to λ."""
     weights = [1e-1, 1e-2, 1e-3, 1e-4]
@@ -85,12 +89,15 @@ CHECKS = [
     ("lookahead(radius=0.2*weight)", error_falls_with_slope_one),
     ("lookahead", exact_on_quadratics),
     ("lookahead(radius=1e-4)", exact_on_quadratics),
+    ("finite_difference", close_to_the_hessian_vector_product),
+    ("finite_difference", close_in_float32),
     ("central", exact_on_quadratics),
     ("central", close_in_float32),
     ("momentum", mean_solves_its_equation),
     ("momentum(beta=0.5)", mean_solves_its_equation),
     ("momentum", tends_to_lookahead),
     ("lazy(5)", sums_to_the_inner_engine("lookahead", 5)),
+    ("lazy(3, finite_difference)", sums_to_the_inner_engine("finite_difference", 3)),
     ("lazy(3, exact)", sums_to_the_inner_engine("exact", 3)),
     ("lazy(4, lookahead(radius=1e-4))", sums_to_the_inner_engine("lookahead(radius=1e-4)", 4)),
 ]
@@ -134,7 +141,7 @@ def test_with_c_one_lookahead_is_sam_without_the_normalisation():
     assert relative(p.run(parse_engine("lookahead"))[1] - sam, sam) < 1e-14
 
 
-@pytest.mark.parametrize("name", ["exact", "lookahead", "central", "lazy(1)", "lazy(2, exact)"])
+@pytest.mark.parametrize("name", ["exact", "finite_difference", "lookahead", "central", "lazy(1)", "lazy(2, exact)"])
 def test_the_loss_is_that_at_theta_and_parameters_come_back_to_the_bit(name):
     p = Problem(0.1)
     before = [t.clone() for t in p.net.parameters()]
@@ -236,7 +243,7 @@ def test_exact_on_fused_attention_says_so_once_and_is_right():
     p.part(parse_engine("exact"))  # a second notice would fail the test
 
 
-@pytest.mark.parametrize("name", ["exact", "lookahead", "central", "lazy(1)", "momentum"])
+@pytest.mark.parametrize("name", ["exact", "finite_difference", "lookahead", "central", "lazy(1)", "momentum"])
 @pytest.mark.filterwarnings("ignore:engine 'momentum' runs in full precision")
 def test_under_autocast_the_penalty_part_is_that_of_full_precision(name):
     """In bfloat16 a displacement of 1e-5 is rounded away: the difference of gradients would be zero or noise."""
@@ -264,7 +271,10 @@ def test_momentum_says_that_it_leaves_autocast():
         ("lazy", "lazy takes a number of steps"),
         ("lazy(0)", "whole number of steps ≥ 1, not 0"),
         ("lazy(2.5)", "whole number of steps ≥ 1, not 2.5"),
-        ("lazy(30, momentum)", "lazy takes exact, lookahead, gauss_newton or central inside, not momentum"),
+        (
+            "lazy(30, momentum)",
+            "lazy takes exact, finite_difference, gauss_newton, lookahead or central inside, not momentum",
+        ),
         ("lazy(3, lazy(2))", "inside, not lazy"),
         ("lookahead(radius=1e999)", "is not a positive number"),
         ("momentum(beta=1.0)", r"beta=1.0 is not in \[0, 1\)"),
@@ -280,4 +290,4 @@ def test_momentum_says_that_it_leaves_autocast():
 def test_unknown_engines_are_refused_with_the_known_ones(text, message):
     with pytest.raises(ConfigError, match=message) as error:
         parse_engine(text)
-    assert "Wanted exact, lookahead" in str(error.value)
+    assert "Wanted exact, finite_difference" in str(error.value)

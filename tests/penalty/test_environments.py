@@ -20,7 +20,7 @@ def test_the_penalty_part_is_that_of_float64(environment, engine):
     with warnings.catch_warnings(action="ignore", category=Notice):
         part, target = how(engine)
     error, cosine = likeness(part, target)
-    if "gauss_newton" in engine and tolerance > 1e-6:  # a difference of logits rounds more than one of gradients
+    if ("gauss_newton" in engine or engine == "finite_difference") and tolerance > 1e-6:  # small differences round more
         tolerance = 5e-3
     assert error < tolerance
     assert cosine > 0.999

@@ -129,7 +129,7 @@ def test_processes_that_measure_different_domains_are_refused(ranks):
         assert "clip art" in said["different"]
 
 
-@pytest.mark.parametrize("engine", ["lookahead", "exact", "gauss_newton"])
+@pytest.mark.parametrize("engine", ["lookahead", "exact", "gauss_newton", "finite_difference"])
 def test_buffers_end_as_after_plain_steps(ranks, engine):
     for found, _ in ranks:
         assert torch.equal(found[f"buffers/{engine}"], found["buffers/None"])

@@ -30,9 +30,10 @@ from dspreg.sensitivity.controls import reverse_ranks, shuffle, shuffle_matched
 from dspreg.sensitivity.measure import build_profile
 from dspreg.sensitivity.meter import check_settings
 from dspreg.sensitivity.profile import layer_of, upper_quantile
-from dspreg.sensitivity.refresh import measure_c_and_mean
+from dspreg.sensitivity.refresh import measure_c_and_mean, measure_s
+from dspreg.sensitivity.running import RunningSensitivity
 from dspreg.sensitivity.samples import Samples
-from dspreg.vectors import ParamVector, trainable
+from dspreg.vectors import ParamVector, average, trainable
 
 COEFFICIENTS = ("dynamic", "static", "ones", "mean", "shuffled", "matched", "reversed", "hard")
 ON_NO_SCHEDULE = {"static": "measures c once, before step 0", "ones": "never measures c"}
@@ -53,10 +54,13 @@ class DSPReg(Algorithm):
         refresh_steps: Measure before steps S, 2S, … instead.
         measure_batches: Batches of 32 images per domain to measure on. With 4 the ranks of c have a reliability of
             0.7 on PACS, with 16 of 0.83 (`python bench/noise.py`; docs/understand/engines.md).
+        refresh_memory: With m > 0, c is of a running mean of s over refreshes: each counts m times as much as the next.
+            Refreshes can then be on fewer images: measure_batches=4, refresh_memory=0.75 for a quarter of the price.
         draws: Sign draws per batch, for `estimator="signed"`.
-        engine: How the penalty's gradient is computed: `"exact"`, `"lookahead"`, `"lookahead(radius=0.2*weight)"`,
-            `"gauss_newton"`, `"gauss_newton(part=0.5)"`, `"momentum(beta=0.9)"` (another objective), `"lazy(30)"`,
-            `"lazy(30, exact)"`. What each costs, and how near it is to `exact`: docs/understand/engines.md.
+        engine: How the penalty's gradient is computed: `"exact"`, `"finite_difference"` (the same vector, to rounding,
+            in two ERM steps), `"lookahead"`, `"lookahead(radius=0.2*weight)"`, `"gauss_newton"`,
+            `"gauss_newton(part=0.5)"`, `"momentum(beta=0.9)"` (another objective), `"lazy(30)"`, `"lazy(30, exact)"`.
+            What each costs, and how near it is to `exact`: docs/understand/engines.md.
         estimator, of, eps: How c is measured; see `dspreg.measure`.
         only, exclude: Which parameters are penalised, by patterns on their names. The others have c = 0.
         warmup: Steps before the penalty counts.
@@ -82,6 +86,7 @@ class DSPReg(Algorithm):
         refresh_epochs: int = 2,
         refresh_steps: int | None = None,
         measure_batches: int = BATCHES,
+        refresh_memory: float = 0.0,
         draws: int | None = None,
         engine: str = "exact",
         estimator: str = "persample",
@@ -108,6 +113,10 @@ class DSPReg(Algorithm):
         if refresh_steps is not None and coefficients in ON_NO_SCHEDULE:
             what = f"coefficients={coefficients!r}, which {ON_NO_SCHEDULE[coefficients]}"
             raise ConfigError(f"refresh_steps={refresh_steps} does nothing with {what}; leave it out")
+        if refresh_memory and coefficients in ON_NO_SCHEDULE:
+            what = f"coefficients={coefficients!r}, which {ON_NO_SCHEDULE[coefficients]}"
+            raise ConfigError(f"refresh_memory={refresh_memory} does nothing with {what}; leave it out")
+        RunningSensitivity(refresh_memory)  # refuses what is no share
         if not 0 <= eps < float("inf"):
             raise ConfigError(f"eps={eps}; wanted a finite number ≥ 0")
         if warmup < 0:
@@ -115,6 +124,7 @@ class DSPReg(Algorithm):
         self.weight, self.warmup = weight, warmup
         self.refresh_epochs, self.refresh_steps = refresh_epochs, refresh_steps
         self.measure_batches, self.draws, self.estimator, self.of, self.eps = measure_batches, draws, estimator, of, eps
+        self.refresh_memory = refresh_memory
         self.only, self.exclude = only, exclude
         self.coefficients, self.quantile = coefficients, quantile
         self.engine = engine
@@ -146,6 +156,7 @@ class DSPReg(Algorithm):
         self._recorded_at: int | None = None
         self._noticed: set[str] = set()
         self.c = ParamVector()  # ones until it is measured
+        self._running = RunningSensitivity(self.refresh_memory)
         self._unit = ParamVector()  # these ones, so as not to write them at every step
         self.refreshed_at: int | None = None
 
@@ -169,7 +180,8 @@ class DSPReg(Algorithm):
         # a layer above, such as Fish, may update several times in one step
         if self.weight and self.due(self.t) and self.refreshed_at != self.t:
             started = time.perf_counter()
-            self.c = self.arrange(*self.measure_c_and_mean())
+            measure = self.remember_c_and_mean if self.refresh_memory else self.measure_c_and_mean
+            self.c = self.arrange(*measure())
             self.refreshed_at = self.t
             self.log_event("refresh", layers=by_layer(self.c))
             self._seconds += time.perf_counter() - started
@@ -184,6 +196,13 @@ class DSPReg(Algorithm):
         with self._measuring() as (meter, f, domains):
             c, mean = measure_c_and_mean(meter, f, domains, self.eps, keeps_mean=self.coefficients == "matched")
         return c.map(lambda c, one: c.to(one.dtype), self.ones()), mean
+
+    def remember_c_and_mean(self) -> tuple[ParamVector, ParamVector]:
+        """The same of s over this and earlier refreshes."""
+        with self._measuring() as (meter, f, domains):
+            self._running.add(measure_s(meter, f, domains))
+        c = self._running.c(self.eps).map(lambda c, one: c.to(one.dtype), self.ones())
+        return c, average(self._running.s.values()) if self.coefficients == "matched" else ParamVector()
 
     def profile(self) -> Profile:
         """On the samples a refresh at this step takes."""
@@ -287,17 +306,21 @@ class DSPReg(Algorithm):
         super()._apply(fn, recurse)
         self.c = self.c.map(at_least_float32)
         self._memory.mean = self._memory.mean.map(fn)
+        self._running.map(lambda s: at_least_float32(fn(s)))
         self._unit = ParamVector()
         return self
 
     def get_extra_state(self) -> dict[str, Any]:
         memory = {"mean": dict(self._memory.mean), "mass": self._memory.mass, "steps": self._memory.steps}
-        return super().get_extra_state() | {"memory": memory}
+        running = {"running": self._running.state_dict()} if self.refresh_memory else {}
+        return super().get_extra_state() | {"memory": memory} | running
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         super().set_extra_state(state)
         memory = state["memory"]
         self._memory = Memory(memory["steps"], to_param_device(memory["mean"], self.net), memory["mass"])
+        if self.refresh_memory:
+            self._running.load_state_dict(state["running"], partial(to_param_device, net=self.net))
 
 
 def by_layer(c: ParamVector) -> dict[str, dict[str, float]]:

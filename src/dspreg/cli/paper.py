@@ -46,7 +46,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data)")
     parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, mps (default: cpu)")
     add_launch_options(parser)
-    says = "how DSP-Reg's penalty is computed (default: exact); gauss_newton and lookahead are cheaper approximations"
+    says = "how DSP-Reg's penalty is computed (default: exact); finite_difference is the same in less time"
     parser.add_argument("--engine", metavar="ENGINE", default="exact", help=says)
     parser.add_argument("--trials", metavar="N", help="another number of trials than the scale's")
     parser.add_argument("--draws", metavar="N", help="another number of random configurations than the scale's")

@@ -83,11 +83,28 @@ SMOKE = Scale(
 SCALES = {each.name: each for each in (PAPER, SMALL, SMOKE)}
 
 
-def dsp_reg(scale: Scale, engine: str = ENGINE, *, weight: float = 1e-3, T: int | None = 2, c: str = "dynamic") -> str:
+RUNNING = ", running c"  # of a label: c of a running mean over refreshes, each on few images
+
+
+def running_options(scale: Scale) -> dict[str, Any]:
+    """Of DSP-Reg with a running c: a quarter of the images of the default, or of the scale."""
+    return {"measure_batches": max(1, scale.penalty["measure_batches"] // 4) if scale.penalty else 4,
+            "refresh_memory": 0.75}  # fmt: skip
+
+
+def dsp_reg(
+    scale: Scale,
+    engine: str = ENGINE,
+    *,
+    weight: float = 1e-3,
+    T: int | None = 2,
+    c: str = "dynamic",
+    running: bool = False,
+) -> str:
     """The spec of DSP-Reg at a scale; λ and T are written out, for what is left open would be drawn in a search."""
     refresh = {} if T is None else {"refresh_epochs": T} if scale.epoch is None else {"refresh_steps": scale.epoch * T}
     options: dict[str, object] = {"weight": weight, **refresh}
     if c != "ones":
-        options |= scale.penalty
+        options |= {**scale.penalty, **(running_options(scale) if running else {})}
     options |= ({} if c == "dynamic" else {"coefficients": c}) | ({} if engine == ENGINE else {"engine": engine})
     return f"DSPReg({', '.join(f'{name}={value!r}' for name, value in options.items())})"

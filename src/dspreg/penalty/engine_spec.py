@@ -8,11 +8,22 @@ from functools import partial
 from typing import Any
 
 from dspreg.errors import ConfigError
-from dspreg.penalty.engines import Engine, Penalised, central, exact, gauss_newton, kind_of, lazy, lookahead, momentum
+from dspreg.penalty.engines import (
+    Engine,
+    Penalised,
+    central,
+    exact,
+    finite_difference,
+    gauss_newton,
+    kind_of,
+    lazy,
+    lookahead,
+    momentum,
+)
 from dspreg.specs import NOT_LITERAL, Product, Term, parse_term
 
 ENGINES: dict[str, Callable[..., Penalised]] = {
-    e.__name__: e for e in (exact, lookahead, gauss_newton, central, momentum, lazy)
+    e.__name__: e for e in (exact, finite_difference, lookahead, gauss_newton, central, momentum, lazy)
 }
 
 
@@ -22,9 +33,9 @@ def parse_engine(text: str) -> Engine:
         return _engine(parse_term(text))
     except (SyntaxError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"engine {text!r}: {error}. Wanted exact, lookahead, gauss_newton, exact(part=0.5), "
-            "gauss_newton(part=0.5), lookahead(radius=1e-4), lookahead(radius=0.2*weight), momentum(beta=0.9), "
-            "lazy(30), lazy(30, exact) or central"
+            f"engine {text!r}: {error}. Wanted exact, finite_difference, gauss_newton, lookahead, "
+            "exact(part=0.5), gauss_newton(part=0.5), lookahead(radius=1e-4), lookahead(radius=0.2*weight), "
+            "momentum(beta=0.9), lazy(30), lazy(30, exact) or central"
         ) from None
 
 
@@ -54,7 +65,8 @@ def _engine(term: Any) -> Engine:
                 given["inner"] = _engine(arguments[1])
                 if (kind := kind_of(given["inner"])) in (momentum, lazy):
                     raise ValueError(
-                        f"lazy takes exact, lookahead, gauss_newton or central inside, not {kind.__name__}"
+                        "lazy takes exact, finite_difference, gauss_newton, lookahead or central inside, not "
+                        f"{kind.__name__}"
                     )
             arguments = ()
         case _:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -17,10 +18,22 @@ from dspreg.io.text import join_few
 from dspreg.penalty.closures import EARLIER, REENTRANT, Closure, ClosureTangent, Passes
 from dspreg.penalty.coefficients import Coefficients
 from dspreg.penalty.engine_spec import parse_engine
-from dspreg.penalty.engines import Figures, Memory, Step, exact, figures, gauss_newton, inner_of, kind_of, takes_plain
+from dspreg.penalty.engines import (
+    Figures,
+    Memory,
+    Step,
+    exact,
+    figures,
+    finite_difference,
+    gauss_newton,
+    inner_of,
+    kind_of,
+    takes_plain,
+)
 from dspreg.penalty.forward_state import Reached
 from dspreg.penalty.wrappers import DdpProcesses, is_compiled, refuse_shards, unwrap
 from dspreg.sensitivity import Profile, measure
+from dspreg.sensitivity.running import RunningSensitivity
 from dspreg.vectors import ParamVector, Patterns, trainable
 
 
@@ -39,11 +52,16 @@ class Penalty:
     Args:
         model: Any network; compiled, or wrapped in DistributedDataParallel, as it is called in the closures.
         weight: λ. An attribute that may be changed at any time. 0 is `loss.backward()`.
-        engine: `"exact"`, `"gauss_newton"`, `"lookahead"`, `"momentum"`, `"lazy(30)"`, …; see
-            `dspreg.penalty.engines`. `exact` is the paper's formula and takes as long as three passes; a compiled model
-            needs one of the others. `gauss_newton` takes two, and closures that return `(loss, logits)`.
+        engine: `"exact"`, `"finite_difference"`, `"gauss_newton"`, `"lookahead"`, `"momentum"`, `"lazy(30)"`, …; see
+            `dspreg.penalty.engines`. `exact` is the paper's formula and takes as long as three passes,
+            `finite_difference` is the same to rounding and takes two; a compiled model needs one of the others.
+            `gauss_newton` takes two, and closures that return `(loss, logits)`.
         only, exclude: Which parameters are penalised, by shell patterns on their names. The others have c = 0.
         warmup: Steps before the penalty is added.
+        refresh_memory: With m > 0, c is of a running mean of s over refreshes, each counting m times as much as the
+            next, so that each can be on fewer images. 0: c of the last refresh alone.
+
+    `refresh_seconds` and `backward_seconds` are what both have taken so far, on the wall clock.
     """
 
     def __init__(
@@ -55,6 +73,7 @@ class Penalty:
         only: Patterns = None,
         exclude: Patterns = None,
         warmup: int = 0,
+        refresh_memory: float = 0.0,
     ):
         if not isinstance(model, nn.Module):
             raise ConfigError(f"the model is a {type(model).__name__}; wanted an nn.Module")
@@ -67,6 +86,8 @@ class Penalty:
         self.steps = 0  # taken so far
         self.profile: Profile | None = None  # of the last refresh
         self.record: Figures | None = None  # of the last `backward(…, record=True)`
+        self.refresh_seconds = self.backward_seconds = 0.0
+        self._running = RunningSensitivity(refresh_memory)
         self._processes = DdpProcesses(model)
         self._reached = Reached(hooks=not is_compiled(model))
         self._memory = Memory()
@@ -94,18 +115,26 @@ class Penalty:
     def refresh(self, domains: Mapping[str, Iterable[Any]], **options: Any) -> Profile:
         """Measure c anew: `dspreg.measure(model, domains, **options)`, kept as `profile`.
 
+        With `refresh_memory`, `coefficients` are those of all refreshes so far, and the profile is of this one.
+
         With DDP, every process passes its own batches of the same domains, and all get the same c.
         """
         if own := sorted({"only", "exclude"} & options.keys()):
             raise ConfigError(f"{own[0]}= is set once, by Penalty(model, {own[0]}=…), and not at a refresh")
+        started = time.perf_counter()
         options.setdefault("key", self.steps)
         # per-sample gradients are computed layer by layer, so the layers must be visible
         eager = torch.compiler.set_stance("force_eager") if is_compiled(self.model) else nullcontext()
         with eager:
             names = [glob.escape(name) for name in self._c.names().values()]
             profile = measure(self.net, domains, only=names, group=self._processes.group, **options)
-        self.coefficients = self._by_plain_name(profile.c)
+        if self._running.memory:
+            self._running.add({domain: ParamVector(self._by_plain_name(s)) for domain, s in profile.s.items()})
+            self.coefficients = self._running.c(options.get("eps", 0.0))
+        else:
+            self.coefficients = self._by_plain_name(profile.c)
         self.profile = profile
+        self.refresh_seconds += time.perf_counter() - started
         return profile
 
     def backward(
@@ -124,6 +153,7 @@ class Penalty:
             L at θ, detached (with engine `"momentum"`: at the displaced point). If the closure returns
             `(loss, anything)`, the pair of L and that; for a list of closures, a list of them.
         """
+        started = time.perf_counter()
         closures = _check_closures(closure)
         if torch.is_inference_mode_enabled():
             raise ConfigError(
@@ -147,6 +177,7 @@ class Penalty:
         self._reached.new = False
         self._memory.commit()
         self.steps += 1
+        self.backward_seconds += time.perf_counter() - started
         if not any(passes.others):
             return loss
         others = [each[0] if len(each) == 1 else tuple(each) for each in passes.others]
@@ -189,7 +220,8 @@ class Penalty:
         mean = {plain: t.clone() for plain, t in self._by_plain_name(self._memory.mean).items()}
         memory = {"mean": mean, "mass": self._memory.mass, "steps": self._memory.steps}
         c = None if self._c.values is None else dict(self.coefficients)
-        return {"engine": self.engine, "steps": self.steps, "coefficients": c, "memory": memory}
+        state = {"engine": self.engine, "steps": self.steps, "coefficients": c, "memory": memory}
+        return state | ({"running": self._running.state_dict()} if self._running.memory else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["engine"] != self.engine:
@@ -201,14 +233,20 @@ class Penalty:
         params, names, memory = trainable(self.net), self._c.names(), state["memory"]
         mean = {names[n]: t.to(params[names[n]].device, copy=True) for n, t in memory["mean"].items() if n in names}
         self._memory, self.steps = Memory(memory["steps"], ParamVector(mean), memory["mass"]), state["steps"]
+        if self._running.memory:
+            if "running" not in state:
+                raise ConfigError("the state is of a penalty without refresh_memory; load it into one without it")
+            place = lambda s: ParamVector((n, t.to(params[names[n]].device, copy=True)) for n, t in s.items())  # noqa: E731
+            self._running.load_state_dict(state["running"], place)
 
     def _by_plain_name(self, vector: ParamVector) -> dict[str, Tensor]:
         return {plain: vector[name] for plain, name in self._c.names().items() if name in vector}
 
     def _check_engine(self) -> None:
-        if kind_of(inner_of(self._engine)) is exact:
-            if is_compiled(self.model):
-                raise ConfigError(_COMPILED)
+        kind = kind_of(inner_of(self._engine))
+        if kind in (exact, finite_difference) and is_compiled(self.model):
+            raise ConfigError(_COMPILED if kind is exact else _COMPILED_KINKS)
+        if kind is exact:
             return
         coarse = [repr(n) for n, p in trainable(self.net).items() if torch.finfo(p.dtype).eps > 1e-6]
         if coarse:
@@ -222,7 +260,10 @@ _COMPILED = (
     "engine 'exact' differentiates twice, which torch.compile cannot. Use engine 'lookahead', 'gauss_newton', "
     "'momentum' or 'lazy(30)', or the model before it was compiled"
 )
-
+_COMPILED_KINKS = (
+    "engine 'finite_difference' holds every ReLU on its side, and those of a compiled model are out of its sight. Use "
+    "engine 'gauss_newton', 'lookahead', 'momentum' or 'lazy(30)', or the model before it was compiled"
+)
 _COMPILED_ONCE = (
     "engine 'gauss_newton' goes back twice through a graph, which a compiled function allows once. Compile the model "
     "alone, and pass the compiled model to Penalty"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from dspreg.errors import DataError
 from dspreg.sensitivity.measure import attach_labels
@@ -20,6 +21,18 @@ MAX_ROWS = 3  # up to so many domains have their own sums: as many vectors as ru
 PASS_SIZE = 48  # samples of small batches that go through the network in one pass
 
 
+def measure_s(meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]]) -> dict[str, ParamVector]:
+    """s of every domain: as many vectors as domains. Arguments as in `build_profile`."""
+    sums = meter.sums(len(domains))
+    sizes = _accumulate(meter, f, _label(meter, f, domains), sums)
+    s: dict[str, dict[str, Tensor]] = {name: {} for name in domains}
+    for k in meter.params:
+        unit = meter.scales.get(k, 1.0) ** -2
+        for name, total, size in zip(domains, sums.pop(k), sizes, strict=True):
+            s[name][k] = total * (unit / size)
+    return {name: require_finite(ParamVector(vector)) for name, vector in s.items()}
+
+
 def measure_c(meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]], eps: float = 0.0) -> ParamVector:
     """c alone: three vectors, however many domains. Arguments as in `build_profile`."""
     return measure_c_and_mean(meter, f, domains, eps, keeps_mean=False)[0]
@@ -29,10 +42,7 @@ def measure_c_and_mean(
     meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]], eps: float = 0.0, *, keeps_mean: bool = True
 ) -> tuple[ParamVector, ParamVector]:
     """c, and s̄ up to a factor for each tensor, which ranks within a tensor do not see."""
-    labelled = [
-        (d, name, attach_labels(meter, f, name, d, batches, again=False))
-        for d, (name, batches) in enumerate(domains.items())
-    ]
+    labelled = _label(meter, f, domains)
     if len(labelled) <= MAX_ROWS:
         sums = meter.sums(len(labelled))
         sizes = _accumulate(meter, f, labelled, sums)
@@ -51,6 +61,15 @@ def measure_c_and_mean(
         sums.clear(0)
     require_finite(across.mean)
     return across.c(eps, meter.scales), across.mean
+
+
+def _label(
+    meter: Meter, f: FunctionOf, domains: Mapping[str, Iterable[Samples]]
+) -> list[tuple[int, str, Iterable[Samples]]]:
+    return [
+        (d, name, attach_labels(meter, f, name, d, batches, again=False))
+        for d, (name, batches) in enumerate(domains.items())
+    ]
 
 
 def _accumulate(
