@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import getattr_static
 from itertools import islice
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -41,7 +42,7 @@ def _describe_module(name: str, m: nn.Module) -> tuple[object, ...]:
     return (
         name,
         type(m),
-        type(m).forward,  # a function of the class holds no network
+        getattr_static(type(m), "forward", None),  # a function of the class holds no network
         id(own.get("forward")),
         tuple(v for v in own.values() if type(v) in _PLAIN),
         tuple(None if p is None else p.shape for p in m._parameters.values()),
