@@ -6,7 +6,15 @@ import random
 import pytest
 
 from dspreg.domainbed import selection
-from dspreg.protocol.selection import RULES, Choice, leave_one_out, oracle, second_half_mean, training_domains
+from dspreg.protocol.selection import (
+    RULES,
+    Choice,
+    last_step,
+    leave_one_out,
+    oracle,
+    second_half_mean,
+    training_domains,
+)
 from dspreg.runs.status import RunState, RunStatus
 from helpers.runs import DOMAINS, domainbed_records, random_traces, record, single, trace
 
@@ -106,6 +114,14 @@ def test_the_second_half_mean_picks_no_step():
     assert second_half_mean([run, better], "ash") == Choice(0.0, 0.6, 299, 3)
     half = trace(single(0, "ash", 0.0, 0.0), single(100, "ash", 0.2, 0.0), single(200, "ash", 0.4, 0.0))
     assert second_half_mean([half], "ash").accuracy == pytest.approx(0.3)  # the middle belongs to it
+
+
+def test_the_last_step_is_the_last_whatever_it_is_worth():
+    run = trace(single(299, "ash", 0.2, 0.5), single(0, "ash", 0.9, 0.9), single(150, "ash", 0.9, 0.9))
+    assert last_step([run], "ash") == Choice(0.2, 0.5, 299, 0)
+    other = trace(single(299, "ash", 0.1, 0.6), draw=1)  # draws are compared by source validation there
+    assert last_step([run, other], "ash") == Choice(0.1, 0.6, 299, 1)
+    assert "the last record lacks" in last_step([trace(record(299, {"ash": (0.9, None)}))], "ash")
 
 
 def test_no_second_half_mean_of_what_is_not_all_there():

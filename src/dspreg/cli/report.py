@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
     says = (
         "how step and draw are selected (default: training); oracle selects on the target itself and is no fair "
         "result; late: mean accuracy over the evaluations in the second half of training; lower variance, but not the "
-        "accuracy of any checkpoint"
+        "accuracy of any checkpoint; last: the last step"
     )
     parser.add_argument("--selection", choices=tuple(RULES), default="training", help=says)
     says = "also the paired difference of two rows; may be given several times"

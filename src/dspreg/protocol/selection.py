@@ -1,4 +1,4 @@
-"""Which step of which draw is reported, by DomainBed's three rules and one of ours. No torch in here.
+"""Which step of which draw is reported, by DomainBed's three rules and two of ours. No torch in here.
 
 A rule looks at all runs of one data set, algorithm and trial that hold a target out, over all draws. It first finds the
 best step of every draw, then the best draw, and reports the accuracy on the target's "in" split there.
@@ -8,6 +8,7 @@ best step of every draw, then the best draw, and reports the accuracy on the tar
     oracle             "out" accuracy of the target itself, at the last step; it has seen what it is asked about
     second_half_mean   no step is picked: accuracy and validation are means over the evaluations in the second half of
                        training, to compare methods with less noise; it is not the accuracy of any checkpoint
+    last_step          no step is picked: the last one, as for methods that average weights over the training
 
 The first of equal steps wins, and the largest of equal draws. Two things are not DomainBed's: a run that is not
 finished never enters, and NaN never wins, not even as the first step.
@@ -180,21 +181,31 @@ def oracle(runs: Iterable[RunResult], target: str) -> Choice | str:
 
 def second_half_mean(runs: Iterable[RunResult], target: str) -> Choice | str:
     """The mean over the second half of the steps, of the target's accuracy and of what compares draws."""
+    return _mean_since(0.5, "a record of the second half", runs, target)
+
+
+def last_step(runs: Iterable[RunResult], target: str) -> Choice | str:
+    """The last step, whatever it is worth; draws are compared by the sources' validation at it."""
+    return _mean_since(1.0, "the last record", runs, target)
+
+
+def _mean_since(share: float, which: str, runs: Iterable[RunResult], target: str) -> Choice | str:
+    """The mean over the evaluations after this share of the steps, none selected."""
 
     def steps(alone: list[RunResult], _: list[RunResult]) -> list[Choice] | str:
         found = []
         for run in alone:
             sources = [name for name in run.domains if name != target]
-            half = max((record["step"] for record in run.records), default=0) / 2
+            since = share * max((record["step"] for record in run.records), default=0)
             chosen = [
                 _choice(run, record, target, [_accuracy(record, name, "out") for name in sources])
                 for record in run.records
-                if record["step"] >= half
+                if record["step"] >= since
             ]
             if all(chosen) and chosen:
                 accuracy, validation = (_mean([getattr(c, name) for (c,) in chosen]) for name in Choice._fields[:2])
                 found.append(Choice(accuracy, validation, max(c.step for (c,) in chosen), run.draw))
-        return found or "a record of the second half lacks the sources' validation or the target's accuracy"
+        return found or f"{which} lacks the sources' validation or the target's accuracy"
 
     return _best(runs, target, steps)
 
@@ -204,12 +215,14 @@ RULES: dict[str, Rule] = {
     "leave-one-out": leave_one_out,
     "oracle": oracle,
     "late": second_half_mean,
+    "last": last_step,
 }
 TITLES = {
     "training": "training-domain validation",
     "leave-one-out": "leave-one-domain-out cross-validation",
     "oracle": "ORACLE: selected on the target itself",
     "late": "second-half mean: over the evaluations in the second half of training, none selected",
+    "last": "last step: none selected",
 }
 
 

@@ -72,7 +72,8 @@ def report(
     Args:
         path: A folder of run folders, the store of a sweep (then what was planned counts), or its `*.tar.xz`.
         selection: How step and hyper-parameters are selected: `"training"` (source validation), `"leave-one-out"`,
-            `"oracle"` (on the target itself: not a fair result) or `"late"` (mean over the second half of training).
+            `"oracle"` (on the target itself: not a fair result), `"late"` (mean over the second half of training) or
+            `"last"` (the last step).
         contrasts: Pairs of methods; each adds a table of their paired difference with a 95 % interval.
 
     Raises:
