@@ -155,6 +155,10 @@ def compare_held_out_run(
     else:
         data = open_images(config, config.dataset)
     own = [name for name in data.domains if name in trained.sources] if config.dataset is None else list(data.domains)
+    data.check_domain(held_out)
+    if data.classes and trained.source_of(fingerprint(data.domain(held_out))) is not None:
+        unseen = ", ".join(name for name in data.domains if name not in trained.sources) or "none"
+        raise ConfigError(f"the run was trained on {held_out!r}, so it is not unseen; it did not see: {unseen}")
     sources = choose_sources(data, config.domains, own, held_out)
     s = trained.config
     key: tuple[Key, ...] = randomness_key(s.dataset, s)  # as in training
@@ -164,16 +168,13 @@ def compare_held_out_run(
     for name in (*sources, held_out):
         images = data.domain(name)
         source = trained.source_of(fingerprint(images)) if data.classes else None
-        if source is not None and name == held_out:
-            unseen = ", ".join(each for each in data.domains if each not in trained.sources) or "none"
-            raise ConfigError(f"the run was trained on {held_out!r}, so it is not unseen; it did not see: {unseen}")
         if source is None:
             parts[name] = divide(data, name, transform, *key)
         else:
-            seen, unseen_images = split_source(trained, images, source)
+            seen, other = split_source(trained, images, source)
             parts[name] = (
                 DomainSplit(name, images, seen, transform),
-                DomainSplit(name, images, unseen_images, transform),
+                DomainSplit(name, images, other, transform),
             )
         kinds[name] = "all" if source is None else "in"
     halves = Halves(parts, kinds)
