@@ -21,7 +21,7 @@ from dspreg.testing import ready, toy_batches, toy_task
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "evidence"
-STORES = ("digits/batch", "digits/store", "pacs/store")
+STORES = ("agreement/screen", "agreement/tune", "digits/batch", "digits/store", "pacs/store")
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +57,12 @@ def test_the_protocol_is_as_it_was_frozen():
     """In commit 65c820e, before any variant but ERM was trained."""
     frozen = "cac27906ba40853fdb66bbef4f5ab459edc98da7be50587327cb6b2f10933bf9"
     assert sha256_of_file(EVIDENCE / "pacs/protocol.md") == frozen
+
+
+def test_the_second_protocol_is_as_it_was_frozen():
+    """In commit 2ef37a5, before the first run of its contrasts."""
+    frozen = "67c6a18b79b044f77467da0086ff834dea86f7708ad9ac333da047a99e2e852d"
+    assert sha256_of_file(EVIDENCE / "agreement/protocol.md") == frozen
 
 
 @pytest.mark.parametrize("name", STORES)

@@ -1,0 +1,111 @@
+"""Tables of the second protocol (agreement/protocol.md): screening, tuning and contrasts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from contrast_tables import interval
+from markdown import print_table
+
+from dspreg import ConfigError, RunResult, SelectedRow, contrast, describe, parse, select_rows
+
+SCREEN, TUNE, STORE = "agreement/screen", "agreement/tune", "agreement/store"
+AVERAGED = "weight_averaging.SWA"  # of examples/, before the catalogue had one
+STRENGTHS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+CONTRASTS = {  # of PACS: what is shown → both sides
+    "Agreement − matched control (primary)": ("Agreement(strength=0.3)", "Agreement(strength=1.0, control='matched')"),
+    "Agreement − ERM": ("Agreement(strength=0.3)", ""),
+    "Agreement − SAM": ("Agreement(strength=0.3)", "SAM"),
+    "Consensus − matched control": ("Consensus", "Consensus(control='matched')"),
+    **{
+        f"DSP-Reg − shuffled c, λ = {w:g}": (
+            f"DSPReg(weight={w}, refresh_epochs=1, engine='gauss_newton')",
+            f"DSPReg(weight={w}, refresh_epochs=1, engine='gauss_newton', coefficients='shuffled')",
+        )
+        for w in (0.001, 0.01)
+    },
+}
+
+
+def print_agreement(stores: Mapping[str, Sequence[RunResult]]) -> None:
+    for name, title in (
+        (SCREEN, "digits: strengths of Agreement"),
+        (TUNE, "PACS, photo and sketch, trial 0: the same"),
+    ):
+        if runs := stores.get(name):
+            print_strengths(
+                f"{title}, weights averaged over the second half, last step", runs, shows_target=name == SCREEN
+            )
+    if runs := stores.get(STORE):
+        print_second_contrasts([run for run in runs if run.finished])
+
+
+def rows_by_label(runs: Sequence[RunResult]) -> dict[str, SelectedRow]:
+    return {row.label: row for row in select_rows(runs, "last") if row.finished}
+
+
+def print_strengths(title: str, runs: Sequence[RunResult], *, shows_target: bool) -> None:
+    """Source validation of every strength with its pattern and with its control; target and difference where allowed."""
+    rows = {key_of(label): row for label, row in rows_by_label(runs).items()}
+    lines = []
+    for strength in (0.0, *STRENGTHS):
+        sides = [rows.get((strength, control)) for control in ("none", "matched")]
+        if any(sides):
+            found = [cell(row, shows_target) for row in sides]
+            apart = ""
+            if shows_target and all(sides):
+                c = contrast(*sides)
+                apart = f"{c.difference:+.2f} ({interval(c)})"
+            name = f"{strength:g}" if strength else "ERM"
+            lines.append([name, *(text for each in found for text in each), *([apart] if shows_target else [])])
+    columns = ["source validation", "unseen domain"] if shows_target else ["source validation"]
+    head = ["strength", *columns, *(f"control: {each}" for each in columns)]
+    print_table(title, [*head, "difference (95 %)"] if shows_target else head, lines)
+
+
+def key_of(label: str) -> tuple[float, str]:
+    """Strength and control; ERM has strength 0."""
+    spec = label.partition(AVERAGED)[0].rstrip("+")
+    options = parse(spec).options(("strength", "control")) if spec else {"strength": 0.0, "control": "none"}
+    return float(options["strength"]), options["control"]
+
+
+def cell(row: SelectedRow | None, shows_target: bool) -> list[str]:
+    choices = [] if row is None else [each for each in row.choices.values() if not isinstance(each, str)]
+    if not choices:
+        return [""] * (1 + shows_target)
+    values = [fmean(each.validation for each in choices), fmean(each.accuracy for each in choices)]
+    return [f"{100 * value:.1f}" for value in values[: 1 + shows_target]]
+
+
+def print_second_contrasts(runs: Sequence[RunResult]) -> None:
+    rows, lines = rows_by_label(runs), []
+    for name, sides in CONTRASTS.items():
+        labels = [describe(parse(f"{side}+SWA(start=150)" if side else "SWA(start=150)")) for side in sides]
+        if not all(label in rows for label in labels):
+            continue
+        try:
+            c = contrast(*(rows[label] for label in labels))
+        except ConfigError:  # no pair yet
+            continue
+        whole = c.pairs == 20
+        verdict = (
+            c.verdict(*(part.strip() for part in name.partition("(")[0].split("−"))) if whole else "not all pairs yet"
+        )
+        means = [f"{100 * fmean(a for a in accuracies(rows[label])):.1f}" for label in labels]
+        lines.append([name, *means, f"{c.difference:+.2f}", interval(c), c.pairs, verdict])
+    head = [
+        "PACS, averaged weights, last step",
+        "mean",
+        "other's mean",
+        "difference",
+        "95 % interval",
+        "pairs",
+        "verdict",
+    ]
+    print_table("The second protocol: contrasts", head, lines)
+
+
+def accuracies(row: SelectedRow) -> list[float]:
+    return [each.accuracy for each in row.choices.values() if not isinstance(each, str)]
