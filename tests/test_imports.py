@@ -246,6 +246,7 @@ SCRIPTS = sorted(path for folder in ("bench", "evidence", "examples") for path i
 OPTIONAL = {"accelerate", "lightning", "transformers"}  # extras of single examples
 INTERNAL = {
     "bench/algorithms.py": ("algorithms.registry", "times every method of the catalogue"),
+    "bench/assumptions.py": ("training.experiment", "steps through a real training by hand"),
     "bench/engines.py": ("penalty", "compares engines, which users name by text"),
     "bench/kinks.py": ("batches penalty", "calls engines one by one"),
     "bench/leases.py": ("runs.leases", "times the leases themselves"),
@@ -280,6 +281,10 @@ INTERNAL = {
     ),
     "evidence/patterns.py": ("penalty training.experiment", "calls engines at a checkpoint"),
     "evidence/premise_tables.py": ("reporting.statistics", "intervals over targets, by Student's t"),
+    "evidence/readings.py": (
+        "penalty.tangent randomness sensitivity.profile sensitivity.statistics training.experiment",
+        "arranges c as a refresh does, at a checkpoint",
+    ),
     "examples/quickstart.py": (
         "io.html reporting.html.dots reporting.html.page",
         "its page has the look of the report",

@@ -49,7 +49,7 @@ def test_a_contrast_comes_last(capsys, runs):
     _, out, _ = said(capsys, runs, "--contrast", "DSPReg", "ERM")
     table = out.split("\n\n")
     assert "DSPReg − ERM, in percentage points" in out
-    assert "trees  +10.0 ± 0.0      +10.0  +10.0      6  DSPReg is better" in out
+    assert "trees  +10.0 ± 0.0      +10.0  +10.0         10.00      6  DSPReg is better" in out
     assert table[-1].startswith("paired by trial")
 
 
