@@ -115,6 +115,6 @@ def plot_premise(found: Mapping[str, Steps]) -> Figure:
         axes.grid(axis="x", alpha=0.25)
     above[0].set_ylabel("median change |log s/s̄|, level off", fontsize=8)
     above[0].legend(frameon=False, fontsize=7, loc="upper left")
-    below[-1].legend(frameon=False, fontsize=7, loc="upper right")
+    below[-1].legend(frameon=False, fontsize=7, loc="right")
     figure.supxlabel("one faint line or dot per run; shaded: has seen the target", fontsize=8)
     return figure

@@ -26,11 +26,11 @@ def vector(values):
     return ParamVector((n, torch.from_numpy(p.copy()).view(s)) for (n, s), p in zip(SHAPES.items(), parts, strict=True))
 
 
-def compare(s, unseen, again, mixed, held, **more):
+def compare(s, unseen, again, mixed, held, null=None, **more):
     s = {name: vector(values) for name, values in s.items()}
     mean = sum(s.values(), ParamVector()) / len(s)
     c = coefficient_of_variation(list(s.values()))
-    profile = Profile(s, mean, mean, c, None, None, None, {}, {"eps": 0.0})
+    profile = Profile(s, mean, mean, c, None, null, None, {}, {"eps": 0.0})
     others = {"unseen": vector(unseen), "again": vector(again), "mixed": vector(mixed)}
     return correlate_held_out(profile, **others, held={n: vector(v) for n, v in held.items()}, key=("test",), **more)
 
@@ -67,6 +67,19 @@ def test_a_domain_that_departs_where_c_is_large_is_known():
         assert c[f"difference{suffix}"].all.value > 0.5
     assert "better than noise would" in found.verdict
     assert found.correlations["again"]["excess"].all.value > 0.9  # hardly any noise
+
+
+def test_what_the_null_says_as_well_is_no_merit_of_c():
+    made = world(lambda spread, random: 2 * spread * random.choice([-1, 1], len(spread)))
+    c = coefficient_of_variation([vector(each) for each in made[0].values()])
+    same = compare(*made, null=c)
+    assert same.correlations["c"]["excess_less_null"].all.value == pytest.approx(0, abs=1e-12)
+    assert "no better than noise would" in same.verdict
+    random = compare(*made, null=vector(np.random.default_rng(3).uniform(size=24_000)))
+    assert "better than noise would" in random.verdict
+    assert "no better" not in random.verdict
+    both = [random.correlations[name]["excess"].within.value for name in ("c", "null")]
+    assert random.correlations["c"]["excess_less_null"].within.value == pytest.approx(both[0] - both[1])
 
 
 def test_another_draw_of_the_sources_has_no_excess():

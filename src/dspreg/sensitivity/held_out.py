@@ -86,7 +86,8 @@ class HeldOutComparison:
         correlations: Of predictor and outcome. Outcomes: "unseen", the change on the held-out domain; "sources", that
             on as many held-out images of all sources mixed; "excess", the first squared less the second squared;
             "one_source", on held-out images of a single source, mean over sources; and "difference" of the correlations
-            with the first and the second. All of them also with "_less_level": the median of log(s/s̄) is taken off, so
+            with the first and the second; of c "excess_less_null", its correlation with the excess less that of its
+            null. All of them also with "_less_level": the median of log(s/s̄) is taken off, so
             that a loss that is larger everywhere is no change.
         third: Source → correlation of c of the *other* sources with the change on held-out images of this one, "change"
             and "change_less_level"; empty with two sources.
@@ -127,7 +128,10 @@ class HeldOutComparison:
         best = self.correlations["again"][f"excess{LEVEL}"].all.value
         if best is not None:
             numbers += f", where other images of {self.unseen} reach {best:+.2f}"
-        if excess.low > 0:
+        beyond = found.get(f"excess_less_null{LEVEL}")
+        if beyond is not None and beyond.all.value is not None:
+            numbers += f", and its null {excess.value - beyond.all.value:+.2f}"
+        if excess.low > 0 and (beyond is None or beyond.all.low is None or beyond.all.low > 0):
             start = f"c ranks the parameters whose sensitivity changes on {self.unseen} better than noise would"
         elif excess.high < 0:
             start = f"c ranks the parameters whose sensitivity changes on {self.unseen} the wrong way round"
@@ -380,6 +384,9 @@ def correlate_held_out(
             made[f"difference{suffix}"] = ranked.combine(terms)
             every = [(1 / len(held), own, f"source {name}{suffix}") for name in held]
             made[f"one_source{suffix}"] = ranked.combine(every)
+            if predictor == "c" and "null" in columns:
+                terms = [(1.0, "c", f"excess{suffix}"), (-1.0, "null", f"excess{suffix}")]
+                made[f"excess_less_null{suffix}"] = ranked.combine(terms)
         return made
 
     return HeldOutComparison(
