@@ -17,6 +17,7 @@ from dspreg.io.atomic_files import sha256_of_file
 from dspreg.penalty import Step, parse_engine
 from dspreg.reporting.load import read_runs, run_folders
 from dspreg.runs.archive import SUFFIX, unpack_store
+from dspreg.sensitivity.controls import reverse_ranks
 from dspreg.testing import ready, toy_batches, toy_task
 
 ROOT = Path(__file__).parents[1]
@@ -185,7 +186,7 @@ def test_a_changed_archive_is_not_opened(run_archives, copy, tmp_path):
 
 def test_penalty_parts_are_those_of_the_engines(monkeypatch):
     monkeypatch.syspath_prepend(EVIDENCE)
-    from patterns import exact_parts, lookahead_parts, reverse_ranks
+    from patterns import exact_parts, lookahead_parts
 
     algorithm, batches = ready(DSPReg(weight=0.01), toy_task(dropout=0.0)), toy_batches(0)
     c = algorithm.ones().map(torch.rand_like)
@@ -199,14 +200,6 @@ def test_penalty_parts_are_those_of_the_engines(monkeypatch):
             g = step.gradient()[1]
             torch.testing.assert_close(found[name], (parse_engine(engine)(step).gradient - g).flat())
             assert found[name].norm() > 1e-4 * g.norm()
-
-
-def test_reversed_c_has_the_largest_value_where_the_smallest_was(monkeypatch):
-    monkeypatch.syspath_prepend(EVIDENCE)
-    from patterns import reverse_ranks
-
-    found = reverse_ranks(torch.tensor([[0.5, 0.1], [0.9, 0.2]]))
-    torch.testing.assert_close(found, torch.tensor([[0.2, 0.9], [0.1, 0.5]]))
 
 
 def test_readings_are_what_they_are_called(monkeypatch):

@@ -116,6 +116,16 @@ def test_with_swa_above_the_mean_is_moved_back():
     torch.testing.assert_close(stack.eval().predict(x), by_hand.eval().predict(x), rtol=0, atol=1e-12)
 
 
+def test_a_loaded_network_stands_where_it_predicts():
+    stack = run(Consensus())
+    x = toy_batches(9, 3)[0].x
+    predicted = stack.eval().predict(x)
+    assert not torch.allclose(stack.net(x), predicted)
+    stack.on_load()
+    torch.testing.assert_close(stack.net(x), predicted, rtol=0, atol=1e-12)
+    assert torch.equal(stack.predict(x), stack.net(x))
+
+
 def test_controls_keep_the_rates_of_each_tensor_or_their_mean():
     ours, matched, mean = (run(Consensus(control=c), steps=6) for c in ("none", "matched", "mean"))
     moved = 0

@@ -128,7 +128,7 @@ class Consensus(Algorithm):
     def on_load(self) -> None:
         """Move the network there: whoever exports, measures or adapts it finds what predicts."""
         move_to(self.net, self.point())
-        self.start = ParamVector()
+        self.rates = self.start.map(torch.ones_like)  # it has been moved
 
     def measured(self, batch: Batch) -> Callable[[Tensor], Tensor]:
         return self.base.measured(batch)  # c is of the weights that are trained
