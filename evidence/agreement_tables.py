@@ -90,10 +90,12 @@ def print_second_contrasts(runs: Sequence[RunResult]) -> None:
             c = contrast(*(rows[label] for label in labels))
         except ConfigError:  # no pair yet
             continue
+        if c.pairs < PAIRS:  # nothing is read off it before it is complete
+            lines.append([name, "", "", "", "", c.pairs, "not all pairs yet"])
+            continue
         names = [part.strip() for part in name.partition("(")[0].split("−")]
-        verdict = c.verdict(*names) if c.pairs == PAIRS else "not all pairs yet"
-        means = [f"{100 * fmean(a for a in accuracies(rows[label])):.1f}" for label in labels]
-        lines.append([name, *means, f"{c.difference:+.2f}", interval(c), c.pairs, verdict])
+        means = [f"{100 * fmean(accuracies(rows[label])):.1f}" for label in labels]
+        lines.append([name, *means, f"{c.difference:+.2f}", interval(c), c.pairs, c.verdict(*names)])
     head = ["", "mean", "other's mean", "difference", "95 % interval", "pairs", "verdict"]
     print_table("The second protocol: contrasts on PACS, averaged weights, last step", head, lines)
 

@@ -19,7 +19,7 @@ from dspreg import ConfigError, DspregError, IntegrityError
 from dspreg.runs.archive import SUFFIX, pack_store, unpack_store
 
 HERE = Path(__file__).parent
-STORES = ("agreement/screen", "agreement/tune", "digits/batch", "digits/store", "pacs/store")
+STORES = ("agreement/screen", "agreement/store", "agreement/tune", "digits/batch", "digits/store", "pacs/store")
 SUMS = "SHA256SUMS"  # as `sha256sum --check` reads it
 
 

@@ -22,7 +22,8 @@ from dspreg.testing import ready, toy_batches, toy_task
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "evidence"
-STORES = ("agreement/screen", "agreement/tune", "digits/batch", "digits/store", "pacs/store")
+STORES = ("agreement/screen", "agreement/store", "agreement/tune", "digits/batch", "digits/store", "pacs/store")
+GROWING = {"agreement/store"}  # not all that is planned is run yet
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +72,8 @@ def test_every_run_is_finished_verified_and_planned(stores, name):
     traces, damaged = read_runs(stores / name)
     assert damaged == []
     folders = run_folders(stores / name)
-    assert len(folders) == sum(trace.finished for trace in traces) == len(traces) > 0
+    assert len(folders) == sum(trace.finished for trace in traces) > 0
+    assert len(folders) == len(traces) or name in GROWING
     assert all(folder.result() for folder in folders)
 
 
