@@ -8,7 +8,7 @@ from dspreg.algorithms.agreement import agreement_rates
 from dspreg.batches import Batch
 from dspreg.errors import ConfigError
 from dspreg.randomness import generator
-from dspreg.testing import toy_batches
+from dspreg.testing import check_algorithm, toy_batches
 from dspreg.training import train_step
 from dspreg.vectors import ParamVector, theta
 from reference import plain
@@ -168,6 +168,12 @@ def test_a_step_that_fails_leaves_means_and_rates_alone():
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         Agreement(**options)
+
+
+@pytest.mark.parametrize("spec", ["DANN+Agreement", "Agreement+DANN"])
+def test_a_step_that_asks_for_no_gradient_takes_none_in(spec):
+    """DANN trains its adversary in every second step; the gradients of the step before are not saved."""
+    check_algorithm(spec)
 
 
 def test_a_layer_above_that_asks_for_one_domain_at_a_time_is_refused():

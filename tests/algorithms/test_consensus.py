@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from dspreg.algorithms import CORAL, ERM, SWA, Algorithm, Compatibility, Consensus
+from dspreg.algorithms import CORAL, ERM, SWA, Algorithm, Compatibility, Consensus, parse
+from dspreg.algorithms.compatibility import require_compatible
 from dspreg.errors import ConfigError
 from dspreg.testing import toy_batches
 from dspreg.training import train_step
@@ -124,6 +125,18 @@ def test_a_loaded_network_stands_where_it_predicts():
     stack.on_load()
     torch.testing.assert_close(stack.net(x), predicted, rtol=0, atol=1e-12)
     assert torch.equal(stack.predict(x), stack.net(x))
+
+
+def test_a_layer_with_a_prediction_of_its_own_goes_below_unless_it_averages():
+    def check(spec):
+        require_compatible(tuple(parse(spec).layers()))
+
+    with pytest.raises(ConfigError, match=r"ARM has its own predict.*'ARM\+Consensus'"):
+        check("Consensus+ARM")
+    with pytest.raises(ConfigError, match=r"Consensus has its own predict.*'Consensus\+SWA'"):
+        check("SWA+Consensus")
+    for spec in ("ARM+Consensus", "Consensus+EMA", "Consensus+SWA", "Consensus+Consensus"):
+        check(spec)
 
 
 def test_controls_keep_the_rates_of_each_tensor_or_their_mean():

@@ -89,8 +89,6 @@ class Agreement(Algorithm):
 
     def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
         first = self.stack.first_time(self, "gradient")
-        if first:
-            self._seen = []
         if not first or not self.strength or len(batches) < 2:
             return self.base.gradient(objective, batches)
         loss, g, each = gradient_by_domain(self, objective, batches)
@@ -100,6 +98,7 @@ class Agreement(Algorithm):
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
         if not self.strength:
             return self.base.update(direction, batches)
+        self._seen = []  # a step of an adversary, such as DANN's, asks for no gradient
         before = theta(self.net)
         log = self.base.update(direction, batches)
         rates = self._take_in() if self._seen else self.rates

@@ -25,6 +25,7 @@ class Compatibility:
         trains_featurizer: It can't do with a featurizer that is frozen as a whole.
         predicts_at_other_weights: Its prediction is at other weights than those that are trained, such as an average.
             A layer above it that has its own would read the network elsewhere, and goes below.
+        predicts_from_current_weights: They are made of the network's at that moment, so an average may stand above.
         option: The option of the layer that demands it, for the message: `"engine 'gauss_newton'"`.
     """
 
@@ -33,6 +34,7 @@ class Compatibility:
     calls_base_per_domain: bool = False
     trains_featurizer: bool = False
     predicts_at_other_weights: bool = False
+    predicts_from_current_weights: bool = False
     option: str = ""
 
 
@@ -66,7 +68,8 @@ def conflict(above: Algorithm, below: Algorithm) -> str | None:
     if undone:
         who = f"{upper} with {above.compatibility.option}" if above.compatibility.option else upper
         return f"{who} has its own {' and '.join(sorted(undone))} and would undo that of {lower} below it"
-    if below.compatibility.predicts_at_other_weights and overrides(type(above), "predict"):
+    follows = above.compatibility.predicts_at_other_weights and below.compatibility.predicts_from_current_weights
+    if below.compatibility.predicts_at_other_weights and overrides(type(above), "predict") and not follows:
         return f"{upper} has its own predict, which would not be at the weights that {lower} below it predicts with"
     shared = {"gradient", "update"}.intersection(arrows_of(type(above)), arrows_of(type(below)))
     if shared and above.compatibility.calls_base_per_domain and below.compatibility.needs_several_domains:

@@ -48,7 +48,9 @@ class Consensus(Algorithm):
     Ours. Changes `gradient`, for the domains' gradients, which it adds up to the whole one, and `predict`.
     """
 
-    compatibility = Compatibility(needs_several_domains=True)
+    compatibility = Compatibility(
+        needs_several_domains=True, predicts_at_other_weights=True, predicts_from_current_weights=True
+    )
     space = {"strength": LogUniform(-1, 2)}
     saved_attributes = ("start", "rates")  # what a prediction needs; the rest is in the checkpoint
 
