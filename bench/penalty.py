@@ -46,6 +46,8 @@ ENGINES = {
     "lazy, acting": "DSPReg(coefficients='ones', engine='lazy(1)')",
     "lookahead": "DSPReg(coefficients='ones', engine='lookahead')",
     "finite_difference": "DSPReg(coefficients='ones', engine='finite_difference')",
+    "finite_difference(part=0.5)": "DSPReg(coefficients='ones', engine='finite_difference(part=0.5)')",
+    "finite_difference(part=0.25)": "DSPReg(coefficients='ones', engine='finite_difference(part=0.25)')",
     "gauss_newton": "DSPReg(coefficients='ones', engine='gauss_newton')",
     "gauss_newton(part=0.5)": "DSPReg(coefficients='ones', engine='gauss_newton(part=0.5)')",
     "gauss_newton(part=0.25)": "DSPReg(coefficients='ones', engine='gauss_newton(part=0.25)')",
@@ -61,12 +63,18 @@ RUNS = {  # arms of the run: engine, images per domain, memory of earlier refres
     "gauss_newton, 512": ("gauss_newton", 512, 0.0),
     "finite_difference, 512": ("finite_difference", 512, 0.0),
     "finite_difference, 128 and a memory of 0.75": ("finite_difference", 128, 0.75),
+    "finite_difference(part=0.5), 512": ("finite_difference(part=0.5)", 512, 0.0),
+    "finite_difference(part=0.5), 128 and a memory of 0.75": ("finite_difference(part=0.5)", 128, 0.75),
 }
 MEMORY = {  # engine: images per domain, and c measured before the second step
     "ERM": (32, "ERM"),
     "momentum": (32, "DSPReg(engine='momentum', refresh_steps=1, measure_batches=1)"),
     "lookahead": (32, "DSPReg(engine='lookahead', refresh_steps=1, measure_batches=1)"),
     "finite_difference": (32, "DSPReg(engine='finite_difference', refresh_steps=1, measure_batches=1)"),
+    "finite_difference(part=0.5)": (
+        32,
+        "DSPReg(engine='finite_difference(part=0.5)', refresh_steps=1, measure_batches=1)",
+    ),
     "gauss_newton": (32, "DSPReg(engine='gauss_newton', refresh_steps=1, measure_batches=1)"),
     "gauss_newton(part=0.5)": (32, "DSPReg(engine='gauss_newton(part=0.5)', refresh_steps=1, measure_batches=1)"),
     "lazy(2)": (32, "DSPReg(engine='lazy(2)', refresh_steps=1, measure_batches=1)"),

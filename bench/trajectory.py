@@ -49,6 +49,7 @@ NETWORKS = {  # name: the options of an experiment
     "silu": {},  # Lite0's weights under another activation: train it on with --before
     "vit": {"model": "vit_tiny_patch16_224", "weights": "none"},
     "convnext": {"model": "convnext_atto", "weights": "none"},  # GELU
+    "resnet18": {"model": "resnet18", "weights": "none"},
 }
 
 
@@ -233,7 +234,9 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--batch", type=int, default=32, help="images per domain")
-    parser.add_argument("--network", choices=NETWORKS, default="lite0", help="vit and convnext have random weights")
+    parser.add_argument(
+        "--network", choices=NETWORKS, default="lite0", help="vit, convnext and resnet18 have random weights"
+    )
     parser.add_argument("--before", type=int, default=0, help="ERM steps before the first that is looked at")
     parser.add_argument("--gap", type=int, default=0, help="plain ERM steps after every window of 20; a multiple of 20")
     parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=ENGINES, help="exact is always there")

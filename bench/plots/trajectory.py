@@ -10,10 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 ENGINES = (
-    "exact", "finite_difference", "exact(part=0.5)", "exact(part=0.25)", "gauss_newton", "gauss_newton(part=0.5)",
-    "gauss_newton(part=0.25)", "lookahead", "lookahead(radius=0.2*weight)", "lookahead(radius=20*weight)", "momentum",
+    "exact", "finite_difference", "finite_difference(part=0.5)", "finite_difference(part=0.25)", "exact(part=0.5)",
+    "exact(part=0.25)", "gauss_newton", "gauss_newton(part=0.5)", "gauss_newton(part=0.25)", "lookahead",
+    "lookahead(radius=0.2*weight)", "lookahead(radius=20*weight)", "momentum",
 )  # fmt: skip
-TAKES_PLAIN = tuple(name for name in ENGINES if "part=" in name or "lookahead" in name)  # these start from g
+TAKES_PLAIN = tuple(  # these start from g
+    name for name in ENGINES if name.startswith(("exact(part", "gauss_newton(part", "lookahead"))
+)
 EVERY = {
     "exact": (2, 3, 4, 5, 10, 30),
     "finite_difference": (2, 3),

@@ -12,6 +12,7 @@ import torch
 
 from dspreg import ConfigError, Notice, ParamVector
 from dspreg.algorithms import ERM, Algorithm, DSPReg, parse
+from dspreg.algorithms.dsp_reg import couples_samples
 from dspreg.batches import Batch
 from dspreg.penalty.tangent import sample_batches
 from dspreg.testing import ready, toy_batches, toy_task
@@ -38,7 +39,7 @@ class Caught(Algorithm):
         self.found, self.g = found - g, g
         v = layer.c * g
         if "part" in layer.engine:
-            objective, batches = sample_batches(objective, batches, (*self.task.key, self.t), 0.5)
+            objective, batches, *_ = sample_batches(objective, batches, (*self.task.key, self.t), 0.5)
         self.target = 2 * weight * (self.hessian if "exact" in layer.engine else self.linearised)(objective, batches, v)
         return loss, g
 
@@ -142,3 +143,69 @@ def test_under_autocast_the_penalty_part_is_that_of_full_precision():
 
     assert torch.equal(part(True), part(False))
     assert float(part(False).norm()) > 1e-4
+
+
+# Half of the batch by finite differences: g of the part and of the rest.
+
+HALF = "finite_difference(part=0.5)"
+
+
+def test_the_difference_on_half_of_the_batch_is_that_of_exact():
+    """ReLU, so that kinks must be held; two steps, so that parts change."""
+    found = {}
+    for engine in (HALF, "exact(part=0.5)", "exact"):
+        layer = DSPReg(weight=WEIGHT, engine=engine)
+        stack = ready(Caught(layer), toy_task(dropout=0.0))
+        torch.manual_seed(2)
+        layer.c = ParamVector((n, torch.rand_like(p.detach())) for n, p in trainable(stack.net).items())
+        parts = []
+        for t in range(2):
+            train_step(stack, toy_batches(t, sizes=(6, 8, 4)))
+            parts.append(stack.found.flat())
+        found[engine] = torch.cat(parts)
+    apart = float((found[HALF] - found["exact(part=0.5)"]).norm() / found["exact(part=0.5)"].norm())
+    assert apart < 1e-5
+    assert float((found[HALF] - found["exact"]).norm() / found["exact"].norm()) > 0.05
+
+
+def test_half_of_the_batch_leaves_the_loss_and_no_weight_as_they_are():
+    def steps(layer, **options):
+        stack = ready(layer, toy_task(dropout=0.0))
+        logs = [train_step(stack, toy_batches(t), **options) for t in range(3)]
+        return theta(stack.net).flat(), logs
+
+    with warnings.catch_warnings(action="ignore", category=Notice):
+        _, logs = steps(DSPReg(weight=1e-12, engine=HALF))
+        _, recorded = steps(DSPReg(weight=WEIGHT, engine=HALF), record=True)
+    erm, plain = steps(ERM())
+    for ours, theirs in zip(logs, plain, strict=True):
+        assert float(ours["loss"]) == pytest.approx(float(theirs["loss"]), rel=1e-9)
+    assert torch.equal(steps(DSPReg(weight=0.0, engine=HALF))[0], erm)
+    assert all(float(log["DSPReg.ratio"]) > 0 for log in recorded)
+
+
+@pytest.mark.parametrize(
+    ("spec", "task", "why"),
+    [
+        ("CORAL+DSPReg", {"dropout": 0.0}, "CORAL has its own loss"),
+        ("Mixup+DSPReg", {"dropout": 0.0}, "Mixup has its own forward"),
+        ("DSPReg+VREx", {"dropout": 0.0}, "VREx has its own loss"),
+        ("DSPReg", {"dropout": 0.3}, "drops at random"),
+    ],
+)
+def test_where_samples_are_coupled_half_of_the_batch_is_refused_before_training(spec, task, why):
+    spec = spec.replace("DSPReg", f"DSPReg(engine={HALF!r})")
+    with pytest.raises(ConfigError, match=f"{why}. Leave part= out"):
+        ready(parse(spec), toy_task(**task))
+    ready(parse(spec.replace("engine", "weight=0, engine")), toy_task(**task))
+
+
+def test_batch_norm_that_trains_couples_samples():
+    layer = DSPReg(engine=HALF)
+    stack = ready(layer, toy_task(dropout=0.0))
+    stack.net.featurizer.add_module("norm", torch.nn.BatchNorm1d(4))
+    assert couples_samples(stack.stack.layers, stack.net).endswith(
+        "norm is batch norm that uses the statistics of a batch"
+    )
+    stack.net.eval()
+    assert couples_samples(stack.stack.layers, stack.net) is None

@@ -218,7 +218,7 @@ class Stepped:
         return Step(
             below, self.objective, self.batches, self.net, self.c, WEIGHT,
             linearise=lambda objective, batches: StackTangent(objective, batches, self.net),
-            sample=lambda part: sample_batches(self.objective, self.batches, key, part),
+            sample=lambda part: sample_batches(self.objective, self.batches, key, part, sample_wise=True),
         )  # fmt: skip
 
     def part(self, engine, key=("a",)):
@@ -288,15 +288,15 @@ def test_parameters_that_reach_the_loss_past_the_outputs_count():
 # Parts of the batch.
 
 
-@pytest.mark.parametrize("engine", ["gauss_newton", "exact"])
+@pytest.mark.parametrize("engine", ["gauss_newton", "exact", "finite_difference"])
 def test_the_mean_over_a_partition_is_the_whole(engine, monkeypatch):
     """v is of the whole batch, so the parts of a partition have the whole's product as their mean, exactly."""
     p = Stepped(sizes=(4, 8, 6))
     whole = p.part(parse_engine(engine))
     parts = []
     for half in (slice(0, None, 2), slice(1, None, 2)):
-        chosen = lambda b, key, part, half=half: Batch(b.x[half], b.y[half], b.domain)  # noqa: E731
-        monkeypatch.setattr("dspreg.penalty.tangent._sample", chosen)
+        chosen = lambda b, key, part, half=half: list(range(len(b)))[half]  # noqa: E731
+        monkeypatch.setattr("dspreg.penalty.tangent._sample_rows", chosen)
         parts.append(p.part(parse_engine(f"{engine}(part=0.5)")))
     assert likeness((parts[0] + parts[1]) / 2, whole)[0] < 1e-6
     assert likeness(parts[0], whole)[0] > 0.05
@@ -309,8 +309,7 @@ def test_the_mean_over_all_draws_is_the_whole_whatever_the_sizes(engine, monkeyp
     whole = p.part(parse_engine(engine))
     total, count = torch.zeros_like(whole), 0
     rows = {}
-    chosen = lambda b, key, part: Batch(b.x[rows[b.domain]], b.y[rows[b.domain]], b.domain)  # noqa: E731
-    monkeypatch.setattr("dspreg.penalty.tangent._sample", chosen)
+    monkeypatch.setattr("dspreg.penalty.tangent._sample_rows", lambda b, key, part: rows[b.domain])
     for first in combinations(range(4), 2):
         for second in combinations(range(5), 2):
             for third in combinations(range(3), 2):
@@ -323,7 +322,7 @@ def test_the_mean_over_all_draws_is_the_whole_whatever_the_sizes(engine, monkeyp
 
 def test_a_part_is_drawn_by_its_key_from_every_domain():
     p = Stepped(sizes=(8, 5, 3))
-    objective, chosen = sample_batches(p.objective, p.batches, ("a", 0), 0.5)
+    objective, chosen, *_ = sample_batches(p.objective, p.batches, ("a", 0), 0.5)
     assert [len(b) for b in chosen] == [4, 2, 2]
     for whole, some in zip(p.batches, chosen, strict=True):
         rows = [next(i for i in range(len(whole)) if torch.equal(whole.x[i], x)) for x in some.x]
@@ -340,18 +339,41 @@ def test_a_part_is_drawn_by_its_key_from_every_domain():
     assert p.objective(chosen).item() != pytest.approx(by_hand.item(), rel=1e-3)
 
 
-@pytest.mark.parametrize("engine", ["gauss_newton", "exact"])
+@pytest.mark.parametrize("engine", ["gauss_newton", "exact", "finite_difference"])
 def test_a_part_keeps_the_direction_of_the_whole_batch(engine):
     """With the part's own gradient as direction it would be another penalty."""
     p = Stepped(sizes=(8, 8, 8))
-    _, chosen = sample_batches(p.objective, p.batches, ("a",), 0.5)
+    _, chosen, *_ = sample_batches(p.objective, p.batches, ("a",), 0.5)
     found = p.part(parse_engine(f"{engine}(part=0.5)"))
     alone = Stepped(sizes=(8, 8, 8))
     alone.batches = chosen
     dense = alone.dense()
-    matrix = dense.gauss_newton() + (dense.residual() if engine == "exact" else 0)
+    matrix = dense.gauss_newton() + (dense.residual() if engine != "gauss_newton" else 0)
     v = p.c.flat() * p.step().gradient()[1].flat()
     assert likeness(found, 2 * WEIGHT * matrix @ v)[0] < 1e-6
+
+
+def test_a_part_and_the_rest_are_the_whole():
+    p = Stepped(sizes=(8, 16, 12))
+    some = sample_batches(p.objective, p.batches, ("a",), 0.25, sample_wise=True)
+    objective, rest = some.rest
+    assert some.share == 0.25
+    for whole, inside, outside in zip(p.batches, some.batches, rest, strict=True):
+        assert len(inside) == len(whole) // 4
+        both = torch.cat([inside.x, outside.x])
+        assert sorted(both.tolist()) == sorted(whole.x.tolist())
+    mean = some.share * some.objective(some.batches) + (1 - some.share) * objective(rest)
+    assert mean.item() == pytest.approx(p.objective(p.batches).item(), rel=1e-12)
+
+
+def test_a_part_of_unequal_shares_has_no_rest():
+    p = Stepped(sizes=(8, 5, 3))
+    assert sample_batches(p.objective, p.batches, ("a",), 0.5, sample_wise=True).rest is None
+    assert sample_batches(p.objective, p.batches, ("a",), 1.0, sample_wise=True).rest is None
+    assert sample_batches((q := Stepped(sizes=(8, 8, 4))).objective, q.batches, ("a",), 0.5).rest is None
+    assert q.part(parse_engine("finite_difference(part=0.5)")).norm() > 0
+    with pytest.raises(ConfigError, match=r"here L is not their mean\. Leave part= out"):
+        p.part(parse_engine("finite_difference(part=0.5)"))
 
 
 # Parts in a loop of one's own: some of the closures.

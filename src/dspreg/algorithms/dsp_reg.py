@@ -13,17 +13,31 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from dspreg.algorithms.base import Algorithm, Direction, Log, to_param_device
-from dspreg.algorithms.compatibility import Compatibility
+from dspreg.algorithms.compatibility import Compatibility, overrides
 from dspreg.algorithms.measure import BATCHES, Function, measuring, refresh_due
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective, OutputObjective, at_least_float32
 from dspreg.distributions import Choice, LogUniform
 from dspreg.errors import ConfigError, Notice
 from dspreg.networks import Network
-from dspreg.penalty import Memory, Penalised, Step, figures, inner_of, kind_of, momentum, parse_engine, takes_plain
-from dspreg.penalty.tangent import StackTangent, sample_batches
+from dspreg.penalty import (
+    Memory,
+    Penalised,
+    Step,
+    figures,
+    finite_difference,
+    inner_of,
+    kind_of,
+    momentum,
+    parse_engine,
+    part_of,
+    takes_plain,
+)
+from dspreg.penalty.tangent import Sample, StackTangent, sample_batches
 from dspreg.randomness import generator
 from dspreg.sensitivity import Meter, Profile
 from dspreg.sensitivity.controls import reverse_ranks, shuffle, shuffle_matched
@@ -148,6 +162,12 @@ class DSPReg(Algorithm):
 
     def configure_optimizer(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
         self.ones()  # a pattern that matches nothing is refused before there is a run
+        splits = kind_of(inner_of(self._engine)) is finite_difference and part_of(self._engine) < 1
+        if self.weight and splits and (why := couples_samples(self.stack.layers, self.net)):
+            raise ConfigError(
+                f"engine {self.engine!r} wants a loss that is a mean over samples, each computed by itself, and {why}. "
+                "Leave part= out, which would save nothing here"
+            )
 
     def _start(self) -> None:
         self._memory = Memory()
@@ -266,7 +286,11 @@ class DSPReg(Algorithm):
         step = Step(self.base.gradient, objective, batches, self.net, c, self.weight, self._memory, keeps_plain)
         if not isinstance(objective, OutputObjective):  # a layer above has made something else of it
             return step
-        sample = partial(sample_batches, objective, batches, (*self.task.key, self.t))
+
+        def sample(part: float) -> Sample:
+            sample_wise = couples_samples(self.stack.layers, self.net) is None
+            return sample_batches(objective, batches, (*self.task.key, self.t), part, sample_wise=sample_wise)
+
         return replace(step, linearise=partial(StackTangent, net=self.net), sample=sample)
 
     def _record(self, step: Step, result: Penalised) -> None:
@@ -321,6 +345,20 @@ class DSPReg(Algorithm):
         self._memory = Memory(memory["steps"], to_param_device(memory["mean"], self.net), memory["mass"])
         if self.refresh_memory:
             self._running.load_state_dict(state["running"], partial(to_param_device, net=self.net))
+
+
+def couples_samples(layers: Sequence[Algorithm], net: Network) -> str | None:
+    """Why the loss of a stack is not a mean over samples that are computed one by one; None if it is."""
+    for layer in layers[:-1]:
+        for arrow in ("forward", "loss"):
+            if overrides(type(layer), arrow):
+                return f"{type(layer).__name__} has its own {arrow}"
+    for name, module in net.named_modules():
+        if isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats):
+            return f"{name} is batch norm that uses the statistics of a batch"
+        if module.training and (getattr(module, "drop_prob", 0) or (isinstance(module, _DropoutNd) and module.p)):
+            return f"{name} drops at random"
+    return None
 
 
 def by_layer(c: ParamVector) -> dict[str, dict[str, float]]:

@@ -17,6 +17,7 @@ from dspreg.penalty.engines import (
     lazy,
     lookahead,
     momentum,
+    part_of,
     penalty_value,
     takes_plain,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "lookahead",
     "momentum",
     "parse_engine",
+    "part_of",
     "penalty_value",
     "takes_plain",
 ]

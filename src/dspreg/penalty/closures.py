@@ -18,7 +18,7 @@ from torch.nn.parallel import DataParallel
 from dspreg.batches import Objective
 from dspreg.errors import ConfigError
 from dspreg.penalty.forward_state import ForwardState, Reached, fingerprints
-from dspreg.penalty.tangent import Graph, displace
+from dspreg.penalty.tangent import Graph, Sample, displace
 from dspreg.penalty.wrappers import DdpProcesses
 from dspreg.randomness import Generators, Key, generator
 from dspreg.vectors import ParamVector, graph_nodes, leaves, standing_at, trainable
@@ -116,7 +116,7 @@ class Passes:
             loss, g = self.gradient(objective, closures)
         return loss, self.processes.mean(g, self.named)
 
-    def sample(self, closures: Sequence[Closure], key: Sequence[Key], part: float) -> tuple[Objective, list[Closure]]:
+    def sample(self, closures: Sequence[Closure], key: Sequence[Key], part: float) -> Sample:
         """This part of the closures, drawn by the key without replacement, and the objective on it.
 
         Its expectation is the sum over all. Each draws the random numbers of its first call.
@@ -134,7 +134,7 @@ class Passes:
             loss, others = _split(closures[i]())
             return loss * (len(closures) / count), *others
 
-        return self.loss, [partial(replay, i) for i in chosen]
+        return Sample(self.loss, [partial(replay, i) for i in chosen], count / len(closures))
 
     def outputs(self, closure: Closure) -> tuple[Tensor, Tensor]:
         """The loss of a closure, and the logits that it returned with it."""

@@ -1,4 +1,4 @@
-"""Engines from text: `"exact"`, `"gauss_newton(part=0.5)"`, `"lookahead(radius=2*weight)"`, `"lazy(30, exact)"`."""
+"""Engines from text: `"exact"`, `"finite_difference(part=0.5)"`, `"lookahead(radius=1e-4)"`, `"lazy(30, exact)"`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def parse_engine(text: str) -> Engine:
     except (SyntaxError, TypeError, ValueError) as error:
         raise ConfigError(
             f"engine {text!r}: {error}. Wanted exact, finite_difference, gauss_newton, lookahead, "
-            "exact(part=0.5), gauss_newton(part=0.5), lookahead(radius=1e-4), lookahead(radius=0.2*weight), "
-            "momentum(beta=0.9), lazy(30), lazy(30, exact) or central"
+            "exact(part=0.5), finite_difference(part=0.5), gauss_newton(part=0.5), lookahead(radius=1e-4), "
+            "lookahead(radius=0.2*weight), momentum(beta=0.9), lazy(30), lazy(30, exact) or central"
         ) from None
 
 
@@ -47,7 +47,7 @@ def _engine(term: Any) -> Engine:
     match name:
         case "lookahead" if "radius" in options:
             given["radius"] = _radius(options.pop("radius"))
-        case "exact" | "gauss_newton" if "part" in options:
+        case "exact" | "finite_difference" | "gauss_newton" if "part" in options:
             given["part"] = part = _number(options.pop("part"), "part")
             if not 0 < part <= 1:
                 raise ValueError(f"part={part} is not above 0 and at most 1")

@@ -28,6 +28,7 @@ from dspreg.penalty.engines import (
     gauss_newton,
     inner_of,
     kind_of,
+    part_of,
     takes_plain,
 )
 from dspreg.penalty.forward_state import Reached
@@ -246,6 +247,11 @@ class Penalty:
         kind = kind_of(inner_of(self._engine))
         if kind in (exact, finite_difference) and is_compiled(self.model):
             raise ConfigError(_COMPILED if kind is exact else _COMPILED_KINKS)
+        if kind is finite_difference and part_of(self._engine) < 1:
+            raise ConfigError(
+                f"engine {self.engine!r} needs to know the samples of a batch, as DSPReg does, and closures hide "
+                "them. Use 'finite_difference', or 'exact(part=…)' or 'gauss_newton(part=…)' with a list of closures"
+            )
         if kind is exact:
             return
         coarse = [repr(n) for n, p in trainable(self.net).items() if torch.finfo(p.dtype).eps > 1e-6]

@@ -22,12 +22,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dspreg.batches import Batch, OutputObjective, Outputs
+from dspreg.batches import Batch, Objective, OutputObjective, Outputs
 from dspreg.errors import ConfigError
 from dspreg.randomness import Key, generator
 from dspreg.vectors import ParamVector, leaves, standing_at, theta_plus, trainable
@@ -149,15 +149,30 @@ class StackTangent:
         return Graph(loss, list(outputs.values()), list(places.values()), direct)
 
 
+class Sample(NamedTuple):
+    """A random part of a step's batches. The expectation of L on it is L."""
+
+    objective: Objective
+    batches: Sequence[Any]
+    share: float = 1.0  # of all samples
+    rest: tuple[Objective, Sequence[Any]] | None = None  # the others, if L = share·L_part + (1 − share)·L_rest
+
+
 def sample_batches(
-    objective: OutputObjective, batches: Sequence[Batch], key: Sequence[Key], part: float
-) -> tuple[OutputObjective, list[Batch]]:
+    objective: OutputObjective, batches: Sequence[Batch], key: Sequence[Key], part: float, *, sample_wise: bool = False
+) -> Sample:
     """This part of every domain's batch, drawn by the key without replacement, and the objective on it.
 
     Where domains count by their sizes, they count by those in the whole batch. A mean over samples then has the whole
     batch's as its expectation, derivatives included; a loss that couples samples is that of the part.
+
+    Args:
+        objective: L.
+        batches: All samples.
+        key: Of the run and the step.
+        part: The share of each batch.
+        sample_wise: Whether L is a mean over samples. Then there is a rest too, if all domains have the same share.
     """
-    chosen = [_sample(batch, key, part) for batch in batches]
     total = sum(map(len, batches))
     shares = {batch.domain: len(batch) / total for batch in batches}
 
@@ -167,11 +182,27 @@ def sample_batches(
             out = out.replace(weights=out.weights.new_tensor([shares[d] for d in out.domains]))
         return objective.loss(out)
 
-    return OutputObjective(objective.evaluate, loss), chosen
+    on_some = OutputObjective(objective.evaluate, loss)
+    rows = [_sample_rows(batch, key, part) for batch in batches]
+    chosen = [_take(batch, mine) for batch, mine in zip(batches, rows, strict=True)]
+    share, *other_shares = {len(some) / len(whole) for some, whole in zip(chosen, batches, strict=True)}
+    if not sample_wise or other_shares or share == 1:
+        return Sample(on_some, chosen, share)
+    others = [
+        _take(batch, sorted(set(range(len(batch))) - set(mine))) for batch, mine in zip(batches, rows, strict=True)
+    ]
+    return Sample(on_some, chosen, share, (on_some, others))
 
 
-def _sample(batch: Batch, key: Sequence[Key], part: float) -> Batch:
+def _sample_rows(batch: Batch, key: Sequence[Key], part: float) -> list[int]:
     count = min(len(batch), max(2, round(part * len(batch))))  # two, so that there is a variance
-    rows = torch.randperm(len(batch), generator=generator(*key, batch.domain, "part"))[:count].sort().values
-    rows = rows.to(batch.x.device)
-    return Batch(batch.x[rows], batch.y[rows.to(batch.y.device)], batch.domain)
+    order = torch.randperm(len(batch), generator=generator(*key, batch.domain, "part"))
+    return sorted(order[:count].tolist())
+
+
+def _take(batch: Batch, rows: Sequence[int]) -> Batch:
+    return Batch(
+        batch.x[torch.tensor(rows, device=batch.x.device)],
+        batch.y[torch.tensor(rows, device=batch.y.device)],
+        batch.domain,
+    )
