@@ -176,7 +176,7 @@ def test_a_layer_set_up_again_starts_anew():
 
 
 def test_half_precision_networks_keep_c_in_float32():
-    stack = ready(DSPReg(weight=0.05, refresh_epochs=1), toy_task(dropout=0.0)).bfloat16()
+    stack = ready(DSPReg(weight=0.05, refresh_epochs=1, engine="exact"), toy_task(dropout=0.0)).bfloat16()
     batches = [Batch(b.x.bfloat16(), b.y, b.domain) for b in toy_batches(0)]
     samples = stack.task.samples
     half = lambda t, n: {d: [Batch(b.x.bfloat16(), b.y, b.domain) for b in bs] for d, bs in samples(t, n).items()}  # noqa: E731
@@ -184,6 +184,15 @@ def test_half_precision_networks_keep_c_in_float32():
     log = train_step(stack, batches, record=True)
     assert {t.dtype for t in stack.c.values()} == {torch.float32}
     assert float(log["DSPReg.ratio"]) > 1e-3
+
+
+@pytest.mark.parametrize("engine", ["finite_difference", "lookahead", "gauss_newton"])
+def test_half_precision_networks_cannot_be_displaced(engine):
+    """The displacement would round to 0, and the penalty with it."""
+    stack = ready(DSPReg(weight=0.05, coefficients="ones", engine=engine), toy_task(dropout=0.0)).bfloat16()
+    batches = [Batch(b.x.bfloat16(), b.y, b.domain) for b in toy_batches(0)]
+    with pytest.raises(ConfigError, match="less than their spacing"):
+        train_step(stack, batches)
 
 
 @pytest.mark.parametrize("options", [{}, {"estimator": "signed", "draws": 3}, {"of": "output"}], ids=str)

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from dspreg.algorithms import CORAL, ERM, SAM, Algorithm, DSPReg, Fish, GroupDRO, Mixup, describe, parse
-from dspreg.algorithms.registry import PUBLISHED, resolve_spec
+from dspreg.algorithms.base import options_of
+from dspreg.algorithms.registry import PUBLISHED, StackSpec, algorithms, resolve_spec
 from dspreg.domainbed.seeds import seed_hash
 from dspreg.errors import ConfigError, DspregError
+from dspreg.specs import FILE_DEFAULTS
 
 
 def names(stack):
@@ -64,7 +66,9 @@ def test_the_shortest_spec_and_back(algorithm, spec):
             assert getattr(one, option, None) == getattr(other, option, None)
 
 
-@pytest.mark.parametrize("spec", ["CORAL(weight=1)", 'DSPReg(engine="exact")', "ERM + SAM(rho=0.05)", "SAM()"])
+@pytest.mark.parametrize(
+    "spec", ["CORAL(weight=1)", 'DSPReg(engine="finite_difference")', "ERM + SAM(rho=0.05)", "SAM()"]
+)
 def test_longer_specs_get_shorter_and_stay_so(spec):
     short = describe(parse(spec))
     assert len(short) < len(spec)
@@ -131,7 +135,7 @@ def test_our_own_import_paths_become_bare_names():
         ("CORAL(weight=None)", r"weight=None; wanted a number"),
         ("CORAL(weight=[1])", r"weight=\[1\]; wanted a number"),
         ("DSPReg(warmup=2.5)", r"^DSPReg: warmup=2\.5; wanted a whole number, such as 0$"),
-        ("DSPReg(engine=3)", r"^DSPReg: engine=3; wanted a quoted string, such as 'exact'$"),
+        ("DSPReg(engine=3)", r"^DSPReg: engine=3; wanted a quoted string, such as 'finite_difference'$"),
         ("DSPReg(engine=lookahead)", r"engine=lookahead is not a number, a quoted string or a list of those$"),
         ("CORAL(weight=1/0)", r"^CORAL: weight=1 / 0 is not a number, a quoted string"),
         ("CORAL(weight=open('x'))", r"is not a number, a quoted string"),
@@ -272,3 +276,34 @@ def test_a_drawn_warmup_is_scaled_too():
     drawn_alone, short = parse(drawn("Fishr", seed)), parse(resolve_spec("Fishr", seed=seed, steps=500)[0])
     assert short.warmup == round(drawn_alone.warmup * 500 / PUBLISHED)
     assert (short.weight, short.ema) == (drawn_alone.weight, drawn_alone.ema)
+
+
+# Files keep the defaults they were written with.
+
+
+@pytest.mark.parametrize(
+    ("typed", "in_files"),
+    [
+        ("DSPReg", "DSPReg(engine='finite_difference')"),
+        ("DSPReg(engine='exact')", "DSPReg"),
+        ("DSPReg(engine='lookahead')", "DSPReg(engine='lookahead')"),
+        (
+            "CORAL(weight=0.5)+DSPReg(weight=0.1, coefficients='ones')",
+            "CORAL(weight=0.5)+DSPReg(weight=0.1, engine='finite_difference', coefficients='ones')",
+        ),
+        ("DSPReg(refresh_steps=60, engine='exact')+SAM", "DSPReg(refresh_steps=60)+SAM"),
+        ("ERM", "ERM"),
+        ("CORAL+SAM", "CORAL+SAM"),
+    ],
+)
+def test_a_spec_in_a_file_and_back(typed, in_files):
+    assert StackSpec.parse(typed).for_file() == in_files
+    assert describe(parse(in_files, of_file=True)) == typed
+    assert StackSpec.parse(in_files, of_file=True).for_file() == in_files
+
+
+def test_options_of_which_files_have_another_default_are_those_that_are_listed():
+    for name, cls in algorithms().items():
+        assert cls.file_defaults == FILE_DEFAULTS.get(name, {})
+        for option, then in cls.file_defaults.items():
+            assert options_of(cls)[option].default != then  # else there is nothing to keep apart

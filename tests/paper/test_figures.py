@@ -33,7 +33,7 @@ def test_strength_has_a_line_for_each_engine_and_decades(tmp_path):
     item = strength(SMOKE, "lookahead")
     (axes,) = draw_curve(item, made(item, tmp_path / "a", lambda run: 0.5 + 0.1 * ("lookahead" in run.algorithm))).axes
     first, second = (container.lines[0] for container in axes.containers)
-    assert [each.get_label() for each in axes.containers] == ["ours, lookahead", "ours, exact"]
+    assert [each.get_label() for each in axes.containers] == ["ours, lookahead", "ours, finite_difference"]
     assert first.get_ydata().tolist() == pytest.approx([60] * 4)
     assert second.get_xdata().tolist() == [1e-4, 1e-3, 1e-2, 1e-1]
     assert axes.get_xscale() == "log"

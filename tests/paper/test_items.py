@@ -73,10 +73,11 @@ def test_specs_parse_at_every_scale(name, engine):
                 assert layers[0].engine == engine
 
 
-def test_strength_has_exact_beside_another_engine():
-    assert [variant.line for variant in strength(SMALL).variants] == ["exact"] * 4
+def test_strength_has_the_formula_beside_another_engine():
+    for engine in ("finite_difference", "exact"):
+        assert [variant.line for variant in strength(SMALL, engine).variants] == [engine] * 4
     both = strength(SMALL, "lookahead")
-    assert [variant.line for variant in both.variants] == ["lookahead"] * 4 + ["exact"] * 4
+    assert [variant.line for variant in both.variants] == ["lookahead"] * 4 + ["finite_difference"] * 4
     assert both.count() == 160
     assert len({variant.label for variant in both.variants}) == 8
     assert set(strength(SMALL).runs()) < set(both.runs())

@@ -328,7 +328,8 @@ def test_a_state_holds_tensors_numbers_and_names_alone(tmp_path):
     assert other._c.values is None
     mean = penalty.state_dict()["memory"]["mean"]
     assert all(torch.equal(other._memory.mean[n], t) for n, t in mean.items())
-    with pytest.raises(dspreg.ConfigError, match=re.escape("of engine 'momentum', but this penalty uses 'exact'")):
+    message = re.escape("of engine 'momentum', but this penalty uses 'finite_difference'")
+    with pytest.raises(dspreg.ConfigError, match=message):
         dspreg.Penalty(model).load_state_dict(loaded)
 
 

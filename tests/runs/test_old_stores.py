@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import dspreg
+from dspreg.algorithms import DSPReg
 from dspreg.cli import main
 from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
@@ -77,3 +78,42 @@ def test_an_unfinished_run_is_resumed_and_finished(left):
     assert [record["step"] for record in after] == [0, 2, 4, 6, 7]
     assert result["last"]["step"] == 7
     assert not (folder / "checkpoints").exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*earlier version of dspreg:dspreg.Notice")
+def test_a_run_goes_on_with_the_engine_that_was_the_default_when_it_began(left, monkeypatch):
+    """Its spec names no engine. That was `exact`, and is another today."""
+    folder, used = left / "unfinished", set()
+    settings = json.loads((folder / "run.json").read_text())["settings"]
+    assert "DSPReg" in settings["algorithm"]
+    assert "engine" not in settings["algorithm"]
+    gradient = DSPReg.gradient
+    monkeypatch.setattr(DSPReg, "gradient", lambda self, *given: used.add(self.engine) or gradient(self, *given))
+    execution = dspreg.Execution(threads=1, workers=0, profile="never", allow_changed_environment=True)
+    dspreg.train(settings, execution, folder)
+    assert used == {"exact"}
+    assert json.loads((folder / "run.json").read_text())["settings"] == settings
+    dspreg.train(settings, execution, folder)  # finished: it is verified, and not another training
+    new = left / "new"
+    dspreg.train(settings, execution, new)
+    assert used == {"exact", "finite_difference"}
+    written = json.loads((new / "run.json").read_text())
+    assert "engine='finite_difference'" in written["settings"]["algorithm"]
+    assert "engine" not in written["where"]["algorithm"]
+
+
+@pytest.mark.filterwarnings("ignore:.*earlier version of dspreg:dspreg.Notice")
+def test_runs_of_both_defaults_stand_in_rows_of_their_own(left, capsys):
+    """Both were asked for as DSPReg without an engine."""
+    (old,) = (run for run in dspreg.load_runs(left / "store") if "DSPReg" in run.algorithm)
+    (left / "both").mkdir()
+    Path(old.folder).rename(left / "both" / "old")
+    settings = {**old.settings, "trial": 1}
+    dspreg.train(settings, dspreg.Execution(threads=1, workers=0, profile="never"), left / "both" / "new")
+    runs = dspreg.load_runs(left / "both")
+    assert {run.algorithm for run in runs} == {settings["algorithm"]}
+    assert sorted(run.conditions["engine"] for run in runs) == ["exact", "finite_difference"]
+    main(["report", str(left / "both")])
+    out = capsys.readouterr().out
+    for engine in ("exact", "finite_difference"):
+        assert f"engine={engine}" in out

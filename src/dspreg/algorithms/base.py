@@ -78,6 +78,7 @@ class Algorithm(nn.Module):
     space: ClassVar[Mapping[str, Distribution]] = {}
     step_options: ClassVar[tuple[str, ...]] = ()
     saved_attributes: ClassVar[tuple[str, ...]] = ()
+    file_defaults: ClassVar[Mapping[str, Any]] = {}  # of options whose default has changed: `specs.FILE_DEFAULTS`
     compatibility: Compatibility = Compatibility()
     base: Algorithm
     _stack: Stack | None = None

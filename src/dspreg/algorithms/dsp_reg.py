@@ -35,6 +35,7 @@ from dspreg.penalty import (
     momentum,
     parse_engine,
     part_of,
+    refuse_half_precision,
     takes_plain,
 )
 from dspreg.penalty.tangent import Sample, StackTangent, sample_batches
@@ -47,6 +48,7 @@ from dspreg.sensitivity.profile import layer_of, upper_quantile
 from dspreg.sensitivity.refresh import measure_c_and_mean, measure_s
 from dspreg.sensitivity.running import RunningSensitivity
 from dspreg.sensitivity.samples import Samples
+from dspreg.specs import FILE_DEFAULTS
 from dspreg.vectors import ParamVector, average, trainable
 
 COEFFICIENTS = ("dynamic", "static", "ones", "mean", "shuffled", "matched", "reversed", "hard")
@@ -71,10 +73,11 @@ class DSPReg(Algorithm):
         refresh_memory: With m > 0, c is of a running mean of s over refreshes: each counts m times as much as the next.
             Refreshes can then be on fewer images: measure_batches=4, refresh_memory=0.75 for a quarter of the price.
         draws: Sign draws per batch, for `estimator="signed"`.
-        engine: How the penalty's gradient is computed: `"exact"`, `"finite_difference"` (the same vector, to rounding,
-            in two ERM steps), `"lookahead"`, `"lookahead(radius=0.2*weight)"`, `"gauss_newton"`,
-            `"gauss_newton(part=0.5)"`, `"momentum(beta=0.9)"` (another objective), `"lazy(30)"`, `"lazy(30, exact)"`.
-            What each costs, and how near it is to `exact`: docs/understand/engines.md.
+        engine: How the penalty's gradient is computed: `"finite_difference"` (that of `"exact"` to rounding, in two ERM
+            steps instead of three or more), `"finite_difference(part=0.5)"`, `"exact"`, `"gauss_newton"`,
+            `"gauss_newton(part=0.5)"`, `"lookahead"`, `"lookahead(radius=0.2*weight)"`, `"momentum(beta=0.9)"` (another
+            objective), `"lazy(30)"`, `"lazy(30, exact)"`. What each costs, and how near it is to `exact`:
+            docs/understand/engines.md.
         estimator, of, eps: How c is measured; see `dspreg.measure`.
         only, exclude: Which parameters are penalised, by patterns on their names. The others have c = 0.
         warmup: Steps before the penalty counts.
@@ -91,6 +94,7 @@ class DSPReg(Algorithm):
     space = {"weight": LogUniform(-4, -1), "refresh_epochs": Choice(1, 2, 3, 4)}
     step_options = ("warmup",)
     saved_attributes = ("c", "refreshed_at")
+    file_defaults = FILE_DEFAULTS["DSPReg"]
 
     def __init__(
         self,
@@ -102,7 +106,7 @@ class DSPReg(Algorithm):
         measure_batches: int = BATCHES,
         refresh_memory: float = 0.0,
         draws: int | None = None,
-        engine: str = "exact",
+        engine: str = "finite_difference",
         estimator: str = "persample",
         of: str = "loss",
         eps: float = 0.0,
@@ -268,6 +272,7 @@ class DSPReg(Algorithm):
             self._memory.seen = []  # of a step that did not come to its end
         if not self.weight or self.t < self.warmup:
             return self.base.gradient(objective, batches)
+        refuse_half_precision(self.net, self._engine, self.engine)
         recording = self.stack.recording and self._recorded_at != self.t  # once, also if a layer above asks again
         step = self.pose(objective, batches, keeps_plain=recording)
         result = self._engine(step)

@@ -23,14 +23,15 @@ from dspreg.specs import NOT_LITERAL, Term, format_term, parse_stack
 PUBLISHED = 5_001  # steps of DomainBed's runs, for which methods publish what they count in steps
 
 
-def parse(text: str, trust: Trust = None) -> Algorithm:
+def parse(text: str, trust: Trust = None, *, of_file: bool = False) -> Algorithm:
     """The stack a spec stands for, before `setup`.
 
     Args:
         text: The spec.
         trust: For a spec that a file holds: modules that it may name besides dspreg's own, as in `dspreg.load`.
+        of_file: Whether a file of a run holds it, in which options left out have the defaults of files.
     """
-    return StackSpec.parse(text, trust).build()
+    return StackSpec.parse(text, trust, of_file=of_file).build()
 
 
 def describe(algorithm: Algorithm) -> str:
@@ -70,6 +71,13 @@ class LayerSpec:
         bare = getattr(index, cls.__name__, None) is cls
         return cls.__name__ if bare else f"{cls.__module__}.{cls.__qualname__}"
 
+    def for_file(self) -> LayerSpec:
+        then, options = (
+            self.algorithm.file_defaults,
+            self.build().options({*self.options, *self.algorithm.file_defaults}),
+        )
+        return LayerSpec(self.algorithm, {n: v for n, v in options.items() if n not in then or v != then[n]})
+
     def __str__(self) -> str:
         return format_term(self.name, self.options)
 
@@ -81,12 +89,15 @@ class StackSpec:
     layers: tuple[LayerSpec, ...]
 
     @classmethod
-    def parse(cls, text: str, trust: Trust = None) -> StackSpec:
-        """Read a spec and build its stack once, so that whatever is wrong with it is said here."""
+    def parse(cls, text: str, trust: Trust = None, *, of_file: bool = False) -> StackSpec:
+        """Read a spec and build its stack once, so that whatever is wrong with it is said here; as `parse`."""
         made: Algorithm | None = None
         layers = []
         for term in parse_stack(text):
-            layers.append(layer := _layer(term, trust))
+            layer = _layer(term, trust)
+            if of_file:
+                layer = LayerSpec(layer.algorithm, {**layer.algorithm.file_defaults, **layer.options})
+            layers.append(layer)
             made = layer.build(made)
         return cls(tuple(layers))
 
@@ -112,6 +123,10 @@ class StackSpec:
         """
         found = [_resolve_layer(layer, seed, steps) for layer in self.layers]
         return StackSpec(tuple(layer for layer, _ in found)), [text for _, scaled in found for text in scaled]
+
+    def for_file(self) -> str:
+        """The spec as files of runs have it, whose ids it is part of: their defaults are left out, not today's."""
+        return str(StackSpec(tuple(layer.for_file() for layer in self.layers)))
 
     def __str__(self) -> str:
         """Without the ERM below other methods."""

@@ -120,7 +120,7 @@ def _require_known(spec: str, where: str, trust: Sequence[str]) -> None:
             for option, value in term.options.items():
                 if isinstance(value, int) and abs(value) > LARGEST:
                     raise ConfigError(f"{term.name}: {option} is larger than {LARGEST:,}")
-        parse(spec, trust)
+        parse(spec, trust, of_file=True)
     except IntegrityError as error:
         raise IntegrityError(f"{where}: built.algorithm: {error}") from None
     except UNMADE as error:

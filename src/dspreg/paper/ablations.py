@@ -6,7 +6,7 @@ Each says its command, its cost and what to expect.
 from __future__ import annotations
 
 from dspreg.paper.item import Item, Variant
-from dspreg.paper.scales import ENGINE, PAPER, Scale, dsp_reg
+from dspreg.paper.scales import ENGINE, FORMULA, PAPER, Scale, dsp_reg
 
 
 def components(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
@@ -97,13 +97,14 @@ def strength(scale: Scale = PAPER, engine: str = ENGINE) -> Item:
 
         dspreg paper strength --scale small --engine lookahead --root data --store runs/small --figures pictures
 
-    With another engine than `exact`, `exact` is run as well: what a λ is worth depends on the engine.
+    With an engine that is not the paper's formula, `finite_difference` is run as well, which is: what a λ is worth
+    depends on the engine.
 
-    Cost: 4 variants × 4 targets × 3 trials = 48 runs, with another engine 96; small: 80 or 160; smoke: 8 or 16.
+    Cost: 4 variants × 4 targets × 3 trials = 48 runs, with such an engine 96; small: 80 or 160; smoke: 8 or 16.
 
     Expect: the paper gives no number; accuracy rises up to λ = 0.001, the full method's, and falls beyond.
     """
-    engines, weights = dict.fromkeys((engine, ENGINE)), (1e-4, 1e-3, 1e-2, 1e-1)
+    engines, weights = (engine,) if engine in FORMULA else (engine, ENGINE), (1e-4, 1e-3, 1e-2, 1e-1)
 
     def label(weight: float, how: str) -> str:
         return f"λ = {weight:g}" + (f", {how}" if len(engines) > 1 else "")

@@ -123,7 +123,7 @@ def refresh_notes(item: Item, refreshes: Mapping[str, Refreshes]) -> list[str]:
 
 def penalty_of(spec: str) -> DSPReg | None:
     """Of a spec that may be a stored run's, so that it imports nobody's code."""
-    return next((each for each in parse(spec, trust=()).layers() if isinstance(each, DSPReg)), None)
+    return next((each for each in parse(spec, trust=(), of_file=True).layers() if isinstance(each, DSPReg)), None)
 
 
 def planned_refreshes(described: Mapping[str, Any]) -> int | None:

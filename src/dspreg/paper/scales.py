@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-ENGINE = "exact"  # the package's default, and the paper's formula
+ENGINE = "finite_difference"  # the package's default
+FORMULA = (ENGINE, "exact")  # engines whose penalty is the paper's formula, up to rounding
 OURS = "DSP-Reg"  # as the paper spells it
 KINDS = ("methods", "ablation", "map")  # tables of methods, variants of DSP-Reg, two trainings to look into
 
@@ -101,10 +102,13 @@ def dsp_reg(
     c: str = "dynamic",
     running: bool = False,
 ) -> str:
-    """The spec of DSP-Reg at a scale; λ and T are written out, for what is left open would be drawn in a search."""
+    """The spec of DSP-Reg at a scale; λ and T are written out, for what is left open would be drawn in a search.
+
+    So is the engine: stores hold runs from before it became the default.
+    """
     refresh = {} if T is None else {"refresh_epochs": T} if scale.epoch is None else {"refresh_steps": scale.epoch * T}
     options: dict[str, object] = {"weight": weight, **refresh}
     if c != "ones":
         options |= {**scale.penalty, **(running_options(scale) if running else {})}
-    options |= ({} if c == "dynamic" else {"coefficients": c}) | ({} if engine == ENGINE else {"engine": engine})
+    options |= ({} if c == "dynamic" else {"coefficients": c}) | {"engine": engine}
     return f"DSPReg({', '.join(f'{name}={value!r}' for name, value in options.items())})"

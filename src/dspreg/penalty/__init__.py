@@ -19,6 +19,7 @@ from dspreg.penalty.engines import (
     momentum,
     part_of,
     penalty_value,
+    refuse_half_precision,
     takes_plain,
 )
 from dspreg.penalty.penalty import Penalty
@@ -43,5 +44,6 @@ __all__ = [
     "parse_engine",
     "part_of",
     "penalty_value",
+    "refuse_half_precision",
     "takes_plain",
 ]

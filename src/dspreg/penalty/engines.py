@@ -38,10 +38,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dspreg import vectors
 from dspreg.batches import Objective, at_least_float32
 from dspreg.errors import ConfigError, Notice
+from dspreg.io.text import join_few
 from dspreg.penalty.activation_pattern import ActivationPattern
 from dspreg.penalty.autocast import autocast_off
 from dspreg.penalty.tangent import Sample, Tangent, displace
-from dspreg.vectors import ParamVector, average, standing_at, theta_plus
+from dspreg.vectors import ParamVector, average, standing_at, theta_plus, trainable
 
 Gradient = Callable[[Objective, Sequence[Any]], tuple[Tensor, ParamVector]]
 
@@ -348,6 +349,18 @@ def part_of(engine: Engine) -> float:
     """The share of the batch that the product with the Hessian is taken on."""
     inner = inner_of(engine)
     return float(inner.keywords.get("part", 1.0)) if isinstance(inner, partial) else 1.0
+
+
+def refuse_half_precision(net: nn.Module, engine: Engine, name: str) -> None:
+    """Refuse parameters whose spacing swallows the displacement; `exact` displaces nothing."""
+    if kind_of(inner_of(engine)) is exact:
+        return
+    coarse = [repr(n) for n, p in trainable(net).items() if torch.finfo(p.dtype).eps > 1e-6]
+    if coarse:
+        raise ConfigError(
+            f"parameters in half precision ({join_few(coarse, 3)}): engine {name!r} displaces them by about 1e-6, less "
+            "than their spacing. Keep them in float32 and use autocast, or engine 'exact'"
+        )
 
 
 Result = TypeVar("Result")

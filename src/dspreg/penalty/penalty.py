@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.errors import ConfigError
-from dspreg.io.text import join_few
 from dspreg.penalty.closures import EARLIER, REENTRANT, Closure, ClosureTangent, Passes
 from dspreg.penalty.coefficients import Coefficients
 from dspreg.penalty.engine_spec import parse_engine
@@ -29,6 +28,7 @@ from dspreg.penalty.engines import (
     inner_of,
     kind_of,
     part_of,
+    refuse_half_precision,
     takes_plain,
 )
 from dspreg.penalty.forward_state import Reached
@@ -53,10 +53,11 @@ class Penalty:
     Args:
         model: Any network; compiled, or wrapped in DistributedDataParallel, as it is called in the closures.
         weight: λ. An attribute that may be changed at any time. 0 is `loss.backward()`.
-        engine: `"exact"`, `"finite_difference"`, `"gauss_newton"`, `"lookahead"`, `"momentum"`, `"lazy(30)"`, …; see
-            `dspreg.penalty.engines`. `exact` is the paper's formula and takes as long as three passes,
-            `finite_difference` is the same to rounding and takes two; a compiled model needs one of the others.
-            `gauss_newton` takes two, and closures that return `(loss, logits)`.
+        engine: `"finite_difference"`, `"exact"`, `"gauss_newton"`, `"lookahead"`, `"momentum"`, `"lazy(30)"`, …; see
+            `dspreg.penalty.engines`. `exact` differentiates the paper's formula and takes as long as three passes or
+            more, `finite_difference` is the same to rounding and takes two. A compiled model needs one of the others;
+            checkpointing and parameters in half precision need `exact`. `gauss_newton` takes two passes, and closures
+            that return `(loss, logits)`.
         only, exclude: Which parameters are penalised, by shell patterns on their names. The others have c = 0.
         warmup: Steps before the penalty is added.
         refresh_memory: With m > 0, c is of a running mean of s over refreshes, each counting m times as much as the
@@ -70,7 +71,7 @@ class Penalty:
         model: nn.Module,
         *,
         weight: float = 1e-3,
-        engine: str = "exact",
+        engine: str = "finite_difference",
         only: Patterns = None,
         exclude: Patterns = None,
         warmup: int = 0,
@@ -226,7 +227,10 @@ class Penalty:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["engine"] != self.engine:
-            raise ConfigError(f"the state is of engine {state['engine']!r}, but this penalty uses {self.engine!r}")
+            raise ConfigError(
+                f"the state is of engine {state['engine']!r}, but this penalty uses {self.engine!r}. To go on as "
+                f"before: Penalty(…, engine={state['engine']!r})"
+            )
         if state["coefficients"] is None:
             self._c.values = None
         else:
@@ -252,14 +256,7 @@ class Penalty:
                 f"engine {self.engine!r} needs to know the samples of a batch, as DSPReg does, and closures hide "
                 "them. Use 'finite_difference', or 'exact(part=…)' or 'gauss_newton(part=…)' with a list of closures"
             )
-        if kind is exact:
-            return
-        coarse = [repr(n) for n, p in trainable(self.net).items() if torch.finfo(p.dtype).eps > 1e-6]
-        if coarse:
-            raise ConfigError(
-                f"parameters in half precision ({join_few(coarse, 3)}): engine {self.engine!r} displaces them by about "
-                "1e-6, less than their spacing. Keep them in float32 and use autocast, or engine 'exact'"
-            )
+        refuse_half_precision(self.net, self._engine, self.engine)
 
 
 _COMPILED = (

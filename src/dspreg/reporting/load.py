@@ -20,6 +20,7 @@ from dspreg.runs.run import Run
 from dspreg.runs.schema import check_records, check_run
 from dspreg.runs.status import FAILURE, RunState, derive_state, read_failure
 from dspreg.runs.store import RunStore
+from dspreg.specs import FILE_DEFAULTS, parse_stack
 
 IDENTITY = ("dataset", "algorithm", "targets", "trial", "draw", "protocol")
 PLACE = ("trial", "draw", "protocol")  # which run of a method it is, beside its targets
@@ -304,6 +305,21 @@ def _made(described: dict[str, Any], result: dict[str, Any] | None) -> dict[str,
     }
 
 
+def _defaults_of_then(described: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Options that the method's label leaves out and whose default has changed: rows of both are told apart."""
+    asked, trained = described.get("where", {}).get("algorithm", ""), described["settings"]["algorithm"]
+    if not any(name in asked for name in FILE_DEFAULTS):
+        return
+    try:
+        both = zip(parse_stack(asked), parse_stack(trained), strict=True)
+        for term, made in both:
+            for option, then in FILE_DEFAULTS.get(term.name, {}).items():
+                if option not in term.options:
+                    yield option, made.options.get(option, then)
+    except (ConfigError, ValueError):  # a label that is no spec, or not of this stack
+        return
+
+
 def _conditions(described: dict[str, Any], result: dict[str, Any] | None) -> Iterator[tuple[str, Any]]:
     """What else decides the result; runs that differ in it are not averaged."""
     for name, value in described["settings"].items():
@@ -313,6 +329,7 @@ def _conditions(described: dict[str, Any], result: dict[str, Any] | None) -> Ite
     yield "weights", (weights.get("sha256") or "none")[:8]
     yield "data", sha256(canonical_json(described["data"]["fingerprints"]).encode())[:8]
     lived = [described["environment"], *(result or {}).get("environments", [])]
+    yield from _defaults_of_then(described)
     for name, unsaid in ENVIRONMENT.items():
         values = dict.fromkeys(str(each.get(name, unsaid)) for each in lived)
         yield name, " then ".join(values)  # a run gone on with in another environment is of neither

@@ -153,7 +153,13 @@ class Experiment:
         where |= {"plan": dict(plan)} if plan else {}
         where["algorithm"] = str(self.asked.shorten())  # tables put all draws of a method into one row
         return RunDescription(
-            settings=asdict(s) | {"dataset": data.name, "targets": list(s.targets), "weights": self.weights["tag"]},
+            settings=asdict(s)
+            | {
+                "algorithm": self.stack.for_file(),
+                "dataset": data.name,
+                "targets": list(s.targets),
+                "weights": self.weights["tag"],
+            },
             domains=tuple(data.domains),
             classes=tuple(data.classes),
             sizes={name: {"in": len(inside), "out": len(out)} for name, (inside, out) in self.splits.items()},
@@ -171,6 +177,7 @@ def prepare_experiment(
     *,
     data: DomainDataset | None = None,
     on_read: Callable[[], None] = lambda: None,
+    begun: str | None = None,
 ) -> Experiment:
     """Read the folders, split the domains, find the weights; every mistake is reported here, before any training.
 
@@ -180,6 +187,8 @@ def prepare_experiment(
         progress: Called while every image is decoded once, with the number done and the total.
         data: The data set of `settings`, if it is already open.
         on_read: Called while files are hashed for their fingerprints; may raise.
+        begun: The method in run.json of a training that is resumed. What was begun when another default held, which the
+            spec leaves out, goes on with it.
     """
     config = TrainConfig.of(settings)
     if execution.domainbed_records:
@@ -191,6 +200,10 @@ def prepare_experiment(
         data.check_domain(name)
     asked = StackSpec.parse(config.algorithm)
     stack, scaled = resolve_stack(asked, config)
+    if begun is not None and stack.for_file() != begun:
+        then, scaled_then = resolve_stack(StackSpec.parse(config.algorithm, of_file=True), config)
+        if then.for_file() == begun:
+            stack, scaled = then, scaled_then
     for change in scaled:
         text = f"{change}, for {config.steps:,} of {PUBLISHED:,} steps; set it in the spec to override this"
         warnings.warn(text, Notice, stacklevel=2)

@@ -72,7 +72,7 @@ def save_model(experiment: Experiment, folder: RunFolder, name: str, tensors: di
 def description_of(experiment: Experiment, step: int) -> dict[str, Any]:
     """How to build the network of the model after `step`, and what its outputs mean."""
     s, b = experiment.settings, experiment.backbone
-    built: dict[str, Any] = {name: getattr(s, name) for name in BUILT}
+    built: dict[str, Any] = {name: getattr(s, name) for name in BUILT} | {"algorithm": experiment.stack.for_file()}
     built |= {"mean": b.mean, "std": b.std, "classes": list(experiment.data.classes)}
     return built | {"domains": list(experiment.sources), "step": step}
 

@@ -94,7 +94,8 @@ def train(
             on.on_image_check(done, total)
             between_batches()
 
-        experiment = prepare_experiment(config, execution, on_image, data=data, on_read=between_batches)
+        begun = folder.description()["settings"]["algorithm"] if (folder / "run.json").exists() else None
+        experiment = prepare_experiment(config, execution, on_image, data=data, on_read=between_batches, begun=begun)
         algorithm = experiment.algorithm(between_batches, stop.check_waiting)  # its errors come before there is a run
         saved_attributes_of(algorithm)  # and so does the error of a layer whose prediction can't be saved
         described = experiment.description(plan).to_json()

@@ -121,7 +121,7 @@ def build_stack(how: Mapping[str, Any], device: str = "cpu") -> Algorithm:
         )
     task = Task(len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_no_images)
     with torch.device(device) if device == "meta" else nullcontext():
-        algorithm = parse(how["algorithm"]).setup(task, torch.optim.Adam, device)
+        algorithm = parse(how["algorithm"], of_file=True).setup(task, torch.optim.Adam, device)
     algorithm.stack.steps = how["step"] + 1  # a prediction may depend on it
     return algorithm
 
