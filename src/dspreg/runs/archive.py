@@ -74,12 +74,13 @@ def _temporary_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def pack_store(path: str | Path, file: str | Path) -> None:
+def pack_store(path: str | Path, file: str | Path, *, only_finished: bool = False) -> None:
     """Write a store as one archive, whole or not at all.
 
     Args:
         path: The store.
         file: The archive, `*.tar.xz`; an existing one is replaced.
+        only_finished: Leave unfinished runs out. Without their checkpoints they would start again anyway.
 
     Raises:
         InUse: A sweep is running in the store.
@@ -99,7 +100,8 @@ def pack_store(path: str | Path, file: str | Path) -> None:
                     tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar,
                 ):
                     for name in _names(store.path):
-                        _add(tar, name, store.path / name)
+                        if not (only_finished and _is_unfinished(store, name)):
+                            _add(tar, name, store.path / name)
                 raw.flush()
                 os.fsync(raw.fileno())
             os.replace(unfinished, archive)
@@ -121,6 +123,12 @@ def _names(root: Path) -> list[str]:
         kept = [name for name in files if name not in WORK and not Path(name).match(f".*{UNFINISHED}")]
         found += [Path(folder, name).relative_to(root).as_posix() for name in kept]
     return sorted(found)
+
+
+def _is_unfinished(store: RunStore, name: str) -> bool:
+    """Whether a file of a store belongs to a run that has no result."""
+    first, *rest = Path(name).parts
+    return first == "runs" and len(rest) > 1 and not (store.path / first / rest[0] / "result.json").exists()
 
 
 def _refuse(error: OSError) -> None:
