@@ -1,6 +1,7 @@
 """What the penalty costs, in ERM steps.
 
     python bench/penalty.py                  # a step with each engine, one thread
+    python bench/penalty.py --networks resnet18 --pixels 224 --batch 8 --rounds 5 --sides ERM finite_difference
     python bench/penalty.py --part layout    # a step on images that lie channels first and channels last
     python bench/penalty.py --part memory    # peaks of fresh processes, ResNet-50 at 224 px
     DSPREG_ROOT=data DSPREG_WEIGHTS=tf_efficientnet_lite0.safetensors python bench/penalty.py --part run
@@ -99,11 +100,13 @@ def stack(spec: str, network: str, pixels: int, n: int) -> tuple[Algorithm, list
     return parse(spec).setup(task, lambda params: torch.optim.Adam(params, lr=1e-5)), batches
 
 
-def steps(console: Console, names: list[str], fewer: int | None) -> None:
+def steps(
+    console: Console, names: list[str], fewer: int | None, size: int | None, batch: int | None, engines: list[str]
+) -> None:
     for name in names:
         pixels, n, rounds = CASES[name]
-        rounds = fewer or rounds
-        ready = {k: stack(spec, name, pixels, n) for k, spec in ENGINES.items()}
+        pixels, n, rounds = size or pixels, batch or n, fewer or rounds
+        ready = {k: stack(ENGINES[k], name, pixels, n) for k in dict.fromkeys(["ERM", *engines])}
         sides: dict[str, Callable[[], object]] = {k: lambda r=r: train_step(*r) for k, r in ready.items()}
         found = alternate(sides, rounds, {name: max(5, rounds // 3) for name in sides if name.startswith("exact")})
         table = Table(
@@ -111,11 +114,13 @@ def steps(console: Console, names: list[str], fewer: int | None) -> None:
         )
         for engine, timing in found.items():
             table.add_row(engine, *timing.cells)
-        between = median(found["lazy, between"].ratios)
-        for inner, lengths in LAZY.items():
-            acting = median(found["lazy, acting" if inner == "lookahead" else inner].ratios)
+        acting = {inner: "lazy, acting" if inner == "lookahead" else inner for inner in LAZY}
+        for inner, lengths in LAZY.items() if "lazy, between" in found else ():
+            if acting[inner] not in found:
+                continue
+            between, once = (median(found[each].ratios) for each in ("lazy, between", acting[inner]))
             for k in lengths:
-                mean = f"{((k - 1) * between + acting) / k:.3f}×"
+                mean = f"{((k - 1) * between + once) / k:.3f}×"
                 table.add_row(f"lazy({k}, {inner})", "", mean, f"{k - 1} between, 1 acting", "")
         console.print(table)
 
@@ -218,6 +223,9 @@ def main() -> int:
     parser.add_argument("--engines", nargs="+", choices=MEMORY, default=list(MEMORY), help="for --part memory")
     parser.add_argument("--arms", nargs="+", choices=RUNS, default=list(RUNS), help="for --part run")
     parser.add_argument("--rounds", type=int, help="for --part steps; 30 unless given")
+    parser.add_argument("--pixels", type=int, help="for --part steps; each network's own unless given")
+    parser.add_argument("--batch", type=int, help="for --part steps: images per domain")
+    parser.add_argument("--sides", nargs="+", choices=ENGINES, default=list(ENGINES), help="for --part steps")
     parser.add_argument("--image-size", type=int, default=48, help="for --part run")
     parser.add_argument("--blocks", type=int, default=5, help="for --part run")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # an engine in a process of its own
@@ -228,7 +236,7 @@ def main() -> int:
     if options.one:
         one(options.one)
     elif options.part == "steps":
-        steps(console, options.networks, options.rounds)
+        steps(console, options.networks, options.rounds, options.pixels, options.batch, options.sides)
     elif options.part == "layout":
         layouts(console, options.networks)
     elif options.part == "memory":

@@ -56,6 +56,12 @@ class ParamVector(Mapping[str, Tensor]):
         only_in_other = {n: t for n, t in other.items() if n not in self}
         return ParamVector({n: t + other[n] if n in other else t for n, t in self.items()} | only_in_other)
 
+    def plus(self, other: ParamVector, factor: float) -> ParamVector:
+        """self + factor · other, in one pass over memory."""
+        only_in_other = {n: t * factor for n, t in other.items() if n not in self}
+        added = {n: torch.add(t, other[n], alpha=factor) if n in other else t for n, t in self.items()}
+        return ParamVector(added | only_in_other)
+
     def __sub__(self, other: ParamVector) -> ParamVector:
         only_in_other = {n: -t for n, t in other.items() if n not in self}
         return ParamVector({n: t - other[n] if n in other else t for n, t in self.items()} | only_in_other)
