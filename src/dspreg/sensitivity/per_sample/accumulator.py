@@ -113,11 +113,11 @@ class Accumulator:
         are one pass over memory, however many sums it is in.
         """
         total = self._total(name)
-        shared: Tensor | None = None
+        shared = total.new_empty(0)
         for rows, samples in self.alike.items():
             targets = [(total[g], weight) for g, weight in rows]
             if together := len(rows) > 1 and len(samples) > 1:
-                shared = torch.zeros_like(total[0]) if shared is None else shared.zero_()
+                shared = shared.zero_() if shared.numel() else torch.zeros_like(total[0])
                 targets = [(shared, 1.0)]
             for i in samples if rows else ():
                 gradient = self._scale(name, gradient_of(i)).view(total.shape[1:])
