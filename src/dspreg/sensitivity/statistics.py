@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dspreg.vectors import ParamVector
@@ -63,7 +66,7 @@ class Spread:
 
     def squared_error(self, name: str) -> Tensor:
         """Squared relative standard error of the mean, if each x is the mean of `weight` independent samples."""
-        return self.relative[name].double() / (self.weight * (self.count - 1))
+        return self.relative[name].to(torch.float64, copy=True).div_(self.weight * (self.count - 1))
 
 
 def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -103,28 +106,27 @@ def coefficients(sums: Tensor, over: Sequence[float], eps: float = 0.0) -> Tenso
     return c.permute([order.index(1 + i) for i in range(c.ndim)]).contiguous()
 
 
-def relative_variance(x: Tensor) -> Tensor:
-    """v/s̄² of sensitivities x (D, …); 0 if no domain is sensitive."""
-    mean = x.mean(0)
-    relative = torch.where(mean > 0, x / torch.where(mean > 0, mean, 1.0) - 1, 0.0)
-    return relative.square().mean(0)
+def relative_variance(x: Tensor, mean: Tensor) -> Tensor:
+    """v/s̄² of sensitivities x (D, …), whose mean is `mean`; 0 if no domain is sensitive."""
+    alive = mean > 0
+    return x.div(torch.where(alive, mean, 1.0)).sub_(1).square_().mean(0).mul_(alive)
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
     """Spearman's: Pearson's correlation of the ranks, ties sharing their mean rank. NaN if one of them is constant."""
-    x, y = _ranks(a), _ranks(b)
-    x, y = x - x.mean(), y - y.mean()
+    x, y = (torch.from_numpy(_ranks(values.reshape(-1).cpu().numpy())) for values in (a, b))
+    x.sub_(x.mean())
+    y.sub_(y.mean())
     return float(x @ y / (x.norm() * y.norm()))
 
 
-def _ranks(values: Tensor) -> Tensor:
-    """Ranks from 1, float64, in the memory of one sort: networks have hundreds of millions of parameters."""
-    ordered, order = torch.sort(values.reshape(-1))
-    new = torch.ones(len(ordered), dtype=torch.bool, device=ordered.device)
-    torch.ne(ordered[1:], ordered[:-1], out=new[1:])
-    starts = new.nonzero()[:, 0]
-    ends = torch.cat([starts[1:], starts.new_tensor([len(ordered)])])
-    shared = (starts + ends + 1).double() / 2
-    ranks = torch.empty(len(ordered), dtype=torch.float64, device=ordered.device)
-    ranks[order] = shared.repeat_interleave(ends - starts)
+def _ranks(values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """Ranks from 1, in the memory of one sort: networks have hundreds of millions of parameters."""
+    order = np.argsort(values)  # takes a fifth of the time of torch's
+    ordered = values[order]
+    new = np.ones(len(values) + 1, dtype=bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=new[1:-1])
+    edges = np.flatnonzero(new)  # where other values begin, and the end
+    ranks = np.empty(len(values))
+    ranks[order] = np.repeat((edges[:-1] + edges[1:] + 1) / 2, np.diff(edges))
     return ranks

@@ -72,55 +72,68 @@ class Summary:
             inputs["odd"] = [d.odd[name] for d in domains]
         rounding = torch.finfo(inputs["s"][0].dtype).eps
         flat = [t.reshape(-1) for tensors in inputs.values() for t in tensors]
-        results: dict[str, list[Tensor]] = {}
-        for start in range(0, max(1, len(flat[0])), BLOCK):
-            pieces = iter([t[start : start + BLOCK].double() for t in flat])
-            block = {what: torch.stack([next(pieces) for _ in tensors]) for what, tensors in inputs.items()}
-            for what, values in self._block(block, domains, self.scales.get(name, 1.0) ** -2, rounding).items():
-                results.setdefault(what, []).append(values.to(dtype))
-        alive = torch.cat(results.pop("alive")) > 0
-        for what, parts in results.items():
-            whole = torch.cat(parts)
+        size = len(flat[0])
+        rows = flat[0].new_empty(len(flat), min(BLOCK, size), dtype=torch.float64)
+        results: dict[str, Tensor] = {}
+        for start in range(0, max(1, size), BLOCK):
+            part = slice(start, min(start + BLOCK, size))
+            block = rows[:, : part.stop - start]
+            for row, t in zip(block, flat, strict=True):
+                row.copy_(t[part])
+            by_input = dict(zip(inputs, block.split([len(tensors) for tensors in inputs.values()]), strict=True))
+            for what, values in self._block(by_input, domains, self.scales.get(name, 1.0) ** -2, rounding).items():
+                if what not in results:
+                    results[what] = flat[0].new_empty(size, dtype=dtype)
+                results[what][part] = values
+        alive = results.pop("alive") > 0
+        everywhere = bool(alive.all())
+        for what, whole in results.items():
             if what in HALVES:
-                self.halves[what].append(whole[alive])
+                self.halves[what].append(whole if everywhere else whole[alive])
             else:
                 self.vectors.setdefault(what, {})[name] = whole.view(shape)
 
     def _block(
         self, inputs: dict[str, Tensor], domains: Sequence[Domain], unit: float, rounding: float
     ) -> dict[str, Tensor]:
-        """All statistics of n entries, from rows (D, n) in float64; `rounding` is the relative error of the sums."""
+        """All statistics of n entries, from rows (D, n) in float64, which are overwritten.
+
+        `rounding` is the relative error of the sums.
+        """
         x = inputs["s"]
         variance = inputs["variance"][0] if "variance" in inputs else x.new_tensor(self.variance)
         factor, varies = variance * unit, variance > 0
 
-        def c(squared: Tensor, mean: Tensor) -> Tensor:
-            """√ of the relative variance; smaller with ε, and 0 for a parameter whose variance is 0."""
-            root = squared.sqrt().clamp_(max=math.sqrt(len(domains) - 1)).mul_(varies)
+        def c(root: Tensor, mean: Tensor) -> Tensor:
+            """`root` of the relative variance; smaller with ε, and 0 for a parameter whose variance is 0."""
+            root = root.clamp_(max=math.sqrt(len(domains) - 1)).mul_(varies)
             return root * (mean / (mean + self.eps)) if self.eps else root
 
-        squared, plain = relative_variance(x), x.mean(0)
-        mean = plain * factor
+        def c_of(x: Tensor) -> Tensor:
+            mean = x.mean(0)
+            return c(relative_variance(x, mean).sqrt_(), mean * factor)
+
+        plain = x.mean(0)
+        squared, mean = relative_variance(x, plain), plain * factor
+        root = squared.sqrt()
         results = {f"s {d}": row * factor for d, row in enumerate(x)}
-        results |= {"alive": plain, "mean": mean, "variance": (squared.sqrt() * mean).square_(), "c": c(squared, mean)}
+        results |= {"alive": plain, "mean": mean, "variance": (root * mean).square_(), "c": c(root, mean)}
         if "null" in inputs:
-            results["null"] = c(relative_variance(inputs["null"]), inputs["null"].mean(0) * factor)
+            results["null"] = c_of(inputs["null"])
         if "errors" in inputs:
             share = x / plain.clamp(min=torch.finfo(x.dtype).tiny)  # s/s̄
-            noise = inputs["errors"].mul_(share.square_()).mean(0)
-            results["c_debiased"] = c((squared - (1 - 1 / len(domains)) * noise).clamp_(min=0), mean)
+            noise = share.square_().mul_(inputs["errors"]).mean(0)
+            unbiased = squared.sub_(noise.mul_(1 - 1 / len(domains))).clamp_(min=0)
+            results["c_debiased"] = c(unbiased.sqrt_(), mean)
         if "odd" in inputs:
             samples = x.new_tensor([[d.within.weight] for d in domains])
             in_odd = x.new_tensor([[d.in_odd] for d in domains])
             batches = x.new_tensor([[d.within.count] for d in domains])
-            total = x * samples
-            even = total - inputs["odd"]
-            even = torch.where(
-                even > 2 * rounding * batches * total, even, 0
-            )  # a residue of rounding would have a large c
-            even = even / (samples - in_odd)
-            for what, half in zip(HALVES, (inputs["odd"] / in_odd, even), strict=True):
-                results[what] = c(relative_variance(half), half.mean(0) * factor)
+            odd, total = inputs["odd"], x * samples
+            even = total - odd
+            even.mul_(even > total.mul_(2 * rounding * batches))  # a residue of rounding would have a large c
+            for what, half in zip(HALVES, (odd.div_(in_odd), even.div_(samples - in_odd)), strict=True):
+                results[what] = c_of(half)
         return results
 
     def get(self, what: str) -> ParamVector | None:
@@ -149,6 +162,6 @@ def agreement(a: Tensor, b: Tensor) -> float | None:
     """Rank correlation of two c, over keyed samples if there are many entries. None if one of them is constant."""
     if len(a) > RANKED:
         some = torch.randint(len(a), (RANKED,), generator=generator("reliability")).to(a.device)
-        a, b = a[some], b[some]
+        a, b = a.index_select(0, some), b.index_select(0, some)
     correlation = rank_correlation(a, b)
     return correlation if math.isfinite(correlation) else None

@@ -40,6 +40,41 @@ def test_products_of_positions(monkeypatch, positions, cached):
     assert torch.allclose(sums.totals["p"], expected, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("looped", [1, 10**6])  # one sample at a time, and all
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_samples_with_the_same_weights_in_several_sums(monkeypatch, looped, scale):
+    """As for a domain and its pseudo-domains: two kinds of samples in two sums each, two of them in no sum."""
+    monkeypatch.setattr(module, "LOOPED", looped)
+    weights = torch.tensor([[1.0, 1, 0, 1, 1, 1, 0], [3, 0, 0, 0, 3, 3, 0], [0, 0.5, 0, 0.5, 0, 0, 0]]).double()
+    g, u = numbers(7, 4, 6), numbers(7, 5, 6)
+    sums = Accumulator({"p": numbers(4, 5)}, 3, {"p": scale})
+    sums.set_weights(weights)
+    for _ in range(2):
+        sums.add_products("p", g, u)
+    each = [sum(torch.outer(a, b) for a, b in zip(i.T, j.T, strict=True)) for i, j in zip(g, u, strict=True)]
+    expected = torch.stack(
+        [sum(2 * w * (scale * e) ** 2 for w, e in zip(row.tolist(), each, strict=True)) for row in weights]
+    )
+    assert torch.allclose(sums.totals["p"], expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_gradient_at_a_time_in_one_buffer_and_any_layout():
+    each, buffer, asked = numbers(5, 3, 2), torch.empty(3, 2, dtype=torch.float64).T, []
+    sums = Accumulator({"p": numbers(2, 3)}, 2)
+    sums.permuted_view("p", (1, 0))  # sums are in the order of the buffer
+    weights = torch.tensor([[1.0, 1, 0, 1, 1], [2, 2, 0, 0, 2]]).double()
+    sums.set_weights(weights)
+
+    def gradient_of(i):
+        asked.append(i)
+        return buffer.copy_(each[i].T)
+
+    sums.add_each("p", gradient_of)
+    expected = torch.stack([sum(w * e.T**2 for w, e in zip(row.tolist(), each, strict=True)) for row in weights])
+    assert torch.allclose(sums.totals["p"], expected, rtol=1e-12)
+    assert sorted(asked) == [0, 1, 3, 4]  # a sample without weight costs nothing
+
+
 def test_gradients_from_some_sample_on():
     each = numbers(5, 2, 3)
     sums = three((2, 3))

@@ -9,9 +9,11 @@ import timm
 import torch
 import torchvision
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dspreg
 from dspreg.sensitivity.estimators import estimate_by_loop, readings
+from dspreg.sensitivity.null import deal_samples
 from dspreg.sensitivity.per_sample import estimator as persample
 from dspreg.sensitivity.per_sample import strategy as found_ways
 from dspreg.sensitivity.per_sample.accumulator import Accumulator
@@ -197,6 +199,33 @@ def test_all_of_a_profile_is_the_loops(name, of):
         moves = mean > 1e-20 * mean.max()  # a bias of attention's keys moves nothing, and its c is that of rounding
         for what in ("c", "null", "c_debiased"):
             assert torch.allclose(getattr(ours, what)[name][moves], getattr(theirs, what)[name][moves], atol=1e-6)
+
+
+@pytest.mark.parametrize("looped", [1, 10**9])  # products one sample at a time, and several
+def test_a_vit_against_squares_by_torch_func(monkeypatch, looped):
+    """17 positions, too many to expand in pairs; s of every domain, and null from the same squares dealt by hand."""
+    monkeypatch.setattr("dspreg.sensitivity.per_sample.accumulator.LOOPED", looped)
+    vit = small("vit_tiny_patch16_224", img_size=64, depth=2, embed_dim=24, num_heads=2).double().eval()
+    x, y = torch.randn(18, 3, 64, 64, dtype=torch.float64), torch.arange(18) % 2
+    batches = {d: list(zip(a.split(3), b.split(3), strict=True)) for d, a, b in zip("abc", x.split(6), y.split(6))}  # noqa: B905
+    profile = dspreg.measure(vit, batches)
+
+    def loss(params, x, y):
+        return nn.functional.cross_entropy(torch.func.functional_call(vit, params, (x[None],)), y[None])
+
+    params = {name: p.detach() for name, p in vit.named_parameters()}
+    with sdpa_kernel(SDPBackend.MATH):  # vmap does not support fused attention
+        each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))(params, x, y)
+    dealt = torch.stack(deal_samples([6, 6, 6], "measure", 0))
+    for name, g in each.items():
+        s, pseudo = g.square().unflatten(0, (3, 6)).mean(1), g.square()[dealt].mean(1)
+        near = 1e-9 * s.amax()
+        for mine, theirs in zip(profile.s.values(), s, strict=True):
+            assert torch.allclose(mine[name], theirs, rtol=1e-8, atol=near)
+        moves = s.mean(0) > 1e-6 * s.amax()
+        for mine, theirs in ((profile.c[name], s), (profile.null[name], pseudo)):
+            c = theirs.std(0, correction=0) / theirs.mean(0)
+            assert torch.allclose(mine[moves], c[moves], rtol=1e-6, atol=1e-9)
 
 
 def small(name, **options):

@@ -3,14 +3,15 @@
     S_k = Σ_i w_i (∂_k reading_i)²
 
 The gradient of a matrix is a sum over positions, G_i = Σ_l g_il u_ilᵀ: the pixels of an image, the words of a sentence.
-With many positions each sample's product is computed in a buffer, squared and added. With very few it is cheaper to
-expand, (Σ_l g_l u_l)² = Σ_{l ≤ l'} (2 − [l = l']) (g_l g_l') (u_l u_l'), one matrix product for all samples.
+With many positions each sample's product is computed in a buffer, squared and added: that of a large matrix sample by
+sample, those of small ones several at a time. With very few positions it is cheaper to expand,
+(Σ_l g_l u_l)² = Σ_{l ≤ l'} (2 − [l = l']) (g_l g_l') (u_l u_l'), one matrix product for all samples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -21,6 +22,7 @@ from dspreg.vectors import ParamVector
 
 MAX_PAIRS = 12  # up to so many pairs of positions per weight the one matrix product is cheaper; measured on ResNets
 CPU_CHUNK = 2**18  # entries of per-sample gradients at a time, so that they stay in the cache
+LOOPED = 2**15  # from so many entries on, one sample at a time is faster on a CPU; measured on a ViT
 GPU_CHUNK = 2**26  # on other devices, where one large operation is faster than many small ones
 SAFE_EXPONENT = (
     30  # squares of gradients of 2^±30 are well within float32, also of ones a billion times smaller or larger
@@ -51,6 +53,10 @@ class Accumulator:
         self.of_sample: list[list[Row]] = [
             [(g, w) for g, w in enumerate(column) if w] for column in groups.T.tolist()
         ]  # fmt: skip
+        alike: dict[tuple[Row, ...], list[int]] = {}
+        for i, rows in enumerate(self.of_sample):
+            alike.setdefault(tuple(rows), []).append(i)
+        self.alike = alike  # the samples with the same weights
         self.members = [row.nonzero()[:, 0] for row in groups]
 
     def choose_scale(self, name: str, g: Tensor, x: Tensor | None = None) -> None:
@@ -100,6 +106,27 @@ class Accumulator:
         for g, weight in self.of_sample[i]:
             total[g].addcmul_(gradient, gradient, value=weight)
 
+    def add_each(self, name: str, gradient_of: Callable[[int], Tensor]) -> None:
+        """Add the gradients of all samples, one at a time: `gradient_of(i)` may overwrite what it returned before.
+
+        Samples with the same weights in several sums are summed once, and then added to each: the squares of a sample
+        are one pass over memory, however many sums it is in.
+        """
+        total = self._total(name)
+        shared = total.new_empty(0)
+        for rows, samples in self.alike.items():
+            targets = [(total[g], weight) for g, weight in rows]
+            if together := len(rows) > 1 and len(samples) > 1:
+                shared = shared.zero_() if shared.numel() else torch.zeros_like(total[0])
+                targets = [(shared, 1.0)]
+            for i in samples if rows else ():
+                gradient = self._scale(name, gradient_of(i)).view(total.shape[1:])
+                for target, weight in targets:
+                    target.addcmul_(gradient, gradient, value=weight)
+            if together:
+                for g, weight in rows:
+                    total[g].add_(shared, alpha=weight)
+
     def add_sparse(self, name: str, gradients: Tensor, samples: Tensor, rows: Tensor) -> None:
         """Add gradients (U, …) of rows `rows` of a table, for the samples `samples`; no pair of them occurs twice."""
         squares, total = self._scale(name, gradients).square_(), self._total(name)
@@ -116,13 +143,15 @@ class Accumulator:
             pairs.add_to(self._total(name).view(self.rows, out, inputs), all_positions, all_positions)
             return
         size = chunk_size(g, out * inputs)
-        if size == 1:
+        if size == 1 or (g.device.type == "cpu" and out * inputs >= LOOPED):
             buffer = g.new_empty(out, inputs)
-            for i in range(n):
-                self.add_sample(name, torch.mm(g[i], u[i].T, out=buffer), i)
+            of_samples = list(zip(g.unbind(), u.mT.unbind(), strict=True))
+            self.add_each(name, lambda i: torch.mm(*of_samples[i], out=buffer))
             return
+        buffer = g.new_empty(min(size, n), out, inputs)  # one for all: fresh memory costs more than the product
         for i in range(0, n, size):
-            self.add_gradients(name, torch.bmm(g[i : i + size], u[i : i + size].transpose(1, 2)), i)
+            gs, us = g[i : i + size], u[i : i + size].transpose(1, 2)
+            self.add_gradients(name, torch.bmm(gs, us, out=buffer[: len(gs)]), i)
 
     def permuted_view(self, name: str, order: Sequence[int]) -> Tensor:
         """The sums of a parameter (G, …), dimensions in another order: that in memory, if nothing was added yet."""

@@ -78,10 +78,14 @@ def unfold_convolution(sums: Accumulator, weight: str, x: Tensor, g: Tensor, ker
     rows = unfolded.view(g[0, 0].numel(), -1) if last else unfolded.view(-1, g[0, 0].numel()).T
     if last:
         sums.permuted_view(weight, (0, *range(2, len(kernel.shape)), 1))
-    for i, (x_i, g_i) in enumerate(zip(x, g.flatten(2), strict=True)):
-        unfolded.copy_(x_i.as_strided(unfolded.shape, strides))
-        torch.mm(g_i, rows, out=buffer.view(out, -1))
-        sums.add_sample(weight, gradient, i)
+    g = g.flatten(2)
+
+    def gradient_of(i: int) -> Tensor:
+        unfolded.copy_(x[i].as_strided(unfolded.shape, strides))
+        torch.mm(g[i], rows, out=buffer.view(out, -1))
+        return gradient
+
+    sums.add_each(weight, gradient_of)
 
 
 def group_convolution(sums: Accumulator, weight: str, x: Tensor, g: Tensor, kernel: Kernel) -> None:
@@ -175,10 +179,8 @@ def broadcast(sums: Accumulator, name: str, each: Tensor, own: Sequence[int] | N
 
 def layer_norm(sums: Accumulator, weight: Name, bias: Name, x: Tensor, g: Tensor, dims: int, eps: float) -> None:
     """Normalised over the last `dims` dimensions, with weights of their shape."""
-    inner = tuple(range(x.ndim - dims, x.ndim))
     if weight is not None:
-        variance, mean = torch.var_mean(x, inner, correction=0, keepdim=True)
-        broadcast(sums, weight, (x - mean).mul_((variance + eps).rsqrt()).mul_(g))
+        broadcast(sums, weight, F.layer_norm(x, x.shape[x.ndim - dims :], eps=eps).mul_(g))
     if bias is not None:
         broadcast(sums, bias, g)
 
