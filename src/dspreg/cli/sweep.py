@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dspreg.cli.options import add_option
+from dspreg.cli.options import add_option, choose_device
 from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.plan_text import large_plan_text, plan_text
 from dspreg.cli.train import stopping
@@ -197,6 +198,8 @@ def launch(
 
     console, done = Console(stderr=True), 0
     launcher, attempts = chosen_launcher(given, console.print), whole("--attempts", given.attempts, 1)
+    if given.on != "ray":  # which has devices of its own, and says them
+        execution = dataclasses.replace(execution, device=choose_device(execution.device))
 
     def on_run(run: Run, state: RunState, already: bool) -> None:
         nonlocal done

@@ -93,7 +93,7 @@ class Execution:
 
     root: str | None = option("folder that holds the data sets (default: data)", None)
     name: str | None = option("name of a folder: or index: data set (default: the last part of its path)", None)
-    device: str = option("cpu, cuda, cuda:1 or mps", "cpu")
+    device: str = option("cpu, cuda, cuda:1, mps, or auto: the first of cuda, mps and cpu that is there", "auto")
     threads: int | None = option("CPU threads (default: all cores); results are bitwise identical only for the same "
                                  "number", None, at_least=1)  # fmt: skip
     precision: str = option("bf16 runs the network under autocast", "float32", choices=("float32", "bf16"))

@@ -13,6 +13,7 @@ import torch
 from dspreg.data.decode import BadImage, decode_image
 from dspreg.data.folders import READ, images_below
 from dspreg.data.transforms import Transform
+from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.inference.load import load
 from dspreg.io.text import join_few, plural
@@ -91,7 +92,7 @@ def predict_images(
     *,
     which: str = "selected",
     batch: int = 64,
-    device: str = "cpu",
+    device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
     trust: Sequence[str] = (),
 ) -> list[Prediction]:
@@ -105,13 +106,14 @@ def predict_images(
         images: Image files, or folders of them.
         which: The `"selected"` model, the `"last"`, or an evaluated step, as in `dspreg.load`.
         batch: Images at a time.
-        device: Where the model runs.
+        device: Where the model runs; `"auto"`: on cuda, mps or the CPU, whichever is there first.
         progress: Called with the number of files done and of all.
         trust: Modules of methods of your own, as in `dspreg.load`.
 
     Returns:
         One prediction per file. A file that is not a usable image has a `fault` instead of probabilities.
     """
+    device = resolve_device(device)
     model, transform = load(run, which, device, trust=trust)
     files = image_files([images] if isinstance(images, str | Path) else images)
     return predict_files(model, transform, files, batch=batch, device=device, progress=progress)

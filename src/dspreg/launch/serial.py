@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from dspreg.config.train_config import Execution
+from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError
 from dspreg.launch.attempt import attempt
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import POLL, RunQueue
 from dspreg.launch.reporter import ProgressReporter
 from dspreg.launch.resources import fill_execution
-from dspreg.training.experiment import check_device
 
 REPORT_EVERY = 0.2  # seconds
 
@@ -30,8 +31,8 @@ class SerialLauncher:
             raise ConfigError(f"jobs={jobs}: the launcher 'serial' has one run at a time; 'pool' takes several")
 
     def setup(self, execution: Execution) -> Execution:
-        check_device(execution.device)  # once, here: otherwise each run would use up its attempts on it
-        return fill_execution(execution, 1)
+        # once, here: otherwise each run would use up its attempts on it
+        return fill_execution(replace(execution, device=resolve_device(execution.device)), 1)
 
     def launch(
         self, queue: RunQueue, execution: Execution, *, progress: SweepProgress, pause: Callable[[], None]

@@ -30,6 +30,7 @@ from dspreg.data.registry import open_dataset
 from dspreg.data.splits import split, split_stratified, steps_per_epoch
 from dspreg.data.transforms import Transform
 from dspreg.data.verify import check_once
+from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.protocol.description import RunDescription
@@ -198,7 +199,7 @@ def prepare_experiment(
     config = replace(config, algorithm=str(stack), targets=targets)
     if len(targets) == len(data.domains):
         raise ConfigError(f"every domain of {data.name} is a target ({', '.join(targets)}); leave some to train on")
-    check_device(execution.device)
+    execution = replace(execution, device=resolve_device(execution.device))
     cache = open_cache(cast(Kind, execution.cache))
     images = {name: data.domain(name) for name in data.domains}
     splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
@@ -260,20 +261,6 @@ def split_domain(images: Sequence[Any], config: TrainConfig, position: int) -> t
     if config.split == "stratified":
         return split_stratified(labels_of(images), config.trial, position, config.holdout)
     return split(len(images), config.trial, position, config.holdout)
-
-
-def check_device(device: str) -> None:
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise ConfigError(f"device={device!r}; wanted cpu, cuda, cuda:1 or mps") from None
-    there: dict[str, Callable[[], bool]] = {
-        "cuda": torch.cuda.is_available,
-        "mps": torch.backends.mps.is_available,
-        "cpu": lambda: True,
-    }
-    if kind not in there or not there[kind]():
-        raise ConfigError(f"device={device!r} is not there: torch {torch.__version__} finds none. Use --device cpu")
 
 
 def environment(execution: Execution) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from dspreg.data.loader import XY
 from dspreg.data.readers import iterate_batches
 from dspreg.data.registry import open_dataset
 from dspreg.data.verify import find_leaks
+from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted, resource_errors
 from dspreg.io.atomic_files import sha256
 from dspreg.runs.folder import RunFolder
@@ -72,6 +73,7 @@ def train(
     if out is None:
         raise ConfigError("train needs a folder for the run: train(config, out='runs/first')")
     execution = execution or Execution()
+    execution = replace(execution, device=resolve_device(execution.device))  # before there is a folder
     folder, config = out if isinstance(out, RunFolder) else RunFolder(out), TrainConfig.of(settings)
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
@@ -330,7 +332,7 @@ def reproducible(execution: Execution) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.set_num_threads(threads(execution))
     # a warning only, on a GPU: some layers have no deterministic backward pass there
-    torch.use_deterministic_algorithms(True, warn_only=execution.device != "cpu")
+    torch.use_deterministic_algorithms(True, warn_only=resolve_device(execution.device) != "cpu")
     memory.fill_uninitialized_memory = False  # it is for debugging torch, and costs time at every step
     try:
         yield
