@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from dspreg.errors import ConfigError
 
@@ -14,18 +17,24 @@ THERE: dict[str, Callable[[], bool]] = {  # in the order in which `auto` takes t
     "mps": lambda: torch.backends.mps.is_available(),
     "cpu": lambda: True,
 }
+WITHOUT_FLOAT64 = ("mps",)
 
 
-def resolve_device(device: str) -> str:
+def resolve_device(device: str, *, float64: bool = False) -> str:
     """The device itself, or for `auto` the first of cuda, mps and cpu that torch finds here.
 
     `auto` is cuda and not cuda:0: which GPU a run of a sweep gets is for its launcher to say.
 
+    Args:
+        device: `auto`, or a name that torch knows.
+        float64: Whether double precision is needed, as for measuring c; `auto` then leaves out devices without it.
+
     Raises:
-        ConfigError: There is no such device.
+        ConfigError: There is no such device, or it can't do what is needed.
     """
     if device == AUTO:
-        return next(kind for kind, there in THERE.items() if there())
+        able = [kind for kind in THERE if not (float64 and kind in WITHOUT_FLOAT64)]
+        return next(kind for kind in able if THERE[kind]())
     try:
         kind, number = torch.device(device).type, torch.device(device).index
     except RuntimeError:
@@ -36,9 +45,28 @@ def resolve_device(device: str) -> str:
         )
     if kind == "cuda" and number is not None and number >= torch.cuda.device_count():
         raise ConfigError(f"device={device!r} is not there: torch finds {torch.cuda.device_count()}, counted from 0")
+    if float64 and kind in WITHOUT_FLOAT64:
+        raise ConfigError(f"device={device!r}: c is measured in double precision, which it lacks. Use --device cpu")
     return device
 
 
 def describe_device(device: str) -> str:
     """For people: a GPU with its name."""
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.startswith("cuda") else device
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """Double precision, where there is any."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def send(tensor: Tensor, device: str | torch.device) -> Tensor:
+    """A tensor of the CPU on `device`. A GPU is not waited for: it copies when it gets there, from pinned memory."""
+    if torch.device(device).type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """Inside, autocast is off on devices of this type; some, such as meta, have none to turn off."""
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()

@@ -13,6 +13,7 @@ from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.pretrained_oracle import WithOracle, bound, variance, variances
 from dspreg.algorithms.task import Task
 from dspreg.batches import Outputs, at_least_float32, soft_labels
+from dspreg.devices import without_autocast
 from dspreg.distributions import Choice
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
@@ -108,7 +109,7 @@ class GMDG(WithOracle):
 
 def explained_covariance(f: Tensor, u: Tensor) -> Tensor:
     """A, by S = fᵀPf/N with the projection P on the columns of u, both centred."""
-    with torch.autocast(f.device.type, enabled=False):
+    with without_autocast(f.device.type):
         return _explained_covariance(f, u)
 
 

@@ -198,7 +198,7 @@ def _call_measure(given: Any, of_network: Callable[..., T], of_run: Callable[...
     from dspreg.inference.profile_run import MeasureProgress
     from dspreg.training.loop import reproducible
 
-    device = choose_device(given.device)
+    device = choose_device(given.device, float64=True)
     is_run = Path(given.model).is_dir()
     if not is_run and len(Path(given.model).parts) > 1:
         raise ConfigError(f"there is no folder {given.model}; give that of a run, or the name of a network")

@@ -78,11 +78,16 @@ def device_flag(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--device", metavar="DEVICE", default="auto", help=help_text(EXECUTION_OPTIONS["device"]))
 
 
-def choose_device(asked: str) -> str:
-    """The device that `--device` means here, said on stderr: what is on stdout may be CSV, JSON or LaTeX."""
+def choose_device(asked: str, *, float64: bool = False) -> str:
+    """The device that `--device` means here, said on stderr: what is on stdout may be CSV, JSON or LaTeX.
+
+    Args:
+        asked: What was given.
+        float64: As in `resolve_device`.
+    """
     from dspreg.devices import describe_device, resolve_device
 
-    found = resolve_device(asked)
+    found = resolve_device(asked, float64=float64)
     print(f"device: {describe_device(found)}", file=sys.stderr, flush=True)
     return found
 

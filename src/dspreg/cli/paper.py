@@ -198,7 +198,7 @@ def _timed(item: Any, execution: Execution, given: Any) -> int:
         print(f"{len(item.variants)} variants ({labels}), {overhead.BLOCKS} blocks each of as many steps as are "
               "between two refreshes; nothing is kept")  # fmt: skip
         return 0
-    execution = dataclasses.replace(execution, device=choose_device(execution.device))
+    execution = dataclasses.replace(execution, device=choose_device(execution.device, float64=True))
     with stopping() as pause:
         costs, length = overhead.measure_costs(item, execution, _aside, pause)
     made = overhead.render_tables(item, costs, length)

@@ -68,10 +68,13 @@ def train_one(given: Any, pause: Any) -> int:
         raise ConfigError("which domain is held out? Add --target DOMAIN, or --target none to train on all of them")
     from rich.console import Console
 
+    from dspreg.algorithms.registry import StackSpec
     from dspreg.training.callbacks import ProgressBar
+    from dspreg.training.experiment import measures_c
     from dspreg.training.loop import train
 
-    execution = dataclasses.replace(execution, device=choose_device(execution.device))
+    needs_float64 = measures_c(StackSpec.parse(config.algorithm), execution)
+    execution = dataclasses.replace(execution, device=choose_device(execution.device, float64=needs_float64))
     console = Console(stderr=True)
     callbacks = [ProgressBar(console)] if console.is_terminal else []
     finished_before = (Path(given.out) / "result.json").exists()

@@ -102,7 +102,7 @@ def compare_held_out_network(
     progress: MeasureProgress = QUIET,
 ) -> HeldOutComparison:
     """As `compare_held_out`, of a network of a name, as in `make_full_network`, on a data set."""
-    config = replace(config, device=resolve_device(config.device))
+    config = replace(config, device=resolve_device(config.device, float64=True))
     if config.dataset is None:
         raise ConfigError("on which images? Add --dataset NAME, folder:PATH or index:FILE")
     data = open_images(config, config.dataset)
@@ -148,7 +148,7 @@ def compare_held_out_run(
     c comes from images that the run was trained on, as in a refresh at that step; the held-out images of the sources
     are of the split that it was not trained on, as those of the held-out domain are. `trust` as in `dspreg.evaluate`.
     """
-    folder, config = RunFolder(run), replace(config, device=resolve_device(config.device))
+    folder, config = RunFolder(run), replace(config, device=resolve_device(config.device, float64=True))
     model, transform = load(run, which, config.device, trust=trust)
     check_before(model.algorithm.net, config, len(model.classes))
     trained, step = RunDescription.from_json(folder.description()), step_of(folder.result() or {}, which)

@@ -67,7 +67,7 @@ def profile_network(
 
     The profile's settings say, under "about", what was measured on which images.
     """
-    config = replace(config, device=resolve_device(config.device))
+    config = replace(config, device=resolve_device(config.device, float64=True))
     if config.dataset is None:
         raise ConfigError("on which images? Add --dataset NAME, folder:PATH or index:FILE")
     if config.variance != "one":
@@ -107,7 +107,7 @@ def profile_run(
     On its own data set: on the images it was trained on, as a refresh in training would at that step. On another data
     set, or a domain it was not trained on: on all images; classes are matched by name. `trust` as in `dspreg.evaluate`.
     """
-    folder, config = RunFolder(run), replace(config, device=resolve_device(config.device))
+    folder, config = RunFolder(run), replace(config, device=resolve_device(config.device, float64=True))
     model, transform = load(run, which, config.device, trust=trust)
     check_before(model.algorithm.net, config, len(model.classes))
     trained, step = RunDescription.from_json(folder.description()), step_of(folder.result() or {}, which)

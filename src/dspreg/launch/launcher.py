@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -109,7 +110,7 @@ def sweep(
             launcher = make_launcher(launcher, jobs=jobs)
         elif jobs is not None:
             raise ConfigError(f"jobs={jobs} is for a launcher given by name; give it to {type(launcher).__name__}")
-        execution = launcher.setup(execution or Execution())
+        execution = launcher.setup(keep_float64(execution or Execution(), (run.algorithm for run in every)))
         store = store if isinstance(store, RunStore) else RunStore(store)
         store.make()
         store.plan(every)
@@ -121,6 +122,21 @@ def sweep(
         with RunQueue(every, store, attempts=attempts, on_run=report) as queue:
             launcher.launch(queue, execution, progress=progress, pause=pause)
         return {run.id: queue.ended[run.id] for run in every}
+
+
+def keep_float64(execution: Execution, specs: Iterable[str]) -> Execution:
+    """For `auto`: where a run of the sweep measures c and the device that is there has no double precision, the CPU.
+
+    One device for all runs, so that they can be compared. On a cluster it is chosen later, and has double precision.
+    """
+    from dspreg.algorithms.registry import StackSpec
+    from dspreg.devices import AUTO, resolve_device
+    from dspreg.training.experiment import measures_c
+
+    if execution.device != AUTO or resolve_device(AUTO) == resolve_device(AUTO, float64=True):
+        return execution
+    needed = any(measures_c(StackSpec.parse(spec), execution) for spec in dict.fromkeys(specs))
+    return replace(execution, device=resolve_device(AUTO, float64=True)) if needed else execution
 
 
 def list_runs(plan: Sweep, execution: Execution) -> list[Run]:

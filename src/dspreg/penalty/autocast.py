@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from dspreg.devices import without_autocast
+
 
 class _Off(threading.local):
     depth = 0  # how many `autocast_off` this thread is in
@@ -35,7 +37,7 @@ def autocast_off(device: str) -> Iterator[None]:
         _patch_autocast()
     _off.depth += 1
     try:
-        with torch.autocast(device, enabled=False):
+        with without_autocast(device):
             yield
     finally:
         _off.depth -= 1

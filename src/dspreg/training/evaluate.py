@@ -42,7 +42,7 @@ class Tally:
     def counting(self, logits: Tensor, y: Tensor, *, losses: bool = False) -> Tally:
         finite = logits.isfinite().all(dim=1)
         hits = int(((logits.argmax(1) == y) & finite).sum())  # NaN is not a correct prediction
-        loss = float(F.cross_entropy(logits.double(), y, reduction="sum")) if losses else 0.0
+        loss = float(F.cross_entropy(logits.cpu().double(), y.cpu(), reduction="sum")) if losses else 0.0
         return Tally(
             self.correct + hits, self.total + len(y), self.finite and bool(finite.all()), self.cross_entropy + loss
         )

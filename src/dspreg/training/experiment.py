@@ -199,7 +199,7 @@ def prepare_experiment(
     config = replace(config, algorithm=str(stack), targets=targets)
     if len(targets) == len(data.domains):
         raise ConfigError(f"every domain of {data.name} is a target ({', '.join(targets)}); leave some to train on")
-    execution = replace(execution, device=resolve_device(execution.device))
+    execution = replace(execution, device=resolve_device(execution.device, float64=measures_c(stack, execution)))
     cache = open_cache(cast(Kind, execution.cache))
     images = {name: data.domain(name) for name in data.domains}
     splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
@@ -224,6 +224,14 @@ def resolve_stack(asked: StackSpec, config: TrainConfig) -> tuple[StackSpec, lis
     """The method with its options drawn and scaled for the run, and a sentence about each scaled option."""
     seed = search_seed(config.draw, config.trial, config.same_draws) if config.draw else None
     return asked.resolve(seed=seed, steps=config.steps)
+
+
+def measures_c(stack: StackSpec, execution: Execution) -> bool:
+    """Whether c is measured in the training, by a method or for profiles: in double precision, which not all have."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # given when the stack that is trained is built
+        layers = list(stack.build().layers())
+    return execution.profile == "always" or any(getattr(layer, "uses_c", False) for layer in layers)
 
 
 def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list[int]]], config: TrainConfig) -> None:

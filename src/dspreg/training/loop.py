@@ -14,6 +14,7 @@ import torch
 
 from dspreg.algorithms.compatibility import overrides
 from dspreg.algorithms.measure import profile_stack
+from dspreg.algorithms.registry import StackSpec
 from dspreg.algorithms.task import SourceValidation
 from dspreg.batches import Batch
 from dspreg.config.train_config import Execution, TrainConfig
@@ -30,7 +31,7 @@ from dspreg.runs.status import FAILURE, read_failure
 from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.evaluate import tallies
-from dspreg.training.experiment import Experiment, prepare_experiment, threads
+from dspreg.training.experiment import Experiment, measures_c, prepare_experiment, threads
 from dspreg.training.finalize import finish_run, model_path_at, save_model
 from dspreg.training.model import saved_attributes_of, tensors_of
 from dspreg.training.records import TensorBoard, make_record, require_tensorboard
@@ -73,11 +74,12 @@ def train(
     if out is None:
         raise ConfigError("train needs a folder for the run: train(config, out='runs/first')")
     execution = execution or Execution()
-    execution = replace(execution, device=resolve_device(execution.device))  # before there is a folder
     folder, config = out if isinstance(out, RunFolder) else RunFolder(out), TrainConfig.of(settings)
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
     refuse_inside(folder.path, data)  # before the folder is created
+    needs_float64 = measures_c(StackSpec.parse(config.algorithm), execution)
+    execution = replace(execution, device=resolve_device(execution.device, float64=needs_float64))
     stop = Stop(pause)
     with (
         notified(with_display(callbacks, display)) as on,
