@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -65,6 +65,18 @@ def send(tensor: Tensor, device: str | torch.device) -> Tensor:
     if torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def read_numbers(scalars: Sequence[Tensor]) -> list[float]:
+    """Scalars as numbers. Each device is waited for once, however many are on it."""
+    found = [0.0] * len(scalars)
+    for device in dict.fromkeys(t.device for t in scalars):
+        places = [place for place, t in enumerate(scalars) if t.device == device]
+        # together they are as wide as the device has it, so that none is rounded
+        numbers = torch.stack([scalars[place].detach().to(widest_float(device)) for place in places]).tolist()
+        for place, number in zip(places, numbers, strict=True):
+            found[place] = number
+    return found
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:

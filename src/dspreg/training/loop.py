@@ -35,7 +35,7 @@ from dspreg.training.experiment import Experiment, measures_c, prepare_experimen
 from dspreg.training.finalize import finish_run, model_path_at, save_model
 from dspreg.training.model import saved_attributes_of, tensors_of
 from dspreg.training.records import TensorBoard, make_record, require_tensorboard
-from dspreg.training.state import START_PROFILE, Selected, State, first_bad
+from dspreg.training.state import START_PROFILE, Selected, State, StepLog, checksum
 from dspreg.training.step import train_step
 
 SECONDS = 120.0  # between checkpoints, unless steps are given
@@ -86,6 +86,7 @@ def train(
         folder.locked(),
         reproducible(execution),
         resource_errors(SMALLER),
+        failures_kept(folder),
     ):
         if execution.tensorboard:
             require_tensorboard()
@@ -146,9 +147,6 @@ def train(
             if not stop.within_step:
                 checkpoints.save(state.t, state.pack())
             raise
-        except Diverged as failure:
-            folder.write_json(FAILURE, {"step": failure.step, "reason": str(failure)})
-            raise
         finally:
             batches.close()  # ends the processes that read, also where somebody keeps the error
         if should_profile(state, execution):
@@ -157,6 +155,17 @@ def train(
         result = finish_run(experiment, state, run)
         checkpoints.clear()
         return result
+
+
+@contextmanager
+def failures_kept(folder: RunFolder) -> Iterator[None]:
+    """A training that diverges leaves a file that says so, unless it did before."""
+    try:
+        yield
+    except Diverged as failure:
+        if not (folder / FAILURE).exists():
+            folder.write_json(FAILURE, {"step": failure.step, "reason": str(failure)})
+        raise
 
 
 def write_start_profile(state: State, data: bytes) -> None:
@@ -211,18 +220,24 @@ def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: Tra
     device = experiment.execution.device
     normalise = experiment.transform(experiment.settings.augment).normalise
     batches = [Batch(normalise(x.to(device)), y.to(device), d) for d, (x, y) in enumerate(next(made))]
-    t = state.t
+    t, recorded = state.t, evaluates_at(experiment, state.t)
     stop.within_step = True
     with experiment.autocast():
-        log = train_step(algorithm, batches, record=evaluates_at(experiment, t))
+        log = train_step(algorithm, batches, record=recorded)
     stop.within_step = False
-    values = {name: float(value) for name, value in log.items()}
-    bad = first_bad(algorithm, batches, values)
-    if bad:
-        raise Diverged(f"step {t}: not finite: {bad}. A smaller lr or penalty weight may help", t)
+    values = StepLog(t, log, checksum(algorithm))
+    state.unread.append((values, time.perf_counter() - started))
+    if recorded or reads_every_step(device):
+        StepLog.read([each for each, _ in state.unread])  # waits for the device, within the time of this step
+        state.unread[-1] = (values, time.perf_counter() - started)
+        state.read_log(batches)
     keep_events(state)
-    state.took(values, time.perf_counter() - started)
     on.on_step_end(t, values)
+
+
+def reads_every_step(device: str) -> bool:
+    """Whether the log of a step is looked at right away: where nothing is waited for. Else once per record."""
+    return device == "cpu"
 
 
 def evaluate(
