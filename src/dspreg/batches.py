@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dspreg.devices import send, without_autocast
+from dspreg.devices import send
+from dspreg.precision import full_precision
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,6 @@ def soft_labels(y: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
 
 def mean_over_pairs(distance: Callable[[Tensor, Tensor], Tensor], parts: Sequence[Tensor]) -> Tensor:
     """The mean of `distance` over all unordered pairs; 0 for a single part: one domain has nothing to align."""
-    with without_autocast(parts[0].device.type):
+    with full_precision(parts[0].device.type):
         distances = [distance(a, b) for a, b in combinations(map(at_least_float32, parts), 2)]
     return torch.stack(distances).mean() if distances else parts[0].new_zeros(())

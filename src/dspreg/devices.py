@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,8 +75,3 @@ def read_numbers(scalars: Sequence[Tensor]) -> list[float]:
         for place, number in zip(places, numbers, strict=True):
             found[place] = number
     return found
-
-
-def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Inside, autocast is off on devices of this type; some, such as meta, have none to turn off."""
-    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()

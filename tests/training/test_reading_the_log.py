@@ -15,7 +15,6 @@ from dspreg.training.state import StepLog
 from helpers import tiny
 from helpers.accelerators import Waits
 
-
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.errors.Notice")
 
 

@@ -17,6 +17,7 @@ from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.inference.load import load
 from dspreg.io.text import join_few, plural
+from dspreg.precision import full_precision
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.model import Model
 
@@ -142,7 +143,7 @@ def predict_files(
         progress: Called with the number of files done and of all.
     """
     result: list[Prediction] = []
-    with evaluation_mode(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad(), full_precision(torch.device(device).type):
         for start in range(0, len(files), batch):
             result += _batch(model, transform, files[start : start + batch], device)
             if progress is not None:

@@ -21,6 +21,7 @@ from dspreg.launch.pool_worker import main
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import LeasedRun, RunQueue
 from dspreg.launch.resources import Slot, assign_slots, default_jobs, fill_execution
+from dspreg.precision import check_precision
 
 PRELOAD = ["timm", "torchvision", "dspreg.launch.pool_worker"]  # what every process needs, loaded once
 GRACE = 60.0  # seconds for a last checkpoint
@@ -43,6 +44,7 @@ class PoolLauncher:
     def setup(self, execution: Execution) -> Execution:
         # once, here: otherwise each run would use up its attempts on it, and how many there is room for depends on it
         execution = replace(execution, device=resolve_device(execution.device))
+        check_precision(execution.precision, execution.device)
         return fill_execution(execution, self.jobs or default_jobs(execution))
 
     def launch(

@@ -15,6 +15,7 @@ from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import POLL, RunQueue
 from dspreg.launch.reporter import ProgressReporter
 from dspreg.launch.resources import fill_execution
+from dspreg.precision import check_precision
 
 REPORT_EVERY = 0.2  # seconds
 
@@ -32,7 +33,9 @@ class SerialLauncher:
 
     def setup(self, execution: Execution) -> Execution:
         # once, here: otherwise each run would use up its attempts on it
-        return fill_execution(replace(execution, device=resolve_device(execution.device)), 1)
+        execution = replace(execution, device=resolve_device(execution.device))
+        check_precision(execution.precision, execution.device)
+        return fill_execution(execution, 1)
 
     def launch(
         self, queue: RunQueue, execution: Execution, *, progress: SweepProgress, pause: Callable[[], None]

@@ -13,6 +13,7 @@ from torch import Tensor
 from dspreg.algorithms.base import Algorithm
 from dspreg.data.loader import DomainSplit, SequentialBatches
 from dspreg.data.readers import iterate_batches
+from dspreg.precision import full_precision
 from dspreg.randomness import Key
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 
@@ -94,6 +95,7 @@ def predictions(
     with (
         evaluation_mode(algorithm),
         torch.no_grad(),
+        full_precision(torch.device(device).type),
         closing(iterate_batches(batches, order, workers, on_wait)) as read,
     ):
         for (p, _), (x, y) in zip(order, read, strict=True):

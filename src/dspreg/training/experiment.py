@@ -6,7 +6,7 @@ import os
 import platform
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -33,6 +33,7 @@ from dspreg.data.verify import check_once
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.networks.pretrained import Backbone, make_backbone
+from dspreg.precision import LossScaler, autocast, check_precision
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
 
@@ -101,7 +102,10 @@ class Experiment:
         def adam(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             return torch.optim.Adam(params, lr=s.lr, weight_decay=s.weight_decay)
 
-        return self.stack.build().setup(task, adam, self.execution.device)
+        algorithm = self.stack.build().setup(task, adam, self.execution.device)
+        if self.execution.precision == "fp16":
+            algorithm.stack.scaler = LossScaler(self.execution.device)
+        return algorithm
 
     def with_algorithm(self, spec: str) -> Experiment:
         """The same training with another method."""
@@ -133,9 +137,7 @@ class Experiment:
         return chosen
 
     def autocast(self) -> AbstractContextManager[Any]:
-        if self.execution.precision == "float32":
-            return nullcontext()
-        return torch.autocast(torch.device(self.execution.device).type, torch.bfloat16)
+        return autocast(self.execution.precision, self.execution.device)
 
     @property
     def weights(self) -> dict[str, Any]:
@@ -151,6 +153,7 @@ class Experiment:
         """
         s, data = self.settings, self.data
         where = {"dataset": s.dataset, "weights": s.weights, **asdict(self.execution)}
+        where["precision"] = self.execution.recorded_precision
         where |= {"plan": dict(plan)} if plan else {}
         where["algorithm"] = str(self.asked.shorten())  # tables put all draws of a method into one row
         return RunDescription(
@@ -199,7 +202,7 @@ def prepare_experiment(
     config = replace(config, algorithm=str(stack), targets=targets)
     if len(targets) == len(data.domains):
         raise ConfigError(f"every domain of {data.name} is a target ({', '.join(targets)}); leave some to train on")
-    execution = replace(execution, device=resolve_device(execution.device, float64=measures_c(stack, execution)))
+    execution = resolve_execution(execution, stack)
     cache = open_cache(cast(Kind, execution.cache))
     images = {name: data.domain(name) for name in data.domains}
     splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
@@ -224,6 +227,13 @@ def resolve_stack(asked: StackSpec, config: TrainConfig) -> tuple[StackSpec, lis
     """The method with its options drawn and scaled for the run, and a sentence about each scaled option."""
     seed = search_seed(config.draw, config.trial, config.same_draws) if config.draw else None
     return asked.resolve(seed=seed, steps=config.steps)
+
+
+def resolve_execution(execution: Execution, stack: StackSpec) -> Execution:
+    """With the device that `auto` is here; a ConfigError if there is none such, or it can't do what is asked for."""
+    device = resolve_device(execution.device, float64=measures_c(stack, execution))
+    check_precision(execution.precision, device)
+    return replace(execution, device=device)
 
 
 def measures_c(stack: StackSpec, execution: Execution) -> bool:
@@ -284,7 +294,7 @@ def environment(execution: Execution) -> dict[str, Any]:
         "threads": threads(execution),
         "device": torch.device(execution.device).type,
         "gpu": torch.cuda.get_device_name(execution.device) if execution.device.startswith("cuda") else None,
-        "precision": execution.precision,
+        "precision": execution.recorded_precision,
     }
 
 

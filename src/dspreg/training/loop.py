@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,13 @@ from dspreg.data.verify import find_leaks
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted, resource_errors
 from dspreg.io.atomic_files import sha256
+from dspreg.precision import LEAST_SCALE, multiplying
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.status import FAILURE, read_failure
 from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.evaluate import tallies
-from dspreg.training.experiment import Experiment, measures_c, prepare_experiment, threads
+from dspreg.training.experiment import Experiment, prepare_experiment, resolve_execution, threads
 from dspreg.training.finalize import finish_run, model_path_at, save_model
 from dspreg.training.model import saved_attributes_of, tensors_of
 from dspreg.training.records import TensorBoard, make_record, require_tensorboard
@@ -78,8 +79,7 @@ def train(
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
     refuse_inside(folder.path, data)  # before the folder is created
-    needs_float64 = measures_c(StackSpec.parse(config.algorithm), execution)
-    execution = replace(execution, device=resolve_device(execution.device, float64=needs_float64))
+    execution = resolve_execution(execution, StackSpec.parse(config.algorithm))
     stop = Stop(pause)
     with (
         notified(with_display(callbacks, display)) as on,
@@ -225,6 +225,8 @@ def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: Tra
     with experiment.autocast():
         log = train_step(algorithm, batches, record=recorded)
     stop.within_step = False
+    if algorithm.stack.scaler is not None and algorithm.stack.scaler.scale < LEAST_SCALE:
+        raise Diverged(f"step {t}: gradients overflow in fp16 however losses are scaled. Use bf16, or a smaller lr", t)
     values = StepLog(t, log, checksum(algorithm))
     state.unread.append((values, time.perf_counter() - started))
     if recorded or reads_every_step(device):
@@ -352,7 +354,8 @@ def reproducible(execution: Execution) -> Iterator[None]:
     torch.use_deterministic_algorithms(True, warn_only=resolve_device(execution.device) != "cpu")
     memory.fill_uninitialized_memory = False  # it is for debugging torch, and costs time at every step
     try:
-        yield
+        with multiplying(execution.precision, resolve_device(execution.device)):
+            yield
     finally:
         torch.set_num_threads(count)
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])

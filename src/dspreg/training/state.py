@@ -122,10 +122,11 @@ class State:
     def pack(self) -> dict[str, Any]:
         """The state as saved in a checkpoint, which is never one that diverged: see `read_log`."""
         self.read_log()
-        chosen = self.selected
+        chosen, scaler = self.selected, self.algorithm.stack.scaler
         return {
             "algorithm": dict(self.algorithm.state_dict()),
             "optimizer": self.algorithm.stack.optimizer.state_dict(),
+            **({} if scaler is None else {"scaler": scaler.state_dict()}),
             "sums": self.sums,
             "seconds": self.seconds,
             "recorded": self.recorded,
@@ -148,6 +149,9 @@ class State:
             self._rewind(name, saved)
         self.algorithm.load_state_dict(saved["algorithm"])
         self.algorithm.stack.optimizer.load_state_dict(saved["optimizer"])
+        scaler = self.algorithm.stack.scaler
+        if scaler is not None and "scaler" in saved:  # not of a run that was in another precision before
+            scaler.load_state_dict(saved["scaler"])
         self.sums, self.seconds, self.recorded = saved["sums"], saved["seconds"], saved["recorded"]
         self.selected = Selected(**saved["selected"]) if saved["selected"] else None
         self.folder.written |= files
