@@ -13,7 +13,7 @@ import torch
 from dspreg.data.decode import BadImage, decode_image
 from dspreg.data.folders import READ, images_below
 from dspreg.data.transforms import Transform
-from dspreg.devices import resolve_device
+from dspreg.devices import resolve_device, send
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.inference.load import load
 from dspreg.io.text import join_few, plural
@@ -160,7 +160,7 @@ def _batch(model: Model, transform: Transform, files: Sequence[Path], device: st
             faults[path] = bad.reason
     probabilities: dict[Path, tuple[float, ...]] = {}
     if pixels:
-        x = transform.normalise(torch.stack(list(pixels.values()))).to(device)
+        x = transform.normalise(send(torch.stack(list(pixels.values())), device))
         rows = model(x).cpu().double().softmax(1)
         for path, row in zip(pixels, rows, strict=True):
             if row.isfinite().all():

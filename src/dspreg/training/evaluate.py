@@ -13,6 +13,7 @@ from torch import Tensor
 from dspreg.algorithms.base import Algorithm
 from dspreg.data.loader import DomainSplit, SequentialBatches
 from dspreg.data.readers import iterate_batches
+from dspreg.devices import send
 from dspreg.precision import full_precision
 from dspreg.randomness import Key
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
@@ -99,5 +100,5 @@ def predictions(
         closing(iterate_batches(batches, order, workers, on_wait)) as read,
     ):
         for (p, _), (x, y) in zip(order, read, strict=True):
-            shown = batches.parts[p].transform.normalise(x.to(device))
-            yield p, algorithm.predict(shown), y.to(device)
+            shown = batches.parts[p].transform.normalise(send(x, device))
+            yield p, algorithm.predict(shown), send(y, device)

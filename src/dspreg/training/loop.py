@@ -19,7 +19,7 @@ from dspreg.algorithms.task import SourceValidation
 from dspreg.batches import Batch
 from dspreg.config.train_config import Execution, TrainConfig
 from dspreg.data import DomainDataset
-from dspreg.data.loader import XY
+from dspreg.data.loader import XY, send_ahead
 from dspreg.data.readers import iterate_batches
 from dspreg.data.registry import open_dataset
 from dspreg.data.verify import find_leaks
@@ -124,7 +124,8 @@ def train(
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
         steps = experiment.settings.steps
         saved = time.monotonic()
-        batches = iterate_batches(experiment.steps(), range(state.t, steps), experiment.workers, stop.check_waiting)
+        read = iterate_batches(experiment.steps(), range(state.t, steps), experiment.workers, stop.check_waiting)
+        batches = send_ahead(read, execution.device)
         try:
             while True:
                 if evaluation_due(experiment, state):
@@ -219,7 +220,7 @@ def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: Tra
     started, algorithm = time.perf_counter(), state.algorithm
     device = experiment.execution.device
     normalise = experiment.transform(experiment.settings.augment).normalise
-    batches = [Batch(normalise(x.to(device)), y.to(device), d) for d, (x, y) in enumerate(next(made))]
+    batches = [Batch(normalise(x), y, d) for d, (x, y) in enumerate(next(made))]
     t, recorded = state.t, evaluates_at(experiment, state.t)
     stop.within_step = True
     with experiment.autocast():
