@@ -7,16 +7,18 @@ import pytest
 import torch
 
 import dspreg
+from dspreg.algorithms.registry import StackSpec
 from dspreg.cli import main
 from dspreg.config.measure_config import MeasureConfig
 from dspreg.config.train_config import Execution
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, Preempted
+from dspreg.launch.launcher import keep_float64
 from dspreg.launch.pool import PoolLauncher
 from dspreg.launch.resources import assign_slots, default_jobs
 from dspreg.launch.serial import SerialLauncher
 from dspreg.runs.folder import RunFolder
-from dspreg.training.experiment import environment
+from dspreg.training.experiment import environment, measures_c
 from dspreg.training.loop import train
 from helpers import tiny
 
@@ -57,6 +59,25 @@ def test_a_device_that_is_not_there_is_refused(there):
     assert resolve_device("cuda:1") == "cuda:1"
     with pytest.raises(ConfigError, match="'cuda:2' is not there: torch finds 2, counted from 0"):
         resolve_device("cuda:2")
+
+
+def test_where_c_is_measured_a_device_without_double_precision_is_left_out(there):
+    there("mps")
+    assert resolve_device("auto", float64=True) == "cpu"
+    with pytest.raises(ConfigError, match="device='mps': c is measured in double precision, which it lacks"):
+        resolve_device("mps", float64=True)
+    there("cuda", "mps")
+    assert resolve_device("auto", float64=True) == resolve_device("cuda", float64=True) == "cuda"
+    there("mps")
+    measured = {"ERM": False, "DSPReg": True, "CORAL+DSPReg": True, "DSPReg(coefficients='ones')": False,
+                "DSPReg(weight=0)": False, "Anchor": True, "Anchor(by='ones')": False}  # fmt: skip
+    for spec, needed in measured.items():
+        assert measures_c(StackSpec.parse(spec), Execution()) is needed
+        assert keep_float64(Execution(), ["ERM", spec]).device == ("cpu" if needed else "auto")
+    assert measures_c(StackSpec.parse("ERM"), Execution(profile="always"))
+    assert keep_float64(Execution(device="mps"), ["ERM"]).device == "mps"
+    with pytest.raises(ConfigError, match="'mps': c is measured"):  # before any run uses up an attempt on it
+        keep_float64(Execution(device="mps"), ["ERM", "DSPReg"])
 
 
 def test_auto_is_the_default_everywhere():

@@ -229,6 +229,23 @@ def test_a_step_whose_gradient_overflows_changes_nothing_but_the_scale():
     assert (made.t, made.sum, made.ended) == (4, 3.0, [0, 1, 3])
 
 
+@quiet
+@pytest.mark.parametrize("above", ["Agreement", "Consensus", "DSPReg(coefficients='ones', engine='momentum')", "EMA",
+                                   "Fish", "GGA(rho=0.01, start=0, tries=2)", "SAM", "SWA(start=1)"])  # fmt: skip
+def test_layers_that_move_parameters_themselves_do_not_where_a_step_is_left_out(above):
+    made = parse(f"{Overflows.__module__}.Overflows+{above}")
+    made.setup(toy_task(inputs=IMAGE), lambda params: torch.optim.Adam(params, lr=1e-2))
+    made.stack.scaler = LossScaler("cpu")
+    for t in range(5):
+        before = theta(made.net)
+        log = train_step(made, single(toy_batches(t, inputs=IMAGE)))
+        after = theta(made.net)
+        assert float(log["skipped"]) == (t == 2)
+        assert all(torch.equal(before[name], after[name]) for name in after) == (t == 2)
+        assert all(torch.isfinite(value) for value in (*log.values(), after.norm()))
+        assert all(bool(t.isfinite().all()) for t in made.state_dict().values() if isinstance(t, torch.Tensor))
+
+
 def test_the_scale_is_that_of_a_plain_grad_scaler():
     """Against torch's own protocol: scaled loss, backward, scaler.step, scaler.update."""
     ours, theirs = nn.Linear(3, 1), nn.Linear(3, 1)

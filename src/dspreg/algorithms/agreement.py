@@ -151,8 +151,7 @@ class Agreement(Algorithm):
         return super().get_extra_state() | {"masses": torch.tensor(self.masses, dtype=torch.float64)}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        super().set_extra_state(state)
-        self.masses = state["masses"].tolist()
+        super().set_extra_state(state | {"masses": state["masses"].tolist()})
 
 
 def agreement_rates(gradients: Tensor, strength: float, prior: float) -> Tensor:

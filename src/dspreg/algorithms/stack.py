@@ -50,14 +50,18 @@ class Stack:
         """One step: what was staged is written if it succeeds and dropped if it does not. Yields the notes."""
         self.notes, self.events, self.recording, self._staged, self.skipped = {}, [], record, {}, False
         self._done.clear()
+        start = [(p, p.detach().clone()) for p in self.top.parameters()] if self.scaler else []
         try:
             yield self.notes
         except BaseException:
             self._staged.clear()
             raise
-        if self.skipped:  # what layers made of such a gradient is no number
+        if self.skipped:  # what layers made of such a gradient, parameters as well, is no number
             self._staged.clear()
             self.notes.clear()
+            with torch.no_grad():
+                for p, value in start:
+                    p.copy_(value)
         else:
             self._write_staged()
             for layer in self.layers:

@@ -127,16 +127,20 @@ def sweep(
 def keep_float64(execution: Execution, specs: Iterable[str]) -> Execution:
     """For `auto`: where a run of the sweep measures c and the device that is there has no double precision, the CPU.
 
-    One device for all runs, so that they can be compared. On a cluster it is chosen later, and has double precision.
+    One device for all runs, so that they can be compared.
+
+    Raises:
+        ConfigError: Such a device was asked for.
     """
     from dspreg.algorithms.registry import StackSpec
-    from dspreg.devices import AUTO, resolve_device
+    from dspreg.devices import AUTO, WITHOUT_FLOAT64, resolve_device
     from dspreg.training.experiment import measures_c
 
-    if execution.device != AUTO or resolve_device(AUTO) == resolve_device(AUTO, float64=True):
+    lacking = resolve_device(AUTO) if execution.device == AUTO else execution.device
+    if lacking not in WITHOUT_FLOAT64:
         return execution
     needed = any(measures_c(StackSpec.parse(spec), execution) for spec in dict.fromkeys(specs))
-    return replace(execution, device=resolve_device(AUTO, float64=True)) if needed else execution
+    return replace(execution, device=resolve_device(execution.device, float64=True)) if needed else execution
 
 
 def list_runs(plan: Sweep, execution: Execution) -> list[Run]:
