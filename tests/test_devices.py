@@ -7,18 +7,17 @@ import pytest
 import torch
 
 import dspreg
-from dspreg.algorithms.registry import StackSpec
 from dspreg.cli import main
 from dspreg.config.measure_config import MeasureConfig
 from dspreg.config.train_config import Execution
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, Preempted
-from dspreg.launch.launcher import keep_float64
 from dspreg.launch.pool import PoolLauncher
 from dspreg.launch.resources import assign_slots, default_jobs
 from dspreg.launch.serial import SerialLauncher
 from dspreg.runs.folder import RunFolder
-from dspreg.training.experiment import environment, measures_c
+from dspreg.runs.run import Run
+from dspreg.training.experiment import environment, measures_c, resolve_execution
 from dspreg.training.loop import train
 from helpers import tiny
 
@@ -72,12 +71,14 @@ def test_where_c_is_measured_a_device_without_double_precision_is_left_out(there
     measured = {"ERM": False, "DSPReg": True, "CORAL+DSPReg": True, "DSPReg(coefficients='ones')": False,
                 "DSPReg(weight=0)": False, "Anchor": True, "Anchor(by='ones')": False}  # fmt: skip
     for spec, needed in measured.items():
-        assert measures_c(StackSpec.parse(spec), Execution()) is needed
-        assert keep_float64(Execution(), ["ERM", spec]).device == ("cpu" if needed else "auto")
-    assert measures_c(StackSpec.parse("ERM"), Execution(profile="always"))
-    assert keep_float64(Execution(device="mps"), ["ERM"]).device == "mps"
+        assert measures_c(spec, Execution()) is needed
+        assert resolve_execution(Execution(), "ERM", spec).device == ("cpu" if needed else "mps")
+    assert measures_c("ERM", Execution(profile="always"))
+    assert resolve_execution(Execution(device="mps"), "ERM").device == "mps"
     with pytest.raises(ConfigError, match="'mps': c is measured"):  # before any run uses up an attempt on it
-        keep_float64(Execution(device="mps"), ["ERM", "DSPReg"])
+        dspreg.sweep(
+            [Run(dataset="digits", targets=("print",), algorithm="DSPReg")], "new", execution=Execution(device="mps")
+        )
 
 
 def test_auto_is_the_default_everywhere():

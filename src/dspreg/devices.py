@@ -48,6 +48,12 @@ def resolve_device(device: str, *, float64: bool = False) -> str:
     return device
 
 
+def lacks_float64(device: str) -> bool:
+    """Whether the device, or what `auto` is here, has no double precision."""
+    kind = (resolve_device(AUTO) if device == AUTO else device).partition(":")[0]
+    return kind in WITHOUT_FLOAT64
+
+
 def describe_device(device: str) -> str:
     """For people: a GPU with its name."""
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.startswith("cuda") else device

@@ -79,17 +79,19 @@ def device_flag(parser: argparse._ActionsContainer) -> None:
 
 
 def choose_device(asked: str, *, float64: bool = False) -> str:
-    """The device that `--device` means here, said on stderr: what is on stdout may be CSV, JSON or LaTeX.
-
-    Args:
-        asked: What was given.
-        float64: As in `resolve_device`.
-    """
-    from dspreg.devices import describe_device, resolve_device
+    """The device that `--device` means here, as `resolve_device` has it, said."""
+    from dspreg.devices import resolve_device
 
     found = resolve_device(asked, float64=float64)
-    print(f"device: {describe_device(found)}", file=sys.stderr, flush=True)
+    say_device(found)
     return found
+
+
+def say_device(device: str) -> None:
+    """On stderr: what is on stdout may be CSV, JSON or LaTeX."""
+    from dspreg.devices import describe_device
+
+    print(f"device: {describe_device(device)}", file=sys.stderr, flush=True)
 
 
 def trust(parser: argparse._ActionsContainer) -> None:

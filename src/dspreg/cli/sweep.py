@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dspreg.cli.options import add_option, choose_device
+from dspreg.cli.options import add_option, say_device
 from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.plan_text import large_plan_text, plan_text
 from dspreg.cli.train import stopping
@@ -16,7 +15,7 @@ from dspreg.config.parse import parse_assignment, parse_integer, parse_option
 from dspreg.config.train_config import EXECUTION_OPTIONS, Execution
 from dspreg.errors import ConfigError
 from dspreg.io.text import escape_terminal
-from dspreg.launch.launcher import Launcher, check_specs, domains_of, keep_float64, make_launcher
+from dspreg.launch.launcher import Launcher, check_specs, domains_of, make_launcher
 from dspreg.launch.launcher import sweep as launch_sweep
 from dspreg.launch.queue import ATTEMPTS
 from dspreg.protocol.sweep_file import KEYS, Sweep, load_recipe, parse_sweep_value, read_sweep
@@ -195,12 +194,13 @@ def launch(
     from rich.console import Console
 
     from dspreg.launch.progress import SweepProgress, SweepProgressBars
+    from dspreg.training.experiment import resolve_execution
 
     console, done = Console(stderr=True), 0
     launcher, attempts = chosen_launcher(given, console.print), whole("--attempts", given.attempts, 1)
     if given.on != "ray":  # which has devices of its own, and says them
-        execution = keep_float64(execution, (run.algorithm for run in runs))
-        execution = dataclasses.replace(execution, device=choose_device(execution.device))
+        execution = resolve_execution(execution, *(run.algorithm for run in runs))
+        say_device(execution.device)
 
     def on_run(run: Run, state: RunState, already: bool) -> None:
         nonlocal done

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -110,7 +109,7 @@ def sweep(
             launcher = make_launcher(launcher, jobs=jobs)
         elif jobs is not None:
             raise ConfigError(f"jobs={jobs} is for a launcher given by name; give it to {type(launcher).__name__}")
-        execution = launcher.setup(keep_float64(execution or Execution(), (run.algorithm for run in every)))
+        execution = launcher.setup(resolve_sweep(execution or Execution(), every))
         store = store if isinstance(store, RunStore) else RunStore(store)
         store.make()
         store.plan(every)
@@ -124,23 +123,15 @@ def sweep(
         return {run.id: queue.ended[run.id] for run in every}
 
 
-def keep_float64(execution: Execution, specs: Iterable[str]) -> Execution:
-    """For `auto`: where a run of the sweep measures c and the device that is there has no double precision, the CPU.
+def resolve_sweep(execution: Execution, runs: Iterable[Run]) -> Execution:
+    """One device for all runs of a sweep, so that they can be compared, where this machine knows better than a cluster:
+    if c is measured and what is here has no double precision."""
+    from dspreg.devices import lacks_float64
+    from dspreg.training.experiment import resolve_execution
 
-    One device for all runs, so that they can be compared.
-
-    Raises:
-        ConfigError: Such a device was asked for.
-    """
-    from dspreg.algorithms.registry import StackSpec
-    from dspreg.devices import AUTO, WITHOUT_FLOAT64, resolve_device
-    from dspreg.training.experiment import measures_c
-
-    lacking = resolve_device(AUTO) if execution.device == AUTO else execution.device
-    if lacking not in WITHOUT_FLOAT64:
+    if not lacks_float64(execution.device):
         return execution
-    needed = any(measures_c(StackSpec.parse(spec), execution) for spec in dict.fromkeys(specs))
-    return replace(execution, device=resolve_device(execution.device, float64=True)) if needed else execution
+    return resolve_execution(execution, *(run.algorithm for run in runs))
 
 
 def list_runs(plan: Sweep, execution: Execution) -> list[Run]:

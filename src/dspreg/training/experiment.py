@@ -30,7 +30,7 @@ from dspreg.data.registry import open_dataset
 from dspreg.data.splits import split, split_stratified, steps_per_epoch
 from dspreg.data.transforms import Transform
 from dspreg.data.verify import check_once
-from dspreg.devices import resolve_device
+from dspreg.devices import lacks_float64, resolve_device
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.precision import LossScaler, autocast, check_precision
@@ -204,7 +204,7 @@ def prepare_experiment(
     config = replace(config, algorithm=str(stack), targets=targets)
     if len(targets) == len(data.domains):
         raise ConfigError(f"every domain of {data.name} is a target ({', '.join(targets)}); leave some to train on")
-    execution = resolve_execution(execution, stack)
+    execution = resolve_execution(execution, config.algorithm)
     cache = open_cache(cast(Kind, execution.cache))
     images = {name: data.domain(name) for name in data.domains}
     splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
@@ -237,18 +237,24 @@ def make_adam(params: Iterable[nn.Parameter], settings: TrainConfig, device: str
     return torch.optim.Adam(params, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
 
 
-def resolve_execution(execution: Execution, stack: StackSpec) -> Execution:
-    """With the device that `auto` is here; a ConfigError if there is none such, or it can't do what is asked for."""
-    device = resolve_device(execution.device, float64=measures_c(stack, execution))
+def resolve_execution(execution: Execution, *algorithms: str) -> Execution:
+    """With the device that `auto` is here, one for trainings of all these methods.
+
+    Raises:
+        ConfigError: There is no such device, or it can't do what is asked for.
+    """
+    lacks = lacks_float64(execution.device)  # looked at first: where nothing is lacking, no spec needs to be read
+    needs = lacks and any(measures_c(spec, execution) for spec in dict.fromkeys(algorithms))
+    device = resolve_device(execution.device, float64=needs)
     check_precision(execution.precision, device)
-    return replace(execution, device=device)
+    return execution if device == execution.device else replace(execution, device=device)
 
 
-def measures_c(stack: StackSpec, execution: Execution) -> bool:
-    """Whether c is measured in the training, by a method or for profiles: in double precision, which not all have."""
+def measures_c(algorithm: str, execution: Execution) -> bool:
+    """Whether c is measured in the training, by the method or for profiles: in double precision."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # given when the stack that is trained is built
-        layers = list(stack.build().layers())
+        layers = list(StackSpec.parse(algorithm).build().layers())
     return execution.profile == "always" or any(getattr(layer, "uses_c", False) for layer in layers)
 
 

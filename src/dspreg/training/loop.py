@@ -14,7 +14,6 @@ import torch
 
 from dspreg.algorithms.compatibility import overrides
 from dspreg.algorithms.measure import profile_stack
-from dspreg.algorithms.registry import StackSpec
 from dspreg.algorithms.task import SourceValidation
 from dspreg.batches import Batch
 from dspreg.config.train_config import Execution, TrainConfig
@@ -79,7 +78,7 @@ def train(
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
     refuse_inside(folder.path, data)  # before the folder is created
-    execution = resolve_execution(execution, StackSpec.parse(config.algorithm))
+    execution = resolve_execution(execution, config.algorithm)
     stop = Stop(pause)
     with (
         notified(with_display(callbacks, display)) as on,
