@@ -124,8 +124,10 @@ def sweep(
 
 
 def resolve_sweep(execution: Execution, runs: Iterable[Run]) -> Execution:
-    """One device for all runs of a sweep, so that they can be compared, where this machine knows better than a cluster:
-    if c is measured and what is here has no double precision."""
+    """Where what is here has no double precision: a device on which all runs of the sweep can be trained.
+
+    Elsewhere `auto` is left to the launcher, since a cluster may have what this machine has not.
+    """
     from dspreg.devices import lacks_float64
     from dspreg.training.experiment import resolve_execution
 
