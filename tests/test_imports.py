@@ -40,6 +40,8 @@ TABLE = {
     "domainbed": Place(7, NUMPY),
     # the numerical core
     "batches": Place(3, TORCH),
+    "devices": Place(2, TORCH),
+    "precision": Place(2, TORCH),
     "randomness": Place(3, TORCH),
     "vectors": Place(3, TORCH),
     "networks": Place(4, VISION, frozenset({"timm", "huggingface_hub"})),

@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dspreg.devices import send
+from dspreg.precision import full_precision
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -43,7 +46,7 @@ class Outputs:
     def of(cls, batches: Sequence[Batch], features: Tensor, logits: Tensor) -> Outputs:
         """Every sample counts the same: domain d has weight n_d/N."""
         sizes = tuple(len(b) for b in batches)
-        weights = torch.tensor(sizes, dtype=at_least_float32(logits).dtype, device=logits.device) / sum(sizes)
+        weights = send(torch.tensor(sizes, dtype=at_least_float32(logits).dtype), logits.device) / sum(sizes)
         labels = join_labels([b.y for b in batches])
         return cls(features, logits, labels, sizes, tuple(b.domain for b in batches), weights)
 
@@ -101,11 +104,14 @@ def join_labels(labels: Sequence[Tensor]) -> Tensor:
 
 def soft_labels(y: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
     """Labels as probabilities. (B, C)"""
-    return y.to(dtype) if y.ndim == 2 else F.one_hot(y, num_classes).to(dtype)
+    if y.ndim == 2:
+        return y.to(dtype)
+    # not F.one_hot, which looks at the labels on some devices, and so waits for them
+    return torch.zeros(len(y), num_classes, dtype=dtype, device=y.device).scatter(1, y[:, None], 1.0)
 
 
 def mean_over_pairs(distance: Callable[[Tensor, Tensor], Tensor], parts: Sequence[Tensor]) -> Tensor:
     """The mean of `distance` over all unordered pairs; 0 for a single part: one domain has nothing to align."""
-    with torch.autocast(parts[0].device.type, enabled=False):
+    with full_precision(parts[0].device.type):
         distances = [distance(a, b) for a, b in combinations(map(at_least_float32, parts), 2)]
     return torch.stack(distances).mean() if distances else parts[0].new_zeros(())

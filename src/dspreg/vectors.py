@@ -5,7 +5,7 @@ Gradients `g`, sensitivities `s`, coefficients `c` and displacements are all `Pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dspreg.errors import ConfigError
 from dspreg.io.text import join_few
+from dspreg.precision import loss_scale
 
 
 class ParamVector(Mapping[str, Tensor]):
@@ -152,8 +153,17 @@ def gradient(loss: Tensor, net: nn.Module, create_graph: bool = False) -> ParamV
     params = trainable(net)
     if not params or not loss.requires_grad:
         return ParamVector()
-    grads = torch.autograd.grad(loss, list(params.values()), create_graph=create_graph, allow_unused=True)
+    grads = scaled_gradients(loss, list(params.values()), create_graph=create_graph)
     return ParamVector((n, g) for n, g in zip(params, grads, strict=True) if g is not None)
+
+
+def scaled_gradients(loss: Tensor, params: Sequence[Tensor], create_graph: bool = False) -> list[Tensor | None]:
+    """∂loss/∂params, None where there is none; on the way there multiplied by `loss_scale`, for half precision."""
+    scale = loss_scale()
+    if scale == 1:
+        return list(torch.autograd.grad(loss, params, create_graph=create_graph, allow_unused=True))
+    found = torch.autograd.grad(loss * scale, params, create_graph=create_graph, allow_unused=True)
+    return [None if g is None else g / scale for g in found]
 
 
 def depends_on(value: Tensor, net: nn.Module) -> bool:

@@ -52,7 +52,7 @@ def test_tables_and_files(here, folder, capsys):
     left = [here / "new" / "p.safetensors", here / "new" / "page.html"]
     measure(*SMALL, "--dataset", f"folder:{folder}", "--out", left[0], "--figures", "pics", "--html", left[1])
     printed = capsys.readouterr()
-    assert printed.err == ""  # no bar: there is no terminal
+    assert printed.err == "device: cpu\n"  # no bar: there is no terminal
     lines = printed.out.splitlines()
     assert lines[0] == "small-cnn, its head of 3 outputs new and random, on photos at 16 pixels"
     assert lines[1] == "images: dawn 48 of 48, dusk 48 of 48, noon 48 of 48; drawn by seed 0"
@@ -94,7 +94,7 @@ def test_a_held_out_domain(here, folder, capsys):
     with_files = ("--out", left / "n.json", "--figures", left, "--html", left / "page.html")
     measure(*SMALL, "--dataset", f"folder:{folder}", "--held-out", "noon", *with_files)
     printed = capsys.readouterr()
-    assert printed.err == ""
+    assert printed.err == "device: cpu\n"
     lines = printed.out.splitlines()
     assert "images of dawn: 24, and 24 others held out, of 48" in lines
     assert "images of noon: 24 and 24 others, of 48" in lines
@@ -227,7 +227,7 @@ def test_what_is_wrong_is_said_in_one_line(here, files, folder, capsys, argument
     measure(*(f"folder:{folder}" if each == "FOLDER" else each for each in arguments), code=code)
     printed = capsys.readouterr()
     assert says in printed.err
-    assert len(printed.err.strip().splitlines()) == 1
+    assert len(printed.err.removeprefix("device: cpu\n").strip().splitlines()) == 1
     assert printed.out == ""
 
 

@@ -47,7 +47,10 @@ def test_an_item_without_a_scale_is_explained(capsys):
             "--draws: a map compares one training",
         ),
         (["overhead", "--scale", "smoke", "--engine", "exat"], "'exat'"),
-        (["components", "--scale", "smoke", "--store", "new", "--device", "abacus"], "device='abacus'; wanted cpu"),
+        (
+            ["components", "--scale", "smoke", "--store", "new", "--device", "abacus"],
+            "'abacus'; wanted auto, cpu",
+        ),
         (["components", "--scale", "smoke", "--show"], "--show: of which runs? Add the --store DIR"),
         (["components", "--scale", "smoke", "--show", "--store", "new"], "new is no store of runs"),
         (["components", "--scale", "smoke", "--show", "--dry-run", "--store", "new"], "--show or --dry-run, not both"),

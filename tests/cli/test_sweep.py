@@ -173,7 +173,7 @@ def test_a_sweep_whose_reader_is_gone_goes_on(images, tmp_path):
     os.close(read)
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, "device: cpu\n")
     store = RunStore(tmp_path / "store")
     assert [store.status(run).status for run in store.planned_runs()] == ["finished"] * 3
 

@@ -38,7 +38,7 @@ def test_predict_prints_a_table(run, folder, capsys):
     assert lines[1].startswith(str(folder / "noon" / "cat" / "0.png"))
     assert len({line.index("%") for line in lines[1:]}) == 1  # aligned
     assert "\x1b" not in printed.out
-    assert printed.err == ""
+    assert printed.err == "device: cpu\n"
 
 
 def test_predict_csv_is_safe_in_a_spreadsheet(run, folder, capsys, monkeypatch, tmp_path):

@@ -77,7 +77,7 @@ ROWS: list[tuple[str, int, tuple[str, ...]]] = [
     (TRAIN + "--weights gone.safetensors", 2, ("no file gone.safetensors", "safetensors file")),
     (TRAIN + "--weights letter.txt", 4, ("letter.txt", "not a safetensors file")),
     (TRAIN + "--device tpu", 2, ("tpu", "cuda")),
-    (TRAIN + "--precision fp16", 2, ("precision='fp16'", "float32, bf16")),
+    (TRAIN + "--precision fp8", 2, ("precision='fp8'", "fp32, tf32, bf16, fp16")),
     (TRAIN + "--protocol wilds", 2, ("protocol='wilds'", "domainbed")),
     (TRAIN + "--out letter.txt", 2, ("letter.txt is a file", "folder")),
     (TRAIN + "--out photos", 2, ("inside the data set photos", "outside")),

@@ -155,10 +155,10 @@ def test_every_gpu_has_a_process(monkeypatch):
 
 def test_what_is_left_open_does_not_depend_on_the_machine_but_for_how_many_at_once():
     cores = len(os.sched_getaffinity(0))
-    assert default_jobs(Execution()) == cores
+    assert default_jobs(Execution(device="cpu")) == cores
     execution = PoolLauncher().setup(Execution())
     assert (execution.threads, execution.workers) == (1, 0)
-    assert default_jobs(Execution(threads=cores)) == 1
+    assert default_jobs(Execution(device="cpu", threads=cores)) == 1
     execution = PoolLauncher(7).setup(Execution(threads=cores, workers=3))
     assert (execution.threads, execution.workers) == (cores, 3)
 

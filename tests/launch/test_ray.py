@@ -21,7 +21,14 @@ from dspreg.io.atomic_files import sha256_of_file
 from dspreg.launch import ray_cluster
 from dspreg.launch.queue import RunQueue
 from dspreg.launch.ray_cluster import connected, require_cluster
-from dspreg.launch.ray_launcher import RayLauncher, RayTransport, describe_error, use_absolute_paths
+from dspreg.launch.ray_launcher import (
+    RayLauncher,
+    RayTransport,
+    cluster_device,
+    describe_error,
+    fill_for_cluster,
+    use_absolute_paths,
+)
 from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
 from helpers.small_runs import EXECUTION
@@ -473,7 +480,7 @@ def test_room_is_what_all_machines_have(store):
     with RunQueue([], store) as queue:
 
         def room(jobs=None, **how):
-            return RayTransport(cpus, queue, RayLauncher().setup(Execution(**how)), jobs).count_room()
+            return RayTransport(cpus, queue, RayLauncher().setup(Execution(device="cpu", **how)), jobs).count_room()
 
         assert room() == 7
         assert room(threads=2) == 2 + 1  # no run is on two machines
@@ -486,8 +493,9 @@ def test_room_is_what_all_machines_have(store):
 def test_what_is_left_open_does_not_depend_on_this_machine(monkeypatch):
     monkeypatch.setattr("dspreg.launch.resources.usable_gpus", lambda execution: [])
     setup = RayLauncher().setup
-    assert (setup(Execution()).threads, setup(Execution()).workers) == (1, 0)
-    assert setup(Execution(threads=3)).threads == 3
+    on_cpu = setup(Execution(device="cpu"))
+    assert (on_cpu.threads, on_cpu.workers) == (1, 0)
+    assert setup(Execution(device="cpu", threads=3)).threads == 3
     assert setup(Execution(device="cuda")).workers == 4
     assert setup(Execution(device="cuda", workers=1)).workers == 1
     with pytest.raises(ConfigError, match="Give --device cuda"):
@@ -502,3 +510,13 @@ def test_a_gpu_each(store):
         execution = Execution(device="cuda", threads=1)
         assert RayTransport(machines, queue, execution, None).count_room() == 2
     assert machines.given["num_gpus"] == 1
+
+
+def test_auto_is_what_the_cluster_has():
+    """This machine may have none of it: a sweep is started where the store is."""
+    with_gpus = Machines((True, {"CPU": 64.0}), (True, {"CPU": 16.0, "GPU": 2.0}))
+    assert cluster_device(with_gpus) == "cuda"
+    assert cluster_device(Machines((True, {"CPU": 64.0}), (False, {"GPU": 8.0}))) == "cpu"
+    assert RayLauncher().setup(Execution()).device == "auto"  # nobody is connected yet
+    filled = fill_for_cluster(Execution(device="cuda"))
+    assert (filled.workers, filled.threads) == (4, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.domain_gradients import gradient_by_domain, shrinkage
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective, at_least_float32
+from dspreg.devices import send
 from dspreg.distributions import LogUniform
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
@@ -79,7 +81,7 @@ class Agreement(Algorithm):
 
     def _start(self, domains: int) -> None:
         self.means = ParamVector()  # running means of the domains' gradients, (D, …) each, biased towards their start
-        self.masses = torch.zeros(domains, dtype=torch.float64)  # sum of the weights in them
+        self.masses = [0.0] * domains  # sum of the weights in them; numbers of the host, which asks for them
         self.rates = ParamVector()
         self._seen: list[tuple[int, ParamVector]] = []  # domain and gradient, of this step
 
@@ -113,7 +115,7 @@ class Agreement(Algorithm):
     @torch.no_grad()
     def _take_in(self) -> ParamVector:
         """Take this step's gradients into the running means; the rates, computed anew where it is time."""
-        masses, means = self.masses.clone(), dict(self.means)
+        masses, means = list(self.masses), dict(self.means)
         for d, _ in self._seen:
             masses[d] = masses[d] * self.beta + (1 - self.beta)
         for name, p in trainable(self.net).items():
@@ -130,17 +132,26 @@ class Agreement(Algorithm):
         self.stage("masses", masses)
         if self.rates and self.t % self.every:
             return self.rates
-        present = masses.nonzero()[:, 0]
-        rates = ParamVector((name, self._rates(name, m[present], masses[present])) for name, m in means.items())
+        present = [d for d, mass in enumerate(masses) if mass]
+        rates = ParamVector((name, self._rates(name, m, masses, present)) for name, m in means.items())
         self.stage("rates", rates)
         return rates
 
-    def _rates(self, name: str, means: Tensor, masses: Tensor) -> Tensor:
-        gradients = means / masses.to(means).view(-1, *[1] * (means.ndim - 1))  # unbiased
+    def _rates(self, name: str, means: Tensor, masses: Sequence[float], present: Sequence[int]) -> Tensor:
+        if len(present) < len(masses):
+            means = torch.stack([means[d] for d in present])
+        weights = send(torch.tensor([masses[d] for d in present], dtype=means.dtype), means.device)
+        gradients = means / weights.view(-1, *[1] * (means.ndim - 1))  # unbiased
         rates = agreement_rates(gradients, self.strength, self.prior)
         if self.control == "matched":
             return shuffle_matched(rates, gradients.mean(0).abs(), generator(*self.task.key, self.t, name, "agreement"))
         return rates
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return super().get_extra_state() | {"masses": torch.tensor(self.masses, dtype=torch.float64)}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        super().set_extra_state(state | {"masses": state["masses"].tolist()})
 
 
 def agreement_rates(gradients: Tensor, strength: float, prior: float) -> Tensor:

@@ -331,8 +331,7 @@ class ERM(Algorithm):
         loss, g = direction(batches)
         for name, p in trainable(self.net).items():
             p.grad = g.get(name)
-        self.stack.optimizer.step()
-        self.stack.optimizer.zero_grad()
+        self.stack.step_optimizer()
         return {"loss": loss}
 
     def predict(self, x: Tensor) -> Tensor:

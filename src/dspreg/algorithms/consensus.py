@@ -109,8 +109,7 @@ class Consensus(Algorithm):
     def _rates(self, name: str, now: Tensor) -> Tensor:
         credit = self.credit[name]
         rates = torch.where(credit.mean(0) > 0, shrinkage(credit, self.strength, self.prior), 0.0)
-        if not credit.any():  # nothing known yet
-            rates = torch.ones_like(rates)
+        rates = torch.where(credit.any(), rates, 1.0)  # nothing known yet: all of the way
         if self.control == "mean":
             rates = rates.mean().expand_as(rates)
         elif self.control == "matched":

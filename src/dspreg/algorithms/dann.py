@@ -15,6 +15,7 @@ from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.stack import give_gradients, regroup
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
+from dspreg.devices import send
 from dspreg.distributions import Choice, LogUniform
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
@@ -105,9 +106,9 @@ class DANN(Algorithm):
     def domain_loss(self, out: Outputs) -> Tensor:
         """A, which the discriminator lowers and the network raises."""
         f = out.features
-        domains, sizes = (torch.tensor(each, device=f.device) for each in (out.domains, out.sizes))
+        domains = send(torch.tensor(out.domains).repeat_interleave(torch.tensor(out.sizes)), f.device)
         guess = at_least_float32(self.discriminator(f))
-        each = F.cross_entropy(guess, domains.repeat_interleave(sizes), reduction="none")
+        each = F.cross_entropy(guess, domains, reduction="none")
         loss = each.mean()
         if self.grad_penalty:
             (slopes,) = torch.autograd.grad(each.sum(), f, create_graph=True)

@@ -11,6 +11,7 @@ from torch import Tensor
 from dspreg.algorithms.base import Algorithm, Direction, Log
 from dspreg.algorithms.compatibility import Compatibility
 from dspreg.batches import Batch
+from dspreg.devices import send, widest_float
 from dspreg.distributions import Choice
 from dspreg.errors import ConfigError
 from dspreg.networks.batch_norm import scratch_buffers
@@ -74,15 +75,16 @@ class GGA(Algorithm):
         start = best = at = theta(self.net).select("featurizer.*")
         with autocast_off(next(iter(start.values())).device.type):
             # all domains first: what a layer stages or notes in a step is its first look, and batch norm's is as well
-            loss = self.objective(batches).item()
+            loss = self.height(batches)
             with scratch_buffers(self.net):
                 similarity = first = self.similarity(batches)
                 for _ in range(self.tries):
                     at = at.map(lambda p: p + self.rho * (2 * draw_uniform(p, random) - 1))
                     with standing_at(self.net, at):
-                        similar, height = self.similarity(batches), self.objective(batches).item()
-                    if height - loss < self.slack and similar > similarity:
-                        similarity, loss, best, at = similar, height, at, start
+                        similar, height = self.similarity(batches), self.height(batches)
+                    better = (height - loss < self.slack) & (similar > similarity)  # nobody waits to see whether
+                    similarity, loss = torch.where(better, similar, similarity), torch.where(better, height, loss)
+                    best, at = choose(better, at, best), choose(better, start, at)
         self.note(similarity=similarity, gained=similarity - first)
         return best
 
@@ -90,12 +92,22 @@ class GGA(Algorithm):
         value: Tensor = self.stack.evaluate(self.stack.top.loss, batches)
         return value
 
-    def similarity(self, batches: Sequence[Batch]) -> float:
+    def height(self, batches: Sequence[Batch]) -> Tensor:
+        """The objective, so wide that differences of it are exact to what `slack` is compared with."""
+        value = self.objective(batches).detach()
+        return value.to(widest_float(value.device))
+
+    def similarity(self, batches: Sequence[Batch]) -> Tensor:
         """Of the two domains whose gradients agree least."""
         each = [gradient(self.objective([batch]), self.net) for batch in batches]
-        return min(a.cosine(b).item() for a, b in combinations(each, 2))
+        return torch.stack([a.cosine(b) for a, b in combinations(each, 2)]).min()
+
+
+def choose(first: Tensor, a: ParamVector, b: ParamVector) -> ParamVector:
+    """a if `first`, a truth value on the device, else b."""
+    return a.map(lambda x, y: torch.where(first, x, y), b)
 
 
 def draw_uniform(like: Tensor, random: torch.Generator) -> Tensor:
     """U(0, 1), the same on every device."""
-    return torch.rand(like.shape, generator=random, dtype=like.dtype).to(like.device)
+    return send(torch.rand(like.shape, generator=random, dtype=like.dtype), like.device)

@@ -11,6 +11,7 @@ from torch import Tensor
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.compatibility import Compatibility
 from dspreg.batches import Batch, Objective
+from dspreg.devices import send
 from dspreg.distributions import LogUniform
 from dspreg.errors import ConfigError
 from dspreg.networks.batch_norm import scratch_buffers
@@ -51,4 +52,4 @@ class GGAL(Algorithm):
         self.note(similarity=similarity)
         random = generator(*self.task.key, self.t, "GGAL")  # the same noise however often a step asks
         scale = self.gamma * (1 - similarity)
-        return loss, g.map(lambda t: t + scale * torch.randn(t.shape, generator=random, dtype=t.dtype).to(t.device))
+        return loss, g.map(lambda t: t + scale * send(torch.randn(t.shape, generator=random, dtype=t.dtype), t.device))

@@ -16,6 +16,7 @@ from dspreg.batches import Outputs, at_least_float32, soft_labels
 from dspreg.distributions import Choice
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
+from dspreg.precision import full_precision
 
 
 class GMDG(WithOracle):
@@ -80,8 +81,10 @@ class GMDG(WithOracle):
         total = loss + self.weight * self.distance(out) + named
         self.note(distance=self.distance(out), labels=named)
         if self.shift:
-            explained = explained_covariance(at_least_float32(f), u)
-            q, q_a = (torch.autograd.grad(value, f, retain_graph=True)[0].max() for value in (loss, explained))
+            wide = at_least_float32(f)  # the slope of `explained` is too small for half precision
+            explained = explained_covariance(wide, u)
+            pairs = ((loss, f), (explained, wide))
+            q, q_a = (at_least_float32(torch.autograd.grad(v, x, retain_graph=True)[0].max()) for v, x in pairs)
             total = total + self.shift * explained * torch.where(q_a == 0, torch.zeros_like(q), q / q_a)
             self.note(explained=explained)
         if self.d_shift and len(out.sizes) > 1:
@@ -108,7 +111,7 @@ class GMDG(WithOracle):
 
 def explained_covariance(f: Tensor, u: Tensor) -> Tensor:
     """A, by S = fᵀPf/N with the projection P on the columns of u, both centred."""
-    with torch.autocast(f.device.type, enabled=False):
+    with full_precision(f.device.type):
         return _explained_covariance(f, u)
 
 

@@ -13,6 +13,7 @@ from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.compatibility import overrides
 from dspreg.batches import Batch
 from dspreg.errors import ConfigError
+from dspreg.precision import full_precision
 from dspreg.randomness import Key
 from dspreg.sensitivity import Meter, Profile
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
@@ -80,7 +81,7 @@ def metering(algorithm: Algorithm, key: tuple[Key, ...], **options: Any) -> Iter
         return found
 
     device = next(algorithm.net.parameters()).device.type
-    with evaluation_mode(top), torch.autocast(device, enabled=False):  # c of a step is that of the profiles
+    with evaluation_mode(top), full_precision(device):  # c of a step is that of the profiles
         yield Meter(algorithm.net, key=(*key, "measure"), on_pass=algorithm.task.on_progress, **options), f
 
 

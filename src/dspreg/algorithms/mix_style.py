@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.task import Task
+from dspreg.devices import send
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
 from dspreg.networks.stages import channels_at, early_stages
@@ -76,8 +77,8 @@ class Mixing(nn.Module):
         if torch.rand(()) >= self.p:
             return None
         mean, deviation = style(x.detach())
-        m = torch.distributions.Beta(self.alpha, self.alpha).sample((len(x), 1, 1, 1)).to(x)
-        other = torch.randperm(len(x)).to(x.device)
+        m = torch.distributions.Beta(self.alpha, self.alpha).sample((len(x), 1, 1, 1))
+        m, other = send(m.to(x.dtype), x.device), send(torch.randperm(len(x)), x.device)
         scale = m * deviation + (1 - m) * deviation[other]
         return (x - mean) / deviation * scale + m * mean + (1 - m) * mean[other]
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.batches import Batch, Outputs, soft_labels
+from dspreg.devices import widest_float
 from dspreg.distributions import Uniform
 from dspreg.errors import ConfigError
 
@@ -40,7 +41,7 @@ class RSC(Algorithm):
     def forward(self, batches: Sequence[Batch]) -> Outputs:
         out: Outputs = self.base(batches)
         kept = self.mask(out)
-        self.note(muted=(kept == 0).double().mean())
+        self.note(muted=(kept == 0).to(widest_float(kept.device)).mean())
         features, classify = out.features * kept, self.net.classifier
         # as a change, so that what the base did to its logits stays
         return out.replace(features=features, logits=out.logits + classify(features) - classify(out.features))

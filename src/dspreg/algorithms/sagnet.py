@@ -12,6 +12,7 @@ from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.stack import descend
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
+from dspreg.devices import send
 from dspreg.distributions import LogUniform
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
@@ -75,7 +76,7 @@ class SagNet(Algorithm):
         """The cross-entropy of the head's guess from styles, with contents of other samples."""
         u, mean, var = split_style(out.features)
         # keyed: torch's own numbers are the same at every evaluation of a step
-        j = torch.randperm(len(u), generator=generator(*self.task.key, self.t, "SagNet", purpose)).to(u.device)
+        j = send(torch.randperm(len(u), generator=generator(*self.task.key, self.t, "SagNet", purpose)), u.device)
         guess = self.style_head(restyle(u[j].detach(), mean, var).to(out.features.dtype))
         return out.weights.dot(out.replace(logits=guess).risks())
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from dspreg.algorithms.task import SourceValidation, Task
 from dspreg.batches import Batch, Outputs
+from dspreg.precision import LossScaler
 from dspreg.randomness import seeded
+from dspreg.vectors import scaled_gradients
 
 if TYPE_CHECKING:
     from dspreg.algorithms.base import Algorithm, Log
@@ -31,6 +33,8 @@ class Stack:
     events: list[dict[str, Any]] = field(default_factory=list)  # of the current step
     recording: bool = False  # whether the current step's log is kept, so that costly figures are worth taking
     optimizer: torch.optim.Optimizer = field(init=False)
+    scaler: LossScaler | None = None  # in half precision
+    skipped: bool = False  # whether a gradient of the current step overflowed, so that it changes nothing but the scale
     # evaluate(f, batches): a function of the whole stack's outputs, such as a loss, with the step's random numbers
     evaluate: Callable[[Callable[[Outputs], Any], Sequence[Batch]], Any] = field(init=False)
     _staged: dict[tuple[Algorithm, str, int | None], Any] = field(default_factory=dict)
@@ -44,17 +48,33 @@ class Stack:
     @contextmanager
     def stepping(self, *, record: bool) -> Iterator[Log]:
         """One step: what was staged is written if it succeeds and dropped if it does not. Yields the notes."""
-        self.notes, self.events, self.recording, self._staged = {}, [], record, {}
+        self.notes, self.events, self.recording, self._staged, self.skipped = {}, [], record, {}, False
         self._done.clear()
+        start = [(p, p.detach().clone()) for p in self.top.parameters()] if self.scaler else []
         try:
             yield self.notes
         except BaseException:
             self._staged.clear()
             raise
-        self._write_staged()
-        for layer in self.layers:
-            layer.on_step_end()
+        if self.skipped:  # what layers made of such a gradient, parameters as well, is no number
+            self._staged.clear()
+            self.notes.clear()
+            with torch.no_grad():
+                for p, value in start:
+                    p.copy_(value)
+        else:
+            self._write_staged()
+            for layer in self.layers:
+                layer.on_step_end()
         self.steps += 1
+
+    def step_optimizer(self) -> None:
+        """One step along the `.grad` of the parameters, which are cleared."""
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.skipped |= self.scaler.step(self.optimizer)
+        self.optimizer.zero_grad()
 
     def first_time(self, layer: Algorithm, what: str) -> bool:
         """Whether `layer` asks this for the first time in the current step; arrows may be called several times."""
@@ -89,15 +109,14 @@ def descend(stack: Stack, loss: Callable[[Outputs], Tensor], parts: nn.Module, b
     """
     value: Tensor = stack.evaluate(loss, batches)
     give_gradients(value, parts)
-    stack.optimizer.step()
-    stack.optimizer.zero_grad()
+    stack.step_optimizer()
     return value.detach()
 
 
 def give_gradients(loss: Tensor, parts: nn.Module) -> None:
     """Set `.grad` of these parameters alone, ready for an optimiser's step."""
     params = [p for p in parts.parameters() if p.requires_grad]
-    for p, g in zip(params, torch.autograd.grad(loss, params, allow_unused=True), strict=True):
+    for p, g in zip(params, scaled_gradients(loss, params), strict=True):
         p.grad = g
 
 

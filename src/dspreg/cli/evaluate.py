@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import dataset, device, integer, trust, which
+from dspreg.cli.options import choose_device, dataset, device_flag, integer, trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.io.text import align_columns, escape_terminal
 
@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--workers", metavar="N", type=integer("workers", 0), help="processes that read images")
     which(parser)
     trust(parser)
-    device(parser)
+    device_flag(parser)
     parser.set_defaults(run=run)
 
 
@@ -53,15 +53,14 @@ def run(given: Any) -> int:
     from dspreg.inference.evaluate_run import evaluate_run
     from dspreg.inference.metric_files import as_json, save
     from dspreg.io.atomic_files import require_folder
-    from dspreg.training.experiment import check_device
 
-    check_device(given.device)
+    device = choose_device(given.device)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("evaluating", total=None)
         found = evaluate_run(
             given.run_folder, dataset=given.dataset, root=given.root, name=given.name, domains=given.domain,
-            adapt=given.adapt, which=given.which, device=given.device, workers=given.workers, batch=given.batch,
+            adapt=given.adapt, which=given.which, device=device, workers=given.workers, batch=given.batch,
             trust=given.trust,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip

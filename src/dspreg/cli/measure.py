@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dspreg.cli.measure_text import comparison_text, held_out_text, profile_text
-from dspreg.cli.options import dataset, device, integer, positive, trust, which
+from dspreg.cli.options import choose_device, dataset, device_flag, integer, positive, trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.config.measure_config import ESTIMATORS, OF, VARIANCES, MeasureConfig
 from dspreg.errors import ConfigError
@@ -118,7 +118,7 @@ def _add_estimation(group: Any) -> None:
     group.add_argument("--exclude", metavar="PATTERN", nargs="+", default=[], help="leave these parameters out")
     says = "skip null, which is c under random domain labels (the noise floor of c); takes less memory"
     group.add_argument("--no-null", action="store_true", help=says)
-    device(group)
+    device_flag(group)
     group.add_argument("--workers", metavar="N", type=integer("workers", 0), help="processes that read images")
     group.add_argument("--threads", metavar="N", type=integer("threads"), help="CPU threads (default: all cores)")
 
@@ -196,10 +196,9 @@ def _call_measure(given: Any, of_network: Callable[..., T], of_run: Callable[...
 
     from dspreg.config.train_config import Execution
     from dspreg.inference.profile_run import MeasureProgress
-    from dspreg.training.experiment import check_device
     from dspreg.training.loop import reproducible
 
-    check_device(given.device)
+    device = choose_device(given.device, float64=True)
     is_run = Path(given.model).is_dir()
     if not is_run and len(Path(given.model).parts) > 1:
         raise ConfigError(f"there is no folder {given.model}; give that of a run, or the name of a network")
@@ -211,7 +210,7 @@ def _call_measure(given: Any, of_network: Callable[..., T], of_run: Callable[...
         dataset=given.dataset, root=given.root, name=given.name, domains=given.domain, images=given.images,
         batch=given.batch, of=given.of, estimator=given.estimator, draws=given.draws, eps=given.eps, only=given.only,
         variance=given.variance,
-        exclude=given.exclude, null=not given.no_null, layer=given.layer, seed=given.seed, device=given.device,
+        exclude=given.exclude, null=not given.no_null, layer=given.layer, seed=given.seed, device=device,
         workers=given.workers,
     )  # fmt: skip
     console = Console(stderr=True)
@@ -224,7 +223,7 @@ def _call_measure(given: Any, of_network: Callable[..., T], of_run: Callable[...
             bar.stop()  # the next bar needs the terminal to itself
 
     progress = MeasureProgress(bar=console.is_terminal, reading=reading)
-    how = Execution(device=given.device, threads=given.threads)
+    how = Execution(device=device, threads=given.threads)
     with reproducible(how), nullcontext() if given.no_null and given.held_out is None else bar:
         if is_run:
             return of_run(given.model, config, which=given.which, progress=progress, trust=given.trust)

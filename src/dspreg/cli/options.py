@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import MISSING
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 from dspreg.config.defaults import PROTOCOLS, default_text
 from dspreg.config.options import Option
 from dspreg.config.parse import parse_integer
+from dspreg.config.train_config import EXECUTION_OPTIONS
 from dspreg.errors import ConfigError
 from dspreg.io.text import shorten
 
-METAVARS = {"root": "DIR", "weights": "FILE", "algorithm": "SPEC"}  # else by type
+METAVARS = {"root": "DIR", "weights": "FILE", "algorithm": "SPEC", "device": "DEVICE"}  # else by type
 
 
 def add_option(group: argparse._ActionsContainer, each: Option, help: str | None = None) -> None:
@@ -72,8 +74,24 @@ def _which(text: str) -> str:
     raise argparse.ArgumentTypeError(f"{shorten(text)}; wanted selected, last or the number of a step")
 
 
-def device(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--device", metavar="DEVICE", default="cpu", help="cpu, cuda, cuda:1, mps (default: cpu)")
+def device_flag(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--device", metavar="DEVICE", default="auto", help=help_text(EXECUTION_OPTIONS["device"]))
+
+
+def choose_device(asked: str, *, float64: bool = False) -> str:
+    """The device that `--device` means here, as `resolve_device` has it, said."""
+    from dspreg.devices import resolve_device
+
+    found = resolve_device(asked, float64=float64)
+    say_device(found)
+    return found
+
+
+def say_device(device: str) -> None:
+    """On stderr: what is on stdout may be CSV, JSON or LaTeX."""
+    from dspreg.devices import describe_device
+
+    print(f"device: {describe_device(device)}", file=sys.stderr, flush=True)
 
 
 def trust(parser: argparse._ActionsContainer) -> None:

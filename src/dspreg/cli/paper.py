@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dspreg.cli.options import add_option, choose_device
 from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.sweep import MAX_RUNS, add_launch_options, launch, most_runs, open_store, require_at_most, whole
 from dspreg.cli.train import stopping
@@ -44,7 +45,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--scale", choices=tuple(SCALES), help="without it, the item is explained")
     parser.add_argument("--store", metavar="DIR", help="where the runs go: new, or of earlier items")
     parser.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data)")
-    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, mps (default: cpu)")
+    add_option(parser, EXECUTION_OPTIONS["device"])
     add_launch_options(parser)
     says = "how DSP-Reg's penalty is computed (default: finite_difference, the paper's formula); see docs of DSPReg"
     parser.add_argument("--engine", metavar="ENGINE", default="finite_difference", help=says)
@@ -197,6 +198,7 @@ def _timed(item: Any, execution: Execution, given: Any) -> int:
         print(f"{len(item.variants)} variants ({labels}), {overhead.BLOCKS} blocks each of as many steps as are "
               "between two refreshes; nothing is kept")  # fmt: skip
         return 0
+    execution = dataclasses.replace(execution, device=choose_device(execution.device, float64=True))
     with stopping() as pause:
         costs, length = overhead.measure_costs(item, execution, _aside, pause)
     made = overhead.render_tables(item, costs, length)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import device, integer, trust, which
+from dspreg.cli.options import choose_device, device_flag, integer, trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.io.text import align_columns, escape_csv, escape_terminal
 
@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
     )
     which(parser)
     trust(parser)
-    device(parser)
+    device_flag(parser)
     parser.set_defaults(run=run)
 
 
@@ -41,14 +41,13 @@ def run(given: Any) -> int:
     from rich.progress import Progress
 
     from dspreg.inference.predict import predict_images
-    from dspreg.training.experiment import check_device
 
-    check_device(given.device)
+    device = choose_device(given.device)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("predicting", total=None)
         found = predict_images(
-            given.run_folder, given.images, which=given.which, batch=given.batch, device=given.device,
+            given.run_folder, given.images, which=given.which, batch=given.batch, device=device,
             trust=given.trust,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip

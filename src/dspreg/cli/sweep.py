@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dspreg.cli.options import add_option
+from dspreg.cli.options import add_option, say_device
 from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.plan_text import large_plan_text, plan_text
 from dspreg.cli.train import stopping
@@ -194,9 +194,13 @@ def launch(
     from rich.console import Console
 
     from dspreg.launch.progress import SweepProgress, SweepProgressBars
+    from dspreg.training.experiment import resolve_execution
 
     console, done = Console(stderr=True), 0
     launcher, attempts = chosen_launcher(given, console.print), whole("--attempts", given.attempts, 1)
+    if given.on != "ray":  # which has devices of its own, and says them
+        execution = resolve_execution(execution, *(run.algorithm for run in runs))
+        say_device(execution.device)
 
     def on_run(run: Run, state: RunState, already: bool) -> None:
         nonlocal done

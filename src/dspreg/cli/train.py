@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import add_option
+from dspreg.cli.options import add_option, say_device
 from dspreg.cli.parser import Commands, add_command
 from dspreg.config.parse import format_config, parse_assignment, parse_option, parse_targets, read_options, split_config
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS, TRAIN_OPTIONS, Execution, TrainConfig, resolve_config
@@ -69,8 +69,11 @@ def train_one(given: Any, pause: Any) -> int:
     from rich.console import Console
 
     from dspreg.training.callbacks import ProgressBar
+    from dspreg.training.experiment import resolve_execution
     from dspreg.training.loop import train
 
+    execution = resolve_execution(execution, config.algorithm)
+    say_device(execution.device)
     console = Console(stderr=True)
     callbacks = [ProgressBar(console)] if console.is_terminal else []
     finished_before = (Path(given.out) / "result.json").exists()

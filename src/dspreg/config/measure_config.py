@@ -49,7 +49,7 @@ class MeasureConfig:
         only, exclude: Shell patterns on parameter names.
         null: Also measure c under random domain labels, the noise floor of c.
         layer: One that must be among the measured ones; refused before anything is measured.
-        device: Where the network is.
+        device: Where the network is; `"auto"`: on cuda, mps or the CPU, whichever is there first.
         workers: Processes that read images; None: the default of the data set.
     """
 
@@ -71,7 +71,7 @@ class MeasureConfig:
     exclude: Sequence[str] = ()
     null: bool = True
     layer: str | None = None
-    device: str = "cpu"
+    device: str = "auto"
     workers: int | None = None
 
     def __post_init__(self) -> None:

@@ -50,7 +50,8 @@ LONGEST = 4_096  # characters of a text, as of a path
 
 
 def option(help: str, default: Any = MISSING, **limits: Any) -> Any:
-    """A field that is an option: `at_least`, `above`, `at_most`, `below` and `choices` are its range.
+    """A field that is an option: `at_least`, `above`, `at_most`, `below` and `choices` are its range; `aliases` are
+    other words for values.
 
     The default None of a type that does not include None leaves the option open: it is filled in later.
     """
@@ -68,6 +69,7 @@ class Option:
         default: `MISSING` where it must be given.
         help: One sentence.
         limits: By the names of `LIMITS`.
+        aliases: Other words for values, such as earlier ones, that are read as these.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Option:
     default: Any
     help: str
     limits: Mapping[str, Any]
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def is_open(self) -> bool:
@@ -123,7 +126,8 @@ def declared_options(cls: type) -> dict[str, Option]:
         nullable = NoneType in get_args(hints[field.name])
         if field.name in MOST and kinds[0] in (int, float):
             each["at_most"] = MOST[field.name][0]
-        found[field.name] = Option(field.name, kinds[0], nullable, field.default, each.pop("help"), each)
+        says, aliases = each.pop("help"), each.pop("aliases", {})
+        found[field.name] = Option(field.name, kinds[0], nullable, field.default, says, each, aliases)
     return found
 
 

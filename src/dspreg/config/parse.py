@@ -49,7 +49,7 @@ def parse_typed(each: Option, given: Any) -> Any:
     if each.type is tuple and isinstance(given, str | list):
         return parse_targets(given.split(",") if isinstance(given, str) else given)
     if each.type is str and isinstance(given, str | int | float) and not isinstance(given, bool):
-        return str(given)
+        return each.aliases.get(str(given), str(given))
     if each.type is bool and str(given).lower() in TRUE + FALSE:
         return str(given).lower() in TRUE
     if each.type is int and (number := _whole_number(given)) is not None:

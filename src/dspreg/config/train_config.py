@@ -93,10 +93,11 @@ class Execution:
 
     root: str | None = option("folder that holds the data sets (default: data)", None)
     name: str | None = option("name of a folder: or index: data set (default: the last part of its path)", None)
-    device: str = option("cpu, cuda, cuda:1 or mps", "cpu")
+    device: str = option("cpu, cuda, cuda:1, mps, or auto: the first of cuda, mps and cpu that is there", "auto")
     threads: int | None = option("CPU threads (default: all cores); results are bitwise identical only for the same "
                                  "number", None, at_least=1)  # fmt: skip
-    precision: str = option("bf16 runs the network under autocast", "float32", choices=("float32", "bf16"))
+    precision: str = option("bf16 and fp16 run the network under autocast, fp16 with scaled losses; tf32 is for CUDA",
+                            "fp32", choices=("fp32", "tf32", "bf16", "fp16"), aliases={"float32": "fp32"})  # fmt: skip
     layout: str = option("memory format of images; convolutions on a CPU are often faster with channels-last",
                          "channels-first", choices=("channels-first", CHANNELS_LAST))  # fmt: skip
     workers: int | None = option("processes that read images; results do not depend on it", None, at_least=0)
@@ -116,7 +117,15 @@ class Execution:
 
     def __post_init__(self) -> None:
         for name, each in EXECUTION_OPTIONS.items():
-            each.check(getattr(self, name))
+            value = getattr(self, name)
+            if value in each.aliases:
+                object.__setattr__(self, name, value := each.aliases[value])
+            each.check(value)
+
+    @property
+    def recorded_precision(self) -> str:
+        """The word that records have: for fp32 the one that they had when it was called so, or ids would change."""
+        return "float32" if self.precision == "fp32" else self.precision
 
 
 TRAIN_OPTIONS = declared_options(TrainConfig)

@@ -15,6 +15,7 @@ from dspreg.batches import Batch
 from dspreg.data.readers import iterate_batches
 from dspreg.data.sampling import draw_measure_batches, draw_training_batch
 from dspreg.data.transforms import Transform
+from dspreg.devices import send
 from dspreg.randomness import Key, seeded
 
 if TYPE_CHECKING:
@@ -114,7 +115,26 @@ class MeasureSampler:
         which = [(d, tuple(chosen)) for d, chosen in order]
         with closing(iterate_batches(Positions(self.parts), which, self.workers, self.on_wait)) as made:
             for (d, _), (x, y) in zip(which, made, strict=True):
-                yield Batch(self.parts[d].transform.normalise(x.to(self.device)), y.to(self.device), d)
+                yield Batch(self.parts[d].transform.normalise(send(x, self.device)), send(y, self.device), d)
+
+
+def send_ahead(batches: Generator[list[XY], None, None], device: str) -> Generator[list[XY], None, None]:
+    """Batches of steps, on the device. On a GPU, the next one is on its way before this one is handed over.
+
+    On the CPU there is no way to go, and none is made before it is asked for. Closing this closes `batches`.
+    """
+    with closing(batches):
+        if torch.device(device).type == "cpu":
+            yield from batches
+            return
+        before: list[XY] | None = None
+        for each in batches:
+            sent = [(send(x, device), send(y, device)) for x, y in each]
+            if before is not None:
+                yield before
+            before = sent
+        if before is not None:
+            yield before
 
 
 def reader_processes(asked: int | None, small: bool) -> int:

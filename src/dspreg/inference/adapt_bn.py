@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dspreg.data.loader import XY, DomainSplit
 from dspreg.data.readers import iterate_batches
+from dspreg.devices import send
 from dspreg.errors import ConfigError, DataError
 from dspreg.randomness import generator
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
@@ -43,7 +44,7 @@ def adapted(model: Model, part: DomainSplit, *, size: int, device: str = "cpu", 
                 norm.training = True  # its own flag: `train()` of a featurizer with frozen batch norm would not set it
             with torch.no_grad(), closing(iterate_batches(batches, range(len(batches)), workers)) as read:
                 for x, _ in read:
-                    model(part.transform.normalise(x.to(device)))
+                    model(part.transform.normalise(send(x, device)))
         except ValueError as error:  # torch's, of batch norm
             raise DataError(f"{len(part)} images are too few to adapt on ({error}); do without --adapt bn") from error
         finally:

@@ -18,6 +18,7 @@ from dspreg.data.fingerprint import fingerprint
 from dspreg.data.loader import DomainSplit, SequentialBatches, reader_processes
 from dspreg.data.registry import open_dataset
 from dspreg.data.transforms import Transform
+from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, DspregError, IntegrityError, Notice, resource_errors
 from dspreg.inference.adapt_bn import adapted, batch_norms
 from dspreg.inference.load import load, step_of
@@ -84,7 +85,7 @@ def evaluate_run(
     domains: Sequence[str] = (),
     adapt: str = "none",
     which: str = "selected",
-    device: str = "cpu",
+    device: str = "auto",
     workers: int | None = None,
     batch: int | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -103,7 +104,7 @@ def evaluate_run(
         domains: Some of its domains; all if there are none.
         adapt: `"bn"` takes batch-norm statistics from the images that are scored; see `adapting`.
         which: The `"selected"` model, that of the `"last"` step, or an evaluated step, as in `load`.
-        device: Where the model runs.
+        device: Where the model runs; `"auto"`: on cuda, mps or the CPU, whichever is there first.
         workers: Processes that read images.
         batch: Images at a time; the run's own if it is left out.
         progress: Called with the number of images done and of all.
@@ -113,7 +114,7 @@ def evaluate_run(
     Raises:
         DataError: The data set has classes that the model does not know.
     """
-    folder = RunFolder(run)
+    folder, device = RunFolder(run), resolve_device(device)
     model, transform = load(run, which, device, trust=trust)
     trained, result = RunDescription.from_json(folder.description()), folder.result() or {}
     if adapt != "none":

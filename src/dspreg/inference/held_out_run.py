@@ -22,6 +22,7 @@ from dspreg.data.fingerprint import fingerprint
 from dspreg.data.loader import DomainSplit, MeasureSampler, reader_processes
 from dspreg.data.sampling import draw_batches
 from dspreg.data.transforms import Transform
+from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, resource_errors
 from dspreg.inference.evaluate_run import columns, data_of, split_source
 from dspreg.inference.load import load, step_of
@@ -101,6 +102,7 @@ def compare_held_out_network(
     progress: MeasureProgress = QUIET,
 ) -> HeldOutComparison:
     """As `compare_held_out`, of a network of a name, as in `make_full_network`, on a data set."""
+    config = replace(config, device=resolve_device(config.device, float64=True))
     if config.dataset is None:
         raise ConfigError("on which images? Add --dataset NAME, folder:PATH or index:FILE")
     data = open_images(config, config.dataset)
@@ -146,7 +148,7 @@ def compare_held_out_run(
     c comes from images that the run was trained on, as in a refresh at that step; the held-out images of the sources
     are of the split that it was not trained on, as those of the held-out domain are. `trust` as in `dspreg.evaluate`.
     """
-    folder = RunFolder(run)
+    folder, config = RunFolder(run), replace(config, device=resolve_device(config.device, float64=True))
     model, transform = load(run, which, config.device, trust=trust)
     check_before(model.algorithm.net, config, len(model.classes))
     trained, step = RunDescription.from_json(folder.description()), step_of(folder.result() or {}, which)

@@ -13,9 +13,11 @@ import torch
 from dspreg.data.decode import BadImage, decode_image
 from dspreg.data.folders import READ, images_below
 from dspreg.data.transforms import Transform
+from dspreg.devices import resolve_device, send
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.inference.load import load
 from dspreg.io.text import join_few, plural
+from dspreg.precision import full_precision
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.model import Model
 
@@ -91,7 +93,7 @@ def predict_images(
     *,
     which: str = "selected",
     batch: int = 64,
-    device: str = "cpu",
+    device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
     trust: Sequence[str] = (),
 ) -> list[Prediction]:
@@ -105,13 +107,14 @@ def predict_images(
         images: Image files, or folders of them.
         which: The `"selected"` model, the `"last"`, or an evaluated step, as in `dspreg.load`.
         batch: Images at a time.
-        device: Where the model runs.
+        device: Where the model runs; `"auto"`: on cuda, mps or the CPU, whichever is there first.
         progress: Called with the number of files done and of all.
         trust: Modules of methods of your own, as in `dspreg.load`.
 
     Returns:
         One prediction per file. A file that is not a usable image has a `fault` instead of probabilities.
     """
+    device = resolve_device(device)
     model, transform = load(run, which, device, trust=trust)
     files = image_files([images] if isinstance(images, str | Path) else images)
     return predict_files(model, transform, files, batch=batch, device=device, progress=progress)
@@ -140,7 +143,7 @@ def predict_files(
         progress: Called with the number of files done and of all.
     """
     result: list[Prediction] = []
-    with evaluation_mode(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad(), full_precision(torch.device(device).type):
         for start in range(0, len(files), batch):
             result += _batch(model, transform, files[start : start + batch], device)
             if progress is not None:
@@ -157,7 +160,7 @@ def _batch(model: Model, transform: Transform, files: Sequence[Path], device: st
             faults[path] = bad.reason
     probabilities: dict[Path, tuple[float, ...]] = {}
     if pixels:
-        x = transform.normalise(torch.stack(list(pixels.values()))).to(device)
+        x = transform.normalise(send(torch.stack(list(pixels.values())), device))
         rows = model(x).cpu().double().softmax(1)
         for path, row in zip(pixels, rows, strict=True):
             if row.isfinite().all():

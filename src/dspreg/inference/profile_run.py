@@ -25,6 +25,7 @@ from dspreg.data.registry import open_dataset
 from dspreg.data.sampling import draw_batches
 from dspreg.data.transforms import Transform
 from dspreg.data.unlabelled import Unlabelled, without_classes
+from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, Notice, resource_errors
 from dspreg.inference.evaluate_run import columns, data_of, split_source
 from dspreg.inference.load import load, step_of
@@ -66,6 +67,7 @@ def profile_network(
 
     The profile's settings say, under "about", what was measured on which images.
     """
+    config = replace(config, device=resolve_device(config.device, float64=True))
     if config.dataset is None:
         raise ConfigError("on which images? Add --dataset NAME, folder:PATH or index:FILE")
     if config.variance != "one":
@@ -105,7 +107,7 @@ def profile_run(
     On its own data set: on the images it was trained on, as a refresh in training would at that step. On another data
     set, or a domain it was not trained on: on all images; classes are matched by name. `trust` as in `dspreg.evaluate`.
     """
-    folder = RunFolder(run)
+    folder, config = RunFolder(run), replace(config, device=resolve_device(config.device, float64=True))
     model, transform = load(run, which, config.device, trust=trust)
     check_before(model.algorithm.net, config, len(model.classes))
     trained, step = RunDescription.from_json(folder.description()), step_of(folder.result() or {}, which)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dspreg.runs.leases import Lease, Leases
@@ -45,5 +46,5 @@ class Heartbeat(TrainingCallback):
     def on_progress(self) -> None:
         self.beat(self.step)
 
-    def on_step_end(self, step: int, log: dict[str, float]) -> None:  # noqa: ARG002
+    def on_step_end(self, step: int, log: Mapping[str, float]) -> None:  # noqa: ARG002
         self.beat(step + 1)

@@ -109,7 +109,7 @@ def sweep(
             launcher = make_launcher(launcher, jobs=jobs)
         elif jobs is not None:
             raise ConfigError(f"jobs={jobs} is for a launcher given by name; give it to {type(launcher).__name__}")
-        execution = launcher.setup(execution or Execution())
+        execution = launcher.setup(resolve_sweep(execution or Execution(), every))
         store = store if isinstance(store, RunStore) else RunStore(store)
         store.make()
         store.plan(every)
@@ -121,6 +121,19 @@ def sweep(
         with RunQueue(every, store, attempts=attempts, on_run=report) as queue:
             launcher.launch(queue, execution, progress=progress, pause=pause)
         return {run.id: queue.ended[run.id] for run in every}
+
+
+def resolve_sweep(execution: Execution, runs: Iterable[Run]) -> Execution:
+    """Where what is here has no double precision: a device on which all runs of the sweep can be trained.
+
+    Elsewhere `auto` is left to the launcher, since a cluster may have what this machine has not.
+    """
+    from dspreg.devices import lacks_float64
+    from dspreg.training.experiment import resolve_execution
+
+    if not lacks_float64(execution.device):
+        return execution
+    return resolve_execution(execution, *(run.algorithm for run in runs))
 
 
 def list_runs(plan: Sweep, execution: Execution) -> list[Run]:

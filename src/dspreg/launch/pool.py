@@ -7,12 +7,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 
 from dspreg.config.train_config import Execution
+from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError
 from dspreg.launch.dispatcher import Dispatcher
 from dspreg.launch.messages import Event, Outcome, Stopped, WorkerDied
@@ -20,7 +21,7 @@ from dspreg.launch.pool_worker import main
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import LeasedRun, RunQueue
 from dspreg.launch.resources import Slot, assign_slots, default_jobs, fill_execution
-from dspreg.training.experiment import check_device
+from dspreg.precision import check_precision
 
 PRELOAD = ["timm", "torchvision", "dspreg.launch.pool_worker"]  # what every process needs, loaded once
 GRACE = 60.0  # seconds for a last checkpoint
@@ -41,7 +42,9 @@ class PoolLauncher:
         self.jobs = jobs
 
     def setup(self, execution: Execution) -> Execution:
-        check_device(execution.device)  # once, here: otherwise each run would use up its attempts on it
+        # once, here: otherwise each run would use up its attempts on it, and how many there is room for depends on it
+        execution = replace(execution, device=resolve_device(execution.device))
+        check_precision(execution.precision, execution.device)
         return fill_execution(execution, self.jobs or default_jobs(execution))
 
     def launch(

@@ -16,6 +16,7 @@ from typing import Any
 
 from dspreg.config.train_config import Execution
 from dspreg.data.registry import ROOT
+from dspreg.devices import AUTO
 from dspreg.errors import ConfigError, IntegrityError, InUse
 from dspreg.launch.attempt import final_state
 from dspreg.launch.dispatcher import TICK, Dispatcher
@@ -38,7 +39,7 @@ READERS = 4  # processes that read images for a GPU, unless given
 
 
 class RayLauncher:
-    """Each run is a Ray task with `threads` CPUs, and a GPU if `device` is cuda.
+    """Each run is a Ray task with `threads` CPUs, and a GPU if `device` is cuda, or auto on a cluster with GPUs.
 
     If a task, process or machine dies, the run loses an attempt, unless it got further than the one before. It resumes
     elsewhere from the last checkpoint that arrived. Machines that join the cluster are used.
@@ -61,9 +62,7 @@ class RayLauncher:
         require_cluster(self.address)
         if execution.device.startswith("cuda:"):
             raise ConfigError(f"--device {execution.device}: Ray assigns GPUs to runs. Give --device cuda")
-        if execution.device == "cuda" and execution.workers is None:
-            execution = replace(execution, workers=READERS)
-        return fill_execution(execution, 1)
+        return execution if execution.device == AUTO else fill_for_cluster(execution)
 
     def launch(
         self, queue: RunQueue, execution: Execution, *, progress: SweepProgress, pause: Callable[[], None]
@@ -76,7 +75,22 @@ class RayLauncher:
         """
         cpus = None if self.jobs is None else self.jobs * (execution.threads or 1)
         with connected(self.address, cpus, self.say) as ray:
+            if execution.device == AUTO:  # what the cluster has, and not what this machine has
+                execution = fill_for_cluster(replace(execution, device=cluster_device(ray)))
+                self.say(f"device: {execution.device}")
             Dispatcher(queue, RayTransport(ray, queue, execution, self.jobs), progress, pause).run()
+
+
+def fill_for_cluster(execution: Execution) -> Execution:
+    """Fill in what is left open, without looking at this machine."""
+    readers = READERS if execution.device == "cuda" else 0
+    workers = readers if execution.workers is None else execution.workers
+    return fill_execution(replace(execution, workers=workers), 1)
+
+
+def cluster_device(ray: Any) -> str:
+    """What `auto` is on a cluster: cuda if a machine of it has a GPU for Ray to give away, else cpu."""
+    return "cuda" if any(node["Alive"] and node["Resources"].get("GPU", 0) >= 1 for node in ray.nodes()) else "cpu"
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dspreg.launch.messages import Progress
@@ -24,7 +24,7 @@ class ProgressReporter(TrainingCallback):
     def __init__(self, send: Callable[[Progress], None], every: float):
         self.send, self.every = send, every
         self.step = self.steps = 0
-        self.doing = ""
+        self.doing = self.loss = ""
         self.sent_at = float("-inf")
 
     def report(self, doing: str) -> None:
@@ -45,6 +45,9 @@ class ProgressReporter(TrainingCallback):
         if time.monotonic() - self.sent_at > self.every:
             self.report(self.doing)
 
-    def on_step_end(self, step: int, log: dict[str, float]) -> None:
-        self.step, self.doing = step + 1, f"loss {log['loss']:.2f}"
+    def on_step_end(self, step: int, log: Mapping[str, float]) -> None:
+        self.step = step + 1
+        if time.monotonic() - self.sent_at > self.every:  # not at each step: on a GPU, looking into a log is waiting
+            self.loss = f"loss {log['loss']:.2f}"
+        self.doing = self.loss
         self.on_progress()

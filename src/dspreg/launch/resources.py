@@ -1,4 +1,4 @@
-"""Resources of this machine, cores and GPUs, and the share of each process."""
+"""Resources of this machine, cores and GPUs, and the share of each process. Devices are resolved ones, never `auto`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ def usable_gpus(execution: Execution) -> list[str]:
 
 
 def default_jobs(execution: Execution) -> int:
-    """Default number of parallel runs: one per GPU, or as many as the cores have room for."""
-    return len(usable_gpus(execution)) or max(1, len(usable_cores()) // (execution.threads or 1))
+    """Default number of parallel runs: one per GPU or other accelerator, or as many as the cores have room for."""
+    if execution.device != "cpu":
+        return max(1, len(usable_gpus(execution)))
+    return max(1, len(usable_cores()) // (execution.threads or 1))
 
 
 def fill_execution(execution: Execution, jobs: int) -> Execution:
     """Fill in defaults of the execution: one thread per run, so that results don't depend on `jobs`."""
-    # without a GPU the cores are busy training
-    readers = min(4, len(usable_cores()) // max(1, jobs)) if usable_gpus(execution) else 0
+    # on the CPU the cores are busy training
+    readers = min(4, len(usable_cores()) // max(1, jobs)) if execution.device != "cpu" else 0
     workers = execution.workers if execution.workers is not None else readers
     return replace(execution, threads=execution.threads or 1, workers=workers)
 

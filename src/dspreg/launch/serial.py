@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from dspreg.config.train_config import Execution
+from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError
 from dspreg.launch.attempt import attempt
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import POLL, RunQueue
 from dspreg.launch.reporter import ProgressReporter
 from dspreg.launch.resources import fill_execution
-from dspreg.training.experiment import check_device
+from dspreg.precision import check_precision
 
 REPORT_EVERY = 0.2  # seconds
 
@@ -30,7 +32,9 @@ class SerialLauncher:
             raise ConfigError(f"jobs={jobs}: the launcher 'serial' has one run at a time; 'pool' takes several")
 
     def setup(self, execution: Execution) -> Execution:
-        check_device(execution.device)  # once, here: otherwise each run would use up its attempts on it
+        # once, here: otherwise each run would use up its attempts on it
+        execution = replace(execution, device=resolve_device(execution.device))
+        check_precision(execution.precision, execution.device)
         return fill_execution(execution, 1)
 
     def launch(

@@ -82,7 +82,7 @@ class Item:
     trials: int | None = None
     draws: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    precision: str = "float32"
+    precision: str = "fp32"
 
     def __iter__(self) -> Iterator[Run]:
         return iter(self.runs())
@@ -149,5 +149,5 @@ class Item:
         numbers = (self.trials, self.scale.trials.get(self.kind)), (self.draws, self.scale.draws.get(self.kind))
         changed: list[Any] = [name for name, value in self.settings.items() if name != "weights" or value == "none"]
         changed += [given for given, usual in numbers if given not in (None, usual)]
-        changed += [self.precision] if self.precision != "float32" else []
+        changed += [self.precision] if self.precision != "fp32" else []
         return self.scale is PAPER and self.engine == ENGINE and not changed

@@ -22,6 +22,7 @@ import torch
 from dspreg.algorithms import DSPReg
 from dspreg.batches import Batch
 from dspreg.config.train_config import Execution
+from dspreg.devices import send
 from dspreg.errors import Notice, ResourceError
 from dspreg.launch.pool import PRELOAD
 from dspreg.paper.item import Item
@@ -84,7 +85,7 @@ class TimedVariant:
 
     def batches(self) -> list[Batch]:
         read, device = enumerate(self.steps[self.algorithm.t]), self.device
-        return [Batch(self.normalise(x.to(device)), y.to(device), d) for d, (x, y) in read]
+        return [Batch(self.normalise(send(x, device)), send(y, device), d) for d, (x, y) in read]
 
     def now(self) -> float:
         """The process's own time; where something works beside it, threads or a GPU, the clock on the wall."""

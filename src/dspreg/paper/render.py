@@ -57,7 +57,7 @@ def scale_table(item: Item) -> list[Table]:
     published |= SEEDS.get(item.kind, {})
     every = {**item.scale.settings, **item.settings, **item.scale.penalty}
     every |= {} if item.engine == ENGINE else {"engine": item.engine}
-    every |= {} if item.precision == "float32" else {"precision": item.precision}
+    every |= {} if item.precision == "fp32" else {"precision": item.precision}
     other = {n: v for n, v in every.items() if PAPER.settings.get(n) != v and (n not in IN_COLUMNS or v == "none")}
     title = f"NOT THE PAPER'S SCALE: this is {item.scale.name}"
     if item.scale is PAPER:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from dspreg.precision import full_precision
+
 
 class _Off(threading.local):
     depth = 0  # how many `autocast_off` this thread is in
@@ -20,7 +22,7 @@ _installed = threading.Lock()
 
 @contextmanager
 def autocast_off(device: str) -> Iterator[None]:
-    """Inside, autocast is off, and entering it has no effect.
+    """Inside, everything is in full precision, and entering autocast has no effect.
 
     A training loop enters autocast inside the closure it hands over as often as around it, and torch has no switch
     that forbids it. So the first use replaces `torch.autocast.__enter__` for the whole process; outside of this block
@@ -35,7 +37,7 @@ def autocast_off(device: str) -> Iterator[None]:
         _patch_autocast()
     _off.depth += 1
     try:
-        with torch.autocast(device, enabled=False):
+        with full_precision(device):
             yield
     finally:
         _off.depth -= 1

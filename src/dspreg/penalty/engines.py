@@ -307,7 +307,8 @@ def momentum(step: Step, *, beta: float = 0.9) -> Penalised:
     comparable. At a fixed θ and batch, m tends to the solution of m = g(θ + 2λ·c⊙m); on a quadratic it converges
     only if 2λ·λmax(H·diag c) < 1. The first step has no mean yet and is without a penalty.
     """
-    if torch.is_autocast_enabled(step.device) and not step.memory.mass:
+    autocast = torch.amp.is_autocast_available(step.device) and torch.is_autocast_enabled(step.device)
+    if autocast and not step.memory.mass:
         warnings.warn("engine 'momentum' runs in full precision throughout, without autocast", Notice, stacklevel=2)
     mean, mass = step.memory.mean, step.memory.mass
     loss, g = step.gradient(mean, 2 * step.weight / mass) if mass else step.gradient()

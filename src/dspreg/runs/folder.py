@@ -188,8 +188,9 @@ class RunFolder:
         if changes:
             lines = "\n".join(f"  {name}: {_brief(was)} → {_brief(now)}" for name, was, now in changes)
             environment = all(name.startswith("environment") for name, _, _ in changes)
+            device = next((f" (--device {was})" for name, was, _ in changes if name == "environment.device"), "")
             way = (
-                "results would not be bitwise identical. Restore the environment, or resume with "
+                f"results would not be bitwise identical. Restore the environment{device}, or resume with "
                 "--allow-changed-environment"
                 if environment
                 else "resume with the settings it has, or give another --out"

@@ -11,13 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dspreg.devices import send
+
 GROUPS, LEAST = 10, 10  # deciles, or fewer groups where they would have fewer entries than this
 
 
 def shuffle(values: Tensor, random: torch.Generator) -> Tensor:
     """The values in random order; the same order on every device."""
     order = torch.randperm(values.numel(), generator=random, device="cpu")
-    return values.reshape(-1)[order.to(values.device)].view_as(values)
+    return values.reshape(-1)[send(order, values.device)].view_as(values)
 
 
 def shuffle_matched(values: Tensor, like: Tensor, random: torch.Generator) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dspreg.training.experiment import Experiment
+
+
+LOOK_EVERY = 0.5  # seconds between two losses on a terminal
 
 
 class TrainingCallback:
@@ -32,8 +36,8 @@ class TrainingCallback:
         """A small unit of work is done: one pass of a step, one batch of an evaluation or of a measurement. A training
         that makes progress calls this at least every ten minutes."""
 
-    def on_step_end(self, step: int, log: dict[str, float]) -> None:
-        """Step `step`, counted from 0, was taken."""
+    def on_step_end(self, step: int, log: Mapping[str, float]) -> None:
+        """Step `step`, counted from 0, was taken. On a GPU, who looks into `log` waits for it to get there."""
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
         """A line was added to records.jsonl."""
@@ -64,7 +68,7 @@ class CallbackList(TrainingCallback):
         for each in self.callbacks:
             each.on_progress()
 
-    def on_step_end(self, step: int, log: dict[str, float]) -> None:
+    def on_step_end(self, step: int, log: Mapping[str, float]) -> None:
         for each in self.callbacks:
             each.on_step_end(step, log)
 
@@ -110,7 +114,7 @@ class OldDisplay(TrainingCallback):
     def on_progress(self) -> None:
         self._call("alive")
 
-    def on_step_end(self, step: int, log: dict[str, float]) -> None:
+    def on_step_end(self, step: int, log: Mapping[str, float]) -> None:
         self._call("stepped", step, log)
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
@@ -139,6 +143,7 @@ class ProgressBar(TrainingCallback):
         self.room = 40 if wide else 16
         self.title = title
         self.task: Any = None
+        self.looked_at = float("-inf")
         self.progress.start()
 
     def on_image_check(self, done: int, total: int) -> None:
@@ -161,12 +166,15 @@ class ProgressBar(TrainingCallback):
     def on_phase(self, description: str) -> None:
         self.progress.update(self.task, loss=description)
 
-    def on_step_end(self, step: int, log: dict[str, float]) -> None:
+    def on_step_end(self, step: int, log: Mapping[str, float]) -> None:
         speed = self.progress.tasks[0].speed
-        fields: dict[str, Any] = {"rate": f"{speed:.2f}/s" if speed else "", "loss": f"loss {log['loss']:.2f}"}
-        ratio = next((value for name, value in log.items() if name.endswith(".ratio")), None)
+        fields: dict[str, Any] = {"rate": f"{speed:.2f}/s" if speed else ""}
+        ratio = next((name for name in log if name.endswith(".ratio")), None)
+        if ratio is not None or time.monotonic() - self.looked_at > LOOK_EVERY:  # not at each step: see above
+            self.looked_at = time.monotonic()
+            fields["loss"] = f"loss {log['loss']:.2f}"
         if ratio is not None:
-            fields["penalty"] = f"pen {ratio:.0%}"
+            fields["penalty"] = f"pen {log[ratio]:.0%}"
         self.progress.update(self.task, completed=step + 1, **fields)
 
     def on_evaluation(self, record: dict[str, Any]) -> None:

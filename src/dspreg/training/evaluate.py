@@ -13,6 +13,8 @@ from torch import Tensor
 from dspreg.algorithms.base import Algorithm
 from dspreg.data.loader import DomainSplit, SequentialBatches
 from dspreg.data.readers import iterate_batches
+from dspreg.devices import send
+from dspreg.precision import full_precision
 from dspreg.randomness import Key
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 
@@ -42,7 +44,7 @@ class Tally:
     def counting(self, logits: Tensor, y: Tensor, *, losses: bool = False) -> Tally:
         finite = logits.isfinite().all(dim=1)
         hits = int(((logits.argmax(1) == y) & finite).sum())  # NaN is not a correct prediction
-        loss = float(F.cross_entropy(logits.double(), y, reduction="sum")) if losses else 0.0
+        loss = float(F.cross_entropy(logits.cpu().double(), y.cpu(), reduction="sum")) if losses else 0.0
         return Tally(
             self.correct + hits, self.total + len(y), self.finite and bool(finite.all()), self.cross_entropy + loss
         )
@@ -94,8 +96,9 @@ def predictions(
     with (
         evaluation_mode(algorithm),
         torch.no_grad(),
+        full_precision(torch.device(device).type),
         closing(iterate_batches(batches, order, workers, on_wait)) as read,
     ):
         for (p, _), (x, y) in zip(order, read, strict=True):
-            shown = batches.parts[p].transform.normalise(x.to(device))
-            yield p, algorithm.predict(shown), y.to(device)
+            shown = batches.parts[p].transform.normalise(send(x, device))
+            yield p, algorithm.predict(shown), send(y, device)

@@ -6,7 +6,7 @@ import os
 import platform
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -30,13 +30,17 @@ from dspreg.data.registry import open_dataset
 from dspreg.data.splits import split, split_stratified, steps_per_epoch
 from dspreg.data.transforms import Transform
 from dspreg.data.verify import check_once
+from dspreg.devices import lacks_float64, resolve_device
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.networks.pretrained import Backbone, make_backbone
+from dspreg.precision import LossScaler, autocast, check_precision
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
 
 Progress = Callable[[int, int], None]
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # their versions may change results in the last bits
+
+FUSED = ("cuda", "mps")  # devices with an Adam in one kernel
 
 
 @dataclass(frozen=True)
@@ -98,9 +102,12 @@ class Experiment:
         s = self.settings
 
         def adam(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-            return torch.optim.Adam(params, lr=s.lr, weight_decay=s.weight_decay)
+            return make_adam(params, s, self.execution.device)
 
-        return self.stack.build().setup(task, adam, self.execution.device)
+        algorithm = self.stack.build().setup(task, adam, self.execution.device)
+        if self.execution.precision == "fp16":
+            algorithm.stack.scaler = LossScaler(self.execution.device)
+        return algorithm
 
     def with_algorithm(self, spec: str) -> Experiment:
         """The same training with another method."""
@@ -132,9 +139,7 @@ class Experiment:
         return chosen
 
     def autocast(self) -> AbstractContextManager[Any]:
-        if self.execution.precision == "float32":
-            return nullcontext()
-        return torch.autocast(torch.device(self.execution.device).type, torch.bfloat16)
+        return autocast(self.execution.precision, self.execution.device)
 
     @property
     def weights(self) -> dict[str, Any]:
@@ -150,6 +155,7 @@ class Experiment:
         """
         s, data = self.settings, self.data
         where = {"dataset": s.dataset, "weights": s.weights, **asdict(self.execution)}
+        where["precision"] = self.execution.recorded_precision
         where |= {"plan": dict(plan)} if plan else {}
         where["algorithm"] = str(self.asked.shorten())  # tables put all draws of a method into one row
         return RunDescription(
@@ -211,7 +217,7 @@ def prepare_experiment(
     config = replace(config, algorithm=str(stack), targets=targets)
     if len(targets) == len(data.domains):
         raise ConfigError(f"every domain of {data.name} is a target ({', '.join(targets)}); leave some to train on")
-    check_device(execution.device)
+    execution = resolve_execution(execution, config.algorithm)
     cache = open_cache(cast(Kind, execution.cache))
     images = {name: data.domain(name) for name in data.domains}
     splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
@@ -236,6 +242,33 @@ def resolve_stack(asked: StackSpec, config: TrainConfig) -> tuple[StackSpec, lis
     """The method with its options drawn and scaled for the run, and a sentence about each scaled option."""
     seed = search_seed(config.draw, config.trial, config.same_draws) if config.draw else None
     return asked.resolve(seed=seed, steps=config.steps)
+
+
+def make_adam(params: Iterable[nn.Parameter], settings: TrainConfig, device: str) -> torch.optim.Adam:
+    """The optimiser, in one kernel on a GPU. It rounds otherwise: on the CPU results stay what they have been."""
+    fused = True if torch.device(device).type in FUSED else None
+    return torch.optim.Adam(params, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
+
+
+def resolve_execution(execution: Execution, *algorithms: str) -> Execution:
+    """With the device that `auto` is here, one for trainings of all these methods.
+
+    Raises:
+        ConfigError: There is no such device, or it can't do what is asked for.
+    """
+    lacks = lacks_float64(execution.device)  # looked at first: where nothing is lacking, no spec needs to be read
+    needs = lacks and any(measures_c(spec, execution) for spec in dict.fromkeys(algorithms))
+    device = resolve_device(execution.device, float64=needs)
+    check_precision(execution.precision, device)
+    return execution if device == execution.device else replace(execution, device=device)
+
+
+def measures_c(algorithm: str, execution: Execution) -> bool:
+    """Whether c is measured in the training, by the method or for profiles: in double precision."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)  # given when the stack that is trained is built
+        layers = list(StackSpec.parse(algorithm).build().layers())
+    return execution.profile == "always" or any(getattr(layer, "uses_c", False) for layer in layers)
 
 
 def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list[int]]], config: TrainConfig) -> None:
@@ -275,20 +308,6 @@ def split_domain(images: Sequence[Any], config: TrainConfig, position: int) -> t
     return split(len(images), config.trial, position, config.holdout)
 
 
-def check_device(device: str) -> None:
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        raise ConfigError(f"device={device!r}; wanted cpu, cuda, cuda:1 or mps") from None
-    there: dict[str, Callable[[], bool]] = {
-        "cuda": torch.cuda.is_available,
-        "mps": torch.backends.mps.is_available,
-        "cpu": lambda: True,
-    }
-    if kind not in there or not there[kind]():
-        raise ConfigError(f"device={device!r} is not there: torch {torch.__version__} finds none. Use --device cpu")
-
-
 def environment(execution: Execution) -> dict[str, Any]:
     """What else results depend on, to the last bit."""
     found: dict[str, Any] = {name: version(name) for name in PACKAGES}
@@ -302,7 +321,7 @@ def environment(execution: Execution) -> dict[str, Any]:
         "threads": threads(execution),
         "device": torch.device(execution.device).type,
         "gpu": torch.cuda.get_device_name(execution.device) if execution.device.startswith("cuda") else None,
-        "precision": execution.precision,
+        "precision": execution.recorded_precision,
     }
 
 

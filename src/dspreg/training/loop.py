@@ -18,22 +18,24 @@ from dspreg.algorithms.task import SourceValidation
 from dspreg.batches import Batch
 from dspreg.config.train_config import Execution, TrainConfig
 from dspreg.data import DomainDataset
-from dspreg.data.loader import XY
+from dspreg.data.loader import XY, send_ahead
 from dspreg.data.readers import iterate_batches
 from dspreg.data.registry import open_dataset
 from dspreg.data.verify import find_leaks
+from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted, resource_errors
 from dspreg.io.atomic_files import sha256
+from dspreg.precision import LEAST_SCALE, multiplying
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.status import FAILURE, read_failure
 from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.evaluate import tallies
-from dspreg.training.experiment import Experiment, prepare_experiment, threads
+from dspreg.training.experiment import Experiment, prepare_experiment, resolve_execution, threads
 from dspreg.training.finalize import finish_run, model_path_at, save_model
 from dspreg.training.model import saved_attributes_of, tensors_of
 from dspreg.training.records import TensorBoard, make_record, require_tensorboard
-from dspreg.training.state import START_PROFILE, Selected, State, first_bad
+from dspreg.training.state import START_PROFILE, Selected, State, StepLog, checksum
 from dspreg.training.step import train_step
 
 SECONDS = 120.0  # between checkpoints, unless steps are given
@@ -76,12 +78,14 @@ def train(
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
     refuse_inside(folder.path, data)  # before the folder is created
+    execution = resolve_execution(execution, config.algorithm)
     stop = Stop(pause)
     with (
         notified(with_display(callbacks, display)) as on,
         folder.locked(),
         reproducible(execution),
         resource_errors(SMALLER),
+        failures_kept(folder),
     ):
         if execution.tensorboard:
             require_tensorboard()
@@ -120,7 +124,8 @@ def train(
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
         steps = experiment.settings.steps
         saved = time.monotonic()
-        batches = iterate_batches(experiment.steps(), range(state.t, steps), experiment.workers, stop.check_waiting)
+        read = iterate_batches(experiment.steps(), range(state.t, steps), experiment.workers, stop.check_waiting)
+        batches = send_ahead(read, execution.device)
         try:
             while True:
                 if evaluation_due(experiment, state):
@@ -143,9 +148,6 @@ def train(
             if not stop.within_step:
                 checkpoints.save(state.t, state.pack())
             raise
-        except Diverged as failure:
-            folder.write_json(FAILURE, {"step": failure.step, "reason": str(failure)})
-            raise
         finally:
             batches.close()  # ends the processes that read, also where somebody keeps the error
         if should_profile(state, execution):
@@ -154,6 +156,17 @@ def train(
         result = finish_run(experiment, state, run)
         checkpoints.clear()
         return result
+
+
+@contextmanager
+def failures_kept(folder: RunFolder) -> Iterator[None]:
+    """A training that diverges leaves a file that says so, unless it did before."""
+    try:
+        yield
+    except Diverged as failure:
+        if not (folder / FAILURE).exists():
+            folder.write_json(FAILURE, {"step": failure.step, "reason": str(failure)})
+        raise
 
 
 def write_start_profile(state: State, data: bytes) -> None:
@@ -207,19 +220,27 @@ def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: Tra
     started, algorithm = time.perf_counter(), state.algorithm
     device = experiment.execution.device
     normalise = experiment.transform(experiment.settings.augment).normalise
-    batches = [Batch(normalise(x.to(device)), y.to(device), d) for d, (x, y) in enumerate(next(made))]
-    t = state.t
+    batches = [Batch(normalise(x), y, d) for d, (x, y) in enumerate(next(made))]
+    t, recorded = state.t, evaluates_at(experiment, state.t)
     stop.within_step = True
     with experiment.autocast():
-        log = train_step(algorithm, batches, record=evaluates_at(experiment, t))
+        log = train_step(algorithm, batches, record=recorded)
     stop.within_step = False
-    values = {name: float(value) for name, value in log.items()}
-    bad = first_bad(algorithm, batches, values)
-    if bad:
-        raise Diverged(f"step {t}: not finite: {bad}. A smaller lr or penalty weight may help", t)
+    if algorithm.stack.scaler is not None and algorithm.stack.scaler.scale < LEAST_SCALE:
+        raise Diverged(f"step {t}: gradients overflow in fp16 however losses are scaled. Use bf16, or a smaller lr", t)
+    values = StepLog(t, log, checksum(algorithm))
+    state.unread.append((values, time.perf_counter() - started))
+    if recorded or reads_every_step(device):
+        StepLog.read([each for each, _ in state.unread])  # waits for the device, within the time of this step
+        state.unread[-1] = (values, time.perf_counter() - started)
+        state.read_log(batches)
     keep_events(state)
-    state.took(values, time.perf_counter() - started)
     on.on_step_end(t, values)
+
+
+def reads_every_step(device: str) -> bool:
+    """Whether the log of a step is looked at right away: where nothing is waited for. Else once per record."""
+    return device == "cpu"
 
 
 def evaluate(
@@ -331,10 +352,11 @@ def reproducible(execution: Execution) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.set_num_threads(threads(execution))
     # a warning only, on a GPU: some layers have no deterministic backward pass there
-    torch.use_deterministic_algorithms(True, warn_only=execution.device != "cpu")
+    torch.use_deterministic_algorithms(True, warn_only=resolve_device(execution.device) != "cpu")
     memory.fill_uninitialized_memory = False  # it is for debugging torch, and costs time at every step
     try:
-        yield
+        with multiplying(execution.precision, resolve_device(execution.device)):
+            yield
     finally:
         torch.set_num_threads(count)
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
-from dspreg.errors import IntegrityError, Notice
+from dspreg.batches import Batch
+from dspreg.devices import read_numbers, widest_float
+from dspreg.errors import Diverged, IntegrityError, Notice
 from dspreg.io.atomic_files import sha256
 from dspreg.runs.folder import RunFolder
 
@@ -29,6 +31,47 @@ class Selected:
     model: dict[str, Tensor]
 
 
+class StepLog(Mapping[str, float]):
+    """The log of one step. Values are on the device until the first of them is asked for; then all are read at once.
+
+    Args:
+        step: Its number.
+        scalars: What `train_step` returned.
+        checksum: Of the stack after the step, see there.
+    """
+
+    def __init__(self, step: int, scalars: Mapping[str, Tensor], checksum: Tensor):
+        self.step, self.names = step, list(scalars)
+        self._scalars: list[Tensor] | None = [*scalars.values(), checksum]
+        self._numbers: list[float] = []
+
+    @staticmethod
+    def read(logs: Sequence[StepLog]) -> None:
+        """Read several, and wait for the device once."""
+        unread = [each for each in logs if each._scalars is not None]
+        numbers = iter(read_numbers([t for each in unread for t in each._scalars or ()]))
+        for each in unread:
+            each._numbers = [next(numbers) for _ in (*each.names, "checksum")]
+            each._scalars = None
+
+    @property
+    def checksum(self) -> float:
+        StepLog.read([self])
+        return self._numbers[-1]
+
+    def __getitem__(self, name: str) -> float:
+        if name not in self.names:
+            raise KeyError(name)
+        StepLog.read([self])
+        return self._numbers[self.names.index(name)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
 @dataclass
 class State:
     """The state of a training. It has no random state, since randomness is a function of the step."""
@@ -40,13 +83,30 @@ class State:
     recorded: int | None = None  # step of the last record
     selected: Selected | None = None
     lost: dict[str, str] = field(default_factory=dict)  # files to be made again, and the SHA-256 they had
+    unread: list[tuple[StepLog, float]] = field(default_factory=list)  # steps whose log is on the device; their seconds
 
     @property
     def t(self) -> int:
         """Steps taken."""
         return self.algorithm.t
 
-    def took(self, log: dict[str, float], seconds: float) -> None:
+    def read_log(self, batches: Sequence[Batch] = ()) -> None:
+        """Read what the steps since the last time have left on the device, and add it to the next record.
+
+        Args:
+            batches: Of the last step.
+
+        Raises:
+            Diverged: A step left something that is not finite. The first that did is named.
+        """
+        steps, self.unread = self.unread, []
+        StepLog.read([log for log, _ in steps])
+        for log, seconds in steps:
+            if bad := first_bad(self.algorithm, batches if log is steps[-1][0] else (), log, log.checksum):
+                raise Diverged(f"step {log.step}: not finite: {bad}. A smaller lr or penalty weight may help", log.step)
+            self.took(log, seconds)
+
+    def took(self, log: Mapping[str, float], seconds: float) -> None:
         """Add one step to the next record."""
         for name, value in {**log, "step_seconds": seconds}.items():
             total = (self.seconds if name.endswith("seconds") else self.sums).setdefault(name, [0.0, 0])
@@ -60,11 +120,13 @@ class State:
         return result[0], result[1]
 
     def pack(self) -> dict[str, Any]:
-        """The state as saved in a checkpoint."""
-        chosen = self.selected
+        """The state as saved in a checkpoint, which is never one that diverged: see `read_log`."""
+        self.read_log()
+        chosen, scaler = self.selected, self.algorithm.stack.scaler
         return {
             "algorithm": dict(self.algorithm.state_dict()),
             "optimizer": self.algorithm.stack.optimizer.state_dict(),
+            **({} if scaler is None else {"scaler": scaler.state_dict()}),
             "sums": self.sums,
             "seconds": self.seconds,
             "recorded": self.recorded,
@@ -87,6 +149,9 @@ class State:
             self._rewind(name, saved)
         self.algorithm.load_state_dict(saved["algorithm"])
         self.algorithm.stack.optimizer.load_state_dict(saved["optimizer"])
+        scaler = self.algorithm.stack.scaler
+        if scaler is not None and "scaler" in saved:  # not of a run that was in another precision before
+            scaler.load_state_dict(saved["scaler"])
         self.sums, self.seconds, self.recorded = saved["sums"], saved["seconds"], saved["recorded"]
         self.selected = Selected(**saved["selected"]) if saved["selected"] else None
         self.folder.written |= files
@@ -144,10 +209,24 @@ def _as_bytes(tensor: Tensor) -> bytes:
     return tensor.numpy().tobytes()
 
 
-def first_bad(algorithm: Algorithm, batches: list[Any], log: dict[str, float]) -> str | None:
-    """The first input, logged value, parameter or buffer that is not finite; None if all are."""
+def checksum(algorithm: Algorithm) -> Tensor:
+    """The sum of all parameters and buffers: finite only if all are. A scalar on the device, for nobody to wait for."""
     each = [t.detach().sum() for t in (*algorithm.parameters(), *algorithm.buffers())]
-    total = float(torch.stack([t.to(torch.float64) for t in each]).sum())
+    return torch.stack([t.to(widest_float(t.device)) for t in each]).sum()
+
+
+def first_bad(
+    algorithm: Algorithm, batches: Sequence[Batch], log: Mapping[str, float], total: float | None = None
+) -> str | None:
+    """The first input, logged value, parameter or buffer that is not finite; None if all are.
+
+    Args:
+        algorithm: The stack after the step.
+        batches: Of the step, where they are still at hand.
+        log: Of the step.
+        total: Its `checksum`.
+    """
+    total = float(checksum(algorithm)) if total is None else total
     if math.isfinite(total) and all(map(math.isfinite, log.values())):
         return None  # fast check; the rest finds out which one
     domains = algorithm.task.domains

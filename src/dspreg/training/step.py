@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Log
 from dspreg.batches import Batch, OutputObjective, Outputs
 from dspreg.networks.batch_norm import scratch_buffers
+from dspreg.precision import losses_scaled
 from dspreg.randomness import Noise
 from dspreg.vectors import ParamVector
 
@@ -49,7 +51,10 @@ def train_step(algorithm: Algorithm, batches: Sequence[Batch], *, record: bool =
     def direction(batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
         return algorithm.gradient(objective, batches)
 
-    algorithm.stack.evaluate = evaluate
-    with algorithm.stack.stepping(record=record) as notes:
+    stack = algorithm.stack
+    stack.evaluate = evaluate
+    with losses_scaled(stack.scaler.scale if stack.scaler else 1.0), stack.stepping(record=record) as notes:
         log = algorithm.update(direction, batches)
+    if stack.scaler:
+        notes |= {"loss_scale": torch.tensor(stack.scaler.scale), "skipped": torch.tensor(float(stack.skipped))}
     return log | notes

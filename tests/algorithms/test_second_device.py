@@ -1,0 +1,152 @@
+"""Every method as a GPU would run it: all tensors on one device, no double precision, and nothing read in a step.
+
+Nothing here needs a GPU. `meta` is a second device without numbers, so that reading one raises, and dispatch modes look
+at each operation (`tests/helpers/accelerators.py`).
+"""
+
+import warnings
+
+import pytest
+import torch
+
+from dspreg.algorithms import Algorithm
+from dspreg.algorithms.registry import algorithms, parse
+from dspreg.batches import Batch
+from dspreg.errors import Notice
+from dspreg.testing.toy import IMAGE, toy_batches, toy_task
+from dspreg.training.step import train_step
+from helpers.accelerators import Strict, Waits
+from helpers.stacking import ACTING
+
+STEPS = 4
+UNMEASURED = {"DSPReg": "DSPReg(coefficients='ones')", "Anchor": "Anchor(by='ones')"}  # c can't be measured on meta
+STACKS = [
+    "CORAL+DSPReg(coefficients='ones')",
+    "Mixup+GroupDRO+CORAL",
+    "MixStyle+MIRO+SAGM",
+    "Fishr(warmup=1)+GroupDRO",
+    "DSPReg(coefficients='ones', engine='lookahead')+SAM",
+    "DSPReg(coefficients='ones', engine='momentum')+Fish",
+    "DSPReg(coefficients='ones', engine='lazy(2)')",
+    "DANN(mlp_width=16, grad_penalty=1.0)+EMA",
+    "GMDG+Agreement",
+    "Agreement(control='matched')",
+    "Consensus(control='matched')",
+]
+MEASURING = {  # steps that measure c are left out: they read images, look at labels and choose a rule for each layer
+    "DSPReg": "DSPReg(engine='exact', measure_batches=2, refresh_steps=3)",
+    "Anchor": "Anchor(measure_batches=2, refresh_steps=3)",
+}
+ALLOWED = {  # what the host has to know, and why
+    "DSPReg(engine='gauss_newton', measure_batches=2, refresh_steps=3)": 1,  # the radius h = 1e-4/‖v‖ of its difference
+    "DSPReg(engine='finite_difference', measure_batches=2, refresh_steps=3)": 1,  # torch's θ + hv takes a number
+    "DSPReg(engine='central', measure_batches=2, refresh_steps=3)": 1,  # the same
+}
+
+
+def on(device, batches):
+    return [Batch(b.x.float().to(device), b.y.to(device), b.domain) for b in batches]
+
+
+def ready(spec, device="cpu"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        task = toy_task(inputs=IMAGE)
+        measured = task.samples
+        object.__setattr__(task, "samples", lambda t, n: {d: on(device, each) for d, each in measured(t, n).items()})
+        return parse(spec).setup(task, lambda params: torch.optim.Adam(params, lr=1e-2), device)
+
+
+def faults_of(stack):
+    """What is wrong with some steps on `meta`."""
+    batches = [on("meta", toy_batches(t, inputs=IMAGE)) for t in range(STEPS)]
+    with Strict() as mode:
+        logs = [train_step(stack, each) for each in batches]
+    state = [*stack.parameters(), *stack.buffers(), logs[-1]["loss"]]
+    assert {t.device.type for t in state} == {"meta"}
+    return mode.faults
+
+
+@pytest.mark.parametrize("spec", [UNMEASURED.get(name, ACTING.get(name, name)) for name in algorithms()] + STACKS)
+def test_every_method_steps_on_a_second_device(spec, monkeypatch):
+    monkeypatch.setattr("dspreg.devices.WITHOUT_FLOAT64", ("mps", "meta"))
+    assert faults_of(ready(spec, "meta")) == []
+
+
+class Stray(Algorithm):
+    """Does everything wrong that the modes are for, one thing at a time."""
+
+    def __init__(self, base=None, *, what: str):
+        super().__init__(base)
+        self.what = what
+
+    def loss(self, out):
+        more = {
+            "mixed": lambda: (out.features[:3, :3] + torch.ones(3, 3)).sum(),
+            "float64": lambda: out.features.double().sum().float(),
+            "blocking": lambda: (out.features[:, :1] * torch.ones(1, 1).to(out.features.device)).sum(),
+            "item": lambda: out.features.sum() * out.features.detach().mean().item(),
+            "branch": lambda: out.features.sum() if out.features.sum() > 0 else -out.features.sum(),
+            "mask": lambda: out.features[out.features > 0].sum(),
+            "nonzero": lambda: out.features[(out.labels > 0).nonzero()[:, 0]].sum(),
+            "cpu": lambda: out.features.detach().cpu().sum() * out.features.sum(),
+            "host": lambda: out.features.sum() * float(torch.rand(())),  # is no fault: the host's own number
+        }
+        return self.base.loss(out) + 0.1 * more[self.what]()
+
+
+def stray(what, device="cpu"):
+    return Stray(what=what).setup(toy_task(inputs=IMAGE), lambda params: torch.optim.Adam(params, lr=1e-2), device)
+
+
+@pytest.mark.parametrize(("what", "says"), [("float64", "float64"), ("blocking", "send")])
+def test_what_is_on_the_wrong_device_is_found(what, says):
+    assert any(says in fault for fault in faults_of(stray(what, "meta")))
+
+
+def waits_of(stack, steps=STEPS):
+    """What each step waits for that measures no c."""
+    found = []
+    for t in range(steps):
+        batches = on("cpu", toy_batches(t, inputs=IMAGE))
+        mode = Waits([*stack.parameters()], [*stack.buffers()], [(b.x, b.y) for b in batches])
+        for layer in stack.layers():
+            mode.note([v for value in vars(layer).values() for v in vectors(value)])
+        with mode:
+            train_step(stack, batches)
+        if t not in {getattr(layer, "refreshed_at", None) for layer in stack.layers()}:
+            found.append(mode.found)
+    return found
+
+
+def vectors(value):
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for t in value.values() if isinstance(t, torch.Tensor)] if hasattr(value, "values") else []
+
+
+SPECS = [MEASURING.get(name, ACTING.get(name, name)) for name in algorithms()]
+
+
+@pytest.mark.filterwarnings("ignore::dspreg.errors.Notice")
+@pytest.mark.parametrize("spec", [*SPECS, *STACKS, *ALLOWED])
+def test_no_step_waits_for_the_device(spec):
+    found = waits_of(ready(spec))
+    assert len(found) >= 2
+    if spec in ALLOWED:
+        assert [set(each) for each in found] == [{"aten::_local_scalar_dense: a number is read"}] * len(found)
+        assert {len(each) for each in found} == {ALLOWED[spec]}
+    else:
+        assert found == [[]] * len(found)
+
+
+@pytest.mark.parametrize("what", ["item", "branch", "mask", "nonzero", "cpu", "host"])
+def test_what_waits_is_found(what):
+    found = waits_of(stray(what), steps=2)
+    assert all(found) if what not in ("host", "cpu") else not any(found)  # on the CPU .cpu() is no operation
+
+
+@pytest.mark.parametrize("what", ["mixed", "item", "branch", "nonzero", "cpu"])
+def test_what_waits_or_mixes_can_not_be_on_meta(what):
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        faults_of(stray(what, "meta"))
