@@ -228,13 +228,13 @@ def compare_gauss_newton(
 @torch.no_grad()
 def change_logits(algorithm: DSPReg, step: list[Batch], v: ParamVector) -> Tensor:
     """J v, the derivative of the logits along v, by a central difference."""
-    ahead, h = displace(algorithm.net, v)
+    ahead, inverse = displace(algorithm.net, v)
     behind, _ = displace(algorithm.net, -v)
     found = []
     for point in (ahead, behind):
         with standing_at(algorithm.net, point, keeps_graphs=True):
             found.append(algorithm(step).logits.double())
-    return ((found[0] - found[1]) / (2 * h)).float()
+    return ((found[0] - found[1]) * (inverse / 2)).float()
 
 
 # What c is like.

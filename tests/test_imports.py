@@ -57,6 +57,7 @@ TABLE = {
     "reporting": Place(8, NUMPY, SLOW),
     "domainbed/write_sweep.py": Place(9),  # stands above the rest: a report of ours as a folder of DomainBed's
     "paper": Place(10, TORCH, SLOW),
+    "doctor": Place(10, TORCH | {"PIL"}),
     "cli": Place(11, frozenset(), SLOW),
     "__init__": Place(12),
 }

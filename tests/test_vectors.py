@@ -41,6 +41,7 @@ U, V = vector("abc", 1), vector("cdb", 2)
         (U - V, dense(U) - dense(V)),
         (V - U, dense(V) - dense(U)),
         (U.plus(V, -0.5), dense(U) - 0.5 * dense(V)),
+        (U.plus(V, torch.tensor(-0.5)), dense(U) - 0.5 * dense(V)),
         (U * V, dense(U) * dense(V)),
         (U * 2.5, dense(U) * 2.5),
         (2.5 * U, dense(U) * 2.5),

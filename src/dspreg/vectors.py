@@ -57,10 +57,10 @@ class ParamVector(Mapping[str, Tensor]):
         only_in_other = {n: t for n, t in other.items() if n not in self}
         return ParamVector({n: t + other[n] if n in other else t for n, t in self.items()} | only_in_other)
 
-    def plus(self, other: ParamVector, factor: float) -> ParamVector:
+    def plus(self, other: ParamVector, factor: Tensor | float) -> ParamVector:
         """self + factor · other, in one pass over memory."""
         only_in_other = {n: t * factor for n, t in other.items() if n not in self}
-        added = {n: torch.add(t, other[n], alpha=factor) if n in other else t for n, t in self.items()}
+        added = {n: _add_times(t, other[n], factor) if n in other else t for n, t in self.items()}
         return ParamVector(added | only_in_other)
 
     def __sub__(self, other: ParamVector) -> ParamVector:
@@ -115,6 +115,13 @@ class ParamVector(Mapping[str, Tensor]):
     def select(self, only: Patterns = None, exclude: Patterns = None) -> ParamVector:
         """The entries whose names match a pattern of `only` and none of `exclude`."""
         return ParamVector((n, self[n]) for n in matching_names(self, only, exclude))
+
+
+def _add_times(start: Tensor, direction: Tensor, factor: Tensor | float) -> Tensor:
+    """start + factor · direction; a factor that is a tensor is not read by the host."""
+    if isinstance(factor, Tensor):
+        return torch.addcmul(start, direction, factor.to(direction.dtype))
+    return torch.add(start, direction, alpha=factor)
 
 
 Patterns = str | Iterable[str] | None
@@ -213,12 +220,17 @@ def displaced(net: nn.Module, delta: ParamVector) -> AbstractContextManager[None
 
 
 @torch.no_grad()
-def theta_plus(net: nn.Module, v: ParamVector, c: ParamVector | None = None, h: float = 1.0) -> ParamVector:
+def theta_plus(net: nn.Module, v: ParamVector, c: ParamVector | None = None, h: Tensor | float = 1.0) -> ParamVector:
     """θ + h·v, or θ + h·c⊙v in one pass over memory; only for the names that v (and c) have."""
     params = trainable(net)
     names = [name for name in v if c is None or name in c]
     start, direction = [params[n].detach() for n in names], [v[n] for n in names]
-    if c is None:
+    points: Iterable[Tensor]
+    if isinstance(h, Tensor):
+        points = [
+            _add_times(p, d if c is None else d * c[n], h) for n, p, d in zip(names, start, direction, strict=True)
+        ]
+    elif c is None:
         points = torch._foreach_add(start, direction, alpha=h)
     else:
         points = torch._foreach_addcmul(start, direction, [c[n] for n in names], value=h)

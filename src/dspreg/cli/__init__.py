@@ -14,6 +14,7 @@ from dspreg.cli import (
     algorithms,
     cancel,
     data,
+    doctor,
     evaluate,
     export,
     measure,
@@ -31,7 +32,22 @@ from dspreg.errors import DspregError, Notice, ResourceError, missing_resource
 from dspreg.io.importing import importable_here
 from dspreg.io.text import escape_terminal
 
-COMMANDS = (train, sweep, status, retry, cancel, report, paper, measure, evaluate, predict, export, data, algorithms)
+COMMANDS = (
+    train,
+    sweep,
+    status,
+    retry,
+    cancel,
+    report,
+    paper,
+    measure,
+    evaluate,
+    predict,
+    export,
+    data,
+    algorithms,
+    doctor,
+)
 
 EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print
@@ -45,6 +61,7 @@ EXAMPLES = """examples:
   dspreg predict runs/site-4 new/*.jpg --csv
   dspreg data verify folder:photos
   dspreg algorithms DSPReg
+  dspreg doctor
 
 each command has its own: dspreg train --help
 exit codes: 0 ok, 1 a bug, 2 usage, 3 data, 4 damaged or untrusted file, 5 a run failed,

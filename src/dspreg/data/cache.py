@@ -162,6 +162,11 @@ def decoder() -> int:
     return zlib.crc32(" ".join(map(str, parts)).encode())
 
 
+def cache_directory() -> Path:
+    """Where decoded images are kept on disk: `$DSPREG_CACHE`, or a folder of this user's caches."""
+    return Path(os.environ.get("DSPREG_CACHE") or Path.home() / ".cache" / "dspreg" / "images")
+
+
 def open_cache(kind: Kind) -> Cache | None:
     """The cache of this user.
 
@@ -172,7 +177,7 @@ def open_cache(kind: Kind) -> Cache | None:
     if kind == "none":
         return None
     if kind == "disk":
-        return Cache(os.environ.get("DSPREG_CACHE") or Path.home() / ".cache" / "dspreg" / "images", DISK_LIMIT)
+        return Cache(cache_directory(), DISK_LIMIT)
     if kind == "ram":
         return _in_memory()
     raise ConfigError(f"unknown cache {kind!r}. Known: none, disk, ram.")

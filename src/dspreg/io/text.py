@@ -89,6 +89,17 @@ def plural(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def format_duration(seconds: float) -> str:
+    """For people, to two digits or so: `"40 s"`, `"41 min"`, `"2.5 h"`, `"28 h"`, `"3.1 days"`."""
+    for unit, size, most in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 72)):
+        if seconds < most * size:
+            value = seconds / size
+            return (
+                f"{value:.1f} {unit}" if unit == "h" and value < 9.95 and round(value, 1) % 1 else f"{value:.0f} {unit}"
+            )
+    return f"{seconds / 86400:.1f} days"
+
+
 # Names.
 
 SYNONYMS = {  # ours → what others call it: DomainBed, WILDS, timm, Lightning, and people

@@ -17,6 +17,15 @@ RESPONSE_TIMEOUT = 5.0  # seconds, for the hub's first response
 PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 
 
+def find_cached(repo: str) -> Path | None:
+    """The weights of `repo`, as in `download_weights`, if they are in the hub's cache."""
+    import huggingface_hub as hub
+
+    repo, _, revision = repo.partition("@")
+    cached = hub.try_to_load_from_cache(repo, FILE, revision=revision or None)
+    return Path(cached) if isinstance(cached, str) else None
+
+
 def download_weights(repo: str, model: str) -> Path:
     """The weights of `repo` as a local file: from the cache if they are there, without a network request.
 
@@ -28,10 +37,9 @@ def download_weights(repo: str, model: str) -> Path:
     from huggingface_hub import constants
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
+    if (cached := find_cached(repo)) is not None:
+        return cached
     repo, _, revision = repo.partition("@")
-    cached = hub.try_to_load_from_cache(repo, FILE, revision=revision or None)
-    if isinstance(cached, str):
-        return Path(cached)
 
     def failure(why: str) -> ResourceError:
         return ResourceError(

@@ -280,14 +280,12 @@ class ClosureTangent:
     def product(self, v: ParamVector) -> ParamVector:
         """G v, averaged over processes."""
         passes, processes = self.passes, self.passes.processes
-        point, h = displace(passes.net, v)
-        if not point:
-            return ParamVector()
+        point, inverse = displace(passes.net, v)
         graph, self._graph = self._graph, None
         if graph is not None and not passes.state.moves_parameters:
             with standing_at(passes.net, point, keeps_graphs=True), passes.beside():
                 ahead = _split(self.closures[0]())[1][0]
-            total = self._curve(graph, ahead, v, h)
+            total = self._curve(graph, ahead, v, inverse)
         else:
             with processes.no_sync():
                 with standing_at(passes.net, point), passes.replayed():
@@ -295,11 +293,11 @@ class ClosureTangent:
                 with passes.replayed():
                     total = ParamVector()
                     for closure, ahead in zip(self.closures, there, strict=True):
-                        total = total + self._curve(passes.cut(*passes.outputs(closure)), ahead, v, h)
+                        total = total + self._curve(passes.cut(*passes.outputs(closure)), ahead, v, inverse)
         return processes.mean(total, passes.named)
 
-    def _curve(self, graph: Graph, ahead: Tensor, v: ParamVector, h: float) -> ParamVector:
-        return graph.product([(ahead - graph.outputs[0].detach()) / h], v, self.passes.named)
+    def _curve(self, graph: Graph, ahead: Tensor, v: ParamVector, inverse: Tensor) -> ParamVector:
+        return graph.product([(ahead - graph.outputs[0].detach()) * inverse], v, self.passes.named)
 
 
 def next_node_number() -> int:

@@ -241,12 +241,10 @@ def finite_difference(step: Step, *, part: float = 1.0) -> Penalised:
     with pattern.recorded():
         loss, g = step.gradient()
     pattern.require_visible(step.net)
-    point, h = displace(step.net, step.c * g)
-    if not point:
-        return Penalised(loss, g, g)
+    point, inverse = displace(step.net, step.c * g)
     with pattern.replayed():
         _, ahead = step.at(point)
-    return Penalised(loss, g.plus(ahead - g, 2 * step.weight / h), g)
+    return Penalised(loss, g.plus(ahead - g, 2 * step.weight * inverse), g)
 
 
 def _finite_difference_on_part(step: Step, part: float) -> Penalised:
@@ -264,12 +262,10 @@ def _finite_difference_on_part(step: Step, part: float) -> Penalised:
     other_loss, others = replace(step, objective=drawn.rest[0], batches=drawn.rest[1]).gradient()
     a, b = drawn.share, 1 - drawn.share
     loss, g = a * loss + b * other_loss, (others * b).plus(own, a)
-    point, h = displace(step.net, step.c * g)
-    if not point:
-        return Penalised(loss, g, g)
+    point, inverse = displace(step.net, step.c * g)
     with pattern.replayed():
         _, ahead = of_part.at(point)
-    return Penalised(loss, g.plus(ahead - own, 2 * step.weight / h), g)
+    return Penalised(loss, g.plus(ahead - own, 2 * step.weight * inverse), g)
 
 
 def lookahead(step: Step, *, radius: Callable[[float], float] = lambda weight: 2 * weight) -> Penalised:

@@ -101,11 +101,12 @@ class Graph:
         return total
 
 
-def displace(net: nn.Module, v: ParamVector) -> tuple[ParamVector, float]:
-    """θ + hv, and h; h is infinite where v is 0."""
-    length = float(v.norm())
-    h = RADIUS[next(iter(v.values())).dtype] / length if length else float("inf")
-    return theta_plus(net, v, None, h) if length else ParamVector(), h
+def displace(net: nn.Module, v: ParamVector) -> tuple[ParamVector, Tensor]:
+    """θ + hv with ‖hv‖ = RADIUS, and 1/h; where v is 0 both are 0. Tensors, so that a GPU is not waited for."""
+    length = v.norm()
+    radius = RADIUS[length.dtype]
+    h = torch.where(length == 0, 0, radius / length)
+    return theta_plus(net, v, None, h), length / radius
 
 
 class StackTangent:
@@ -121,14 +122,12 @@ class StackTangent:
         return self._graph.loss.detach(), self._graph.gradient(trainable(self.net))
 
     def product(self, v: ParamVector) -> ParamVector:
-        point, h = displace(self.net, v)
-        if not point:
-            return ParamVector()
+        point, inverse = displace(self.net, v)
         graph: Graph = self._graph or self.objective.evaluate(self._cut, self.batches)
         self._graph = None
         with standing_at(self.net, point, keeps_graphs=True), torch.no_grad():
             ahead = self.objective.evaluate(Outputs.tensors, self.batches)
-        change = [(ahead[n] - here.detach()) / h for n, here in zip(self._names, graph.outputs, strict=True)]
+        change = [(ahead[n] - here.detach()) * inverse for n, here in zip(self._names, graph.outputs, strict=True)]
         return graph.product(change, v, trainable(self.net))
 
     def _cut(self, out: Outputs) -> Graph:
