@@ -110,7 +110,9 @@ def test_c_is_that_by_hand_with_the_context_held():
     assert all((c[n] == 0).all() for n in CONTEXT)  # it does not reach the logits while the context is held
 
 
-@pytest.mark.parametrize("spec", ["ARM(width=4)+DSPReg(weight=0.3)", "DSPReg(weight=0.3)+ARM(width=4)"])
+@pytest.mark.parametrize(
+    "spec", ["ARM(width=4)+DSPReg(weight=0.3, engine='exact')", "DSPReg(weight=0.3, engine='exact')+ARM(width=4)"]
+)
 def test_the_penalty_is_on_all_of_its_weights(spec):
     """Before the first refresh c is 1: L + λ ‖∇L‖², differentiated by hand."""
 

@@ -103,7 +103,7 @@ def test_dropout_of_the_discriminator_is_part_of_the_game(optimiser):
 @plain.optimisers
 def test_dspreg_penalises_the_generators_gradient_in_its_steps(optimiser, spec):
     """Also below DANN: the objective is the whole stack's."""
-    spec = spec.replace("DANN", SPEC).replace("DSPReg", "DSPReg(weight=0.05, coefficients='ones')")
+    spec = spec.replace("DANN", SPEC).replace("DSPReg", "DSPReg(weight=0.05, coefficients='ones', engine='exact')")
     stack = plain.ready(parse(spec), 3, optimiser)
 
     def penalty(loss, weights):

@@ -478,7 +478,7 @@ def test_it_does_what_it_is_for():
 
 
 def test_a_record_holds_loss_penalty_share_and_c():
-    stack = ready(DSPReg(weight=0.05), toy_task(dropout=0.0))
+    stack = ready(DSPReg(weight=0.05, engine="exact"), toy_task(dropout=0.0))
     steps(stack, 3)
     flat = flat_problem(stack, toy_batches(3))
     c = ParamVector((n, stack.c[n]) for n in flat.names).flat()

@@ -120,7 +120,7 @@ def test_costs_are_a_line_through_two_sizes():
 
 
 def test_speed_is_measured_and_moves_nothing():
-    found = measure_throughput("cpu", "resnet18", 32, seconds=0.4)
+    found = measure_throughput("cpu", "small-cnn", 28, seconds=0.4)
     costs = [*found.train.values(), found.evaluate, found.measure]
     assert all(0 <= each.fixed < 60 and 0 < each.per_image < 60 for each in costs)
     assert 0 < found.read_plain < 60
@@ -129,9 +129,9 @@ def test_speed_is_measured_and_moves_nothing():
 
 
 def test_a_device_is_compared_with_the_cpu(monkeypatch):
-    assert compare_with_cpu("cpu", "resnet18", 32) == {"ERM": 0.0, "DSPReg": 0.0}
+    assert compare_with_cpu("cpu", "small-cnn", 28) == {"ERM": 0.0, "DSPReg": 0.0}
     monkeypatch.setattr("dspreg.doctor.bench.SECONDS", 0.01)
-    rows = list(compare_speeds("cpu", "resnet18", 32, 1))
+    rows = list(compare_speeds("cpu", "small-cnn", 28, 1))
     assert {row.precision for row in rows} == {"fp32", "bf16", "fp16"}  # tf32 is for CUDA
     assert {row.layout for row in rows} == {"channels-first", "channels-last"}
     assert all(row.seconds > 0 for row in rows)

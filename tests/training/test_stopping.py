@@ -205,6 +205,7 @@ def test_a_terminal_that_is_closed_stops_a_training_with_a_checkpoint(images, tm
     options += ["--set", "image_size=24", "--set", "batch_size=4", "--save-every", "1", "--workers", "1"]
     child, terminal = pty.fork()
     if child == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup would have it ignored, and so would the training
         code = 1
         with suppress(BaseException):
             code = main(options)

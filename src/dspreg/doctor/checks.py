@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -63,13 +62,21 @@ def check_versions() -> Finding:
     for name in PACKAGES:
         with suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
-    missing = [extra for extra, module in EXTRAS.items() if importlib.util.find_spec(module) is None]
+    missing = [extra for extra, package in EXTRAS.items() if not is_installed(package)]
     says = ", ".join(found)
     if not missing:
         return Finding("versions", "ok", says)
     return Finding(
         "versions", "ok", f"{says}; without {', '.join(missing)}", f"pip install 'dspreg[{','.join(missing)}]'"
     )
+
+
+def is_installed(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def check_device(asked: str) -> Finding:
