@@ -10,7 +10,7 @@ from markdown import print_table
 
 from dspreg import ConfigError, RunResult, SelectedRow, contrast, describe, parse, select_rows
 
-SCREEN, TUNE, STORE = "agreement/screen", "agreement/tune", "agreement/store"
+SCREEN, TUNE, STORE, EMOJI = "agreement/screen", "agreement/tune", "agreement/store", "agreement/emoji"
 AVERAGED = "weight_averaging.SWA"  # of examples/, before the catalogue had one
 PAIRS = 20  # 4 targets × 5 trials
 STRENGTHS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -27,6 +27,10 @@ CONTRASTS = {  # of PACS: what is shown → both sides
         for w in (0.001, 0.01)
     },
 }
+CONFIRMATION = {  # on emoji, nothing chosen there
+    "Agreement − matched control": ("Agreement(strength=0.3)", "Agreement(strength=1.0, control='matched')"),
+    "Agreement − ERM": ("Agreement(strength=0.3)", ""),
+}
 
 
 def print_agreement(stores: Mapping[str, Sequence[RunResult]]) -> None:
@@ -38,8 +42,9 @@ def print_agreement(stores: Mapping[str, Sequence[RunResult]]) -> None:
             print_strengths(
                 f"{title}, weights averaged over the second half, last step", runs, shows_target=name == SCREEN
             )
-    if runs := stores.get(STORE):
-        print_second_contrasts([run for run in runs if run.finished])
+    for place, name, contrasts, start in ((STORE, "PACS", CONTRASTS, 150), (EMOJI, "emoji", CONFIRMATION, 100)):
+        if runs := [run for run in stores.get(place, ()) if run.finished]:
+            print_second_contrasts(name, runs, contrasts, start)
 
 
 def rows_by_label(runs: Sequence[RunResult]) -> dict[str, SelectedRow]:
@@ -80,10 +85,12 @@ def cell(row: SelectedRow | None, shows_target: bool) -> list[str]:
     return [f"{100 * value:.1f}" for value in values[: 1 + shows_target]]
 
 
-def print_second_contrasts(runs: Sequence[RunResult]) -> None:
+def print_second_contrasts(
+    data: str, runs: Sequence[RunResult], contrasts: Mapping[str, tuple[str, str]], start: int
+) -> None:
     rows, lines = rows_by_label(runs), []
-    for name, sides in CONTRASTS.items():
-        labels = [describe(parse(f"{side}+SWA(start=150)" if side else "SWA(start=150)")) for side in sides]
+    for name, sides in contrasts.items():
+        labels = [describe(parse("+".join(filter(None, (side, f"SWA(start={start})"))))) for side in sides]
         if not all(label in rows for label in labels):
             continue
         try:
@@ -97,7 +104,7 @@ def print_second_contrasts(runs: Sequence[RunResult]) -> None:
         means = [f"{100 * fmean(accuracies(rows[label])):.1f}" for label in labels]
         lines.append([name, *means, f"{c.difference:+.2f}", interval(c), c.pairs, c.verdict(*names)])
     head = ["", "mean", "other's mean", "difference", "95 % interval", "pairs", "verdict"]
-    print_table("The second protocol: contrasts on PACS, averaged weights, last step", head, lines)
+    print_table(f"The second protocol: contrasts on {data}, averaged weights, last step", head, lines)
 
 
 def accuracies(row: SelectedRow) -> list[float]:

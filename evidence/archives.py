@@ -19,7 +19,15 @@ from dspreg import ConfigError, DspregError, IntegrityError
 from dspreg.runs.archive import SUFFIX, pack_store, unpack_store
 
 HERE = Path(__file__).parent
-STORES = ("agreement/screen", "agreement/store", "agreement/tune", "digits/batch", "digits/store", "pacs/store")
+STORES = (
+    "agreement/emoji",
+    "agreement/screen",
+    "agreement/store",
+    "agreement/tune",
+    "digits/batch",
+    "digits/store",
+    "pacs/store",
+)
 SUMS = "SHA256SUMS"  # as `sha256sum --check` reads it
 
 
@@ -64,7 +72,7 @@ def pack_all(archives: Path, folder: Path) -> None:
         raise ConfigError(f"{folder} holds no stores that were opened here; open them first")
     require_same_origin(archives, folder)
     for name in STORES:
-        pack_store(folder / name, archives / f"{name}{SUFFIX}")
+        pack_store(folder / name, archives / f"{name}{SUFFIX}", only_finished=True)
     files = [f"{name}{SUFFIX}" for name in STORES]
     sums = "".join(f"{sha256_of_file(archives / file)}  {file}\n" for file in files).encode()
     (archives / SUMS).write_bytes(sums)
