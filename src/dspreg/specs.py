@@ -57,6 +57,7 @@ class Unreadable:
 
 # Method → option → the default that its specs in files leave out. It has changed since: a file writes the new one out,
 # so that files mean what they meant when they were written; what is typed has the defaults of today.
+DEFAULT_ENGINE = "finite_difference"
 FILE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"DSPReg": {"engine": "exact"}}
 
 LONGEST, LONGEST_NAME = 4_096, 200  # characters of a spec, and of a name in it

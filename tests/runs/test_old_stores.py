@@ -13,6 +13,8 @@ import pytest
 import dspreg
 from dspreg.algorithms import DSPReg
 from dspreg.cli import main
+from dspreg.io.atomic_files import canonical_json
+from dspreg.runs.folder import identity
 from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
 
@@ -117,3 +119,14 @@ def test_runs_of_both_defaults_stand_in_rows_of_their_own(left, capsys):
     out = capsys.readouterr().out
     for engine in ("exact", "finite_difference"):
         assert f"engine={engine}" in out
+
+
+@pytest.mark.parametrize("settings", [[], {}, {"algorithm": 3}, None])
+def test_a_run_whose_settings_are_none_is_another_training_and_no_crash(left, settings):
+    """With an id that fits, so that nothing else notices."""
+    folder = left / "unfinished"
+    described = json.loads((folder / "run.json").read_text())
+    asked, described["settings"] = described["settings"], settings
+    (folder / "run.json").write_text(canonical_json({**described, "id": identity(described)}))
+    with pytest.raises(dspreg.DspregError, match=r"another training|run\.json"):
+        dspreg.train(asked, dspreg.Execution(threads=1, workers=0), folder)

@@ -48,7 +48,7 @@ from dspreg.sensitivity.profile import layer_of, upper_quantile
 from dspreg.sensitivity.refresh import measure_c_and_mean, measure_s
 from dspreg.sensitivity.running import RunningSensitivity
 from dspreg.sensitivity.samples import Samples
-from dspreg.specs import FILE_DEFAULTS
+from dspreg.specs import DEFAULT_ENGINE, FILE_DEFAULTS
 from dspreg.vectors import ParamVector, average, trainable
 
 COEFFICIENTS = ("dynamic", "static", "ones", "mean", "shuffled", "matched", "reversed", "hard")
@@ -106,7 +106,7 @@ class DSPReg(Algorithm):
         measure_batches: int = BATCHES,
         refresh_memory: float = 0.0,
         draws: int | None = None,
-        engine: str = "finite_difference",
+        engine: str = DEFAULT_ENGINE,
         estimator: str = "persample",
         of: str = "loss",
         eps: float = 0.0,

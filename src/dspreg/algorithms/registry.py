@@ -72,10 +72,9 @@ class LayerSpec:
         return cls.__name__ if bare else f"{cls.__module__}.{cls.__qualname__}"
 
     def for_file(self) -> LayerSpec:
-        then, options = (
-            self.algorithm.file_defaults,
-            self.build().options({*self.options, *self.algorithm.file_defaults}),
-        )
+        """As `StackSpec.for_file`."""
+        then = self.algorithm.file_defaults
+        options = self.build().options({*self.options, *then})
         return LayerSpec(self.algorithm, {n: v for n, v in options.items() if n not in then or v != then[n]})
 
     def __str__(self) -> str:

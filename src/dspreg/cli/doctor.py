@@ -58,7 +58,7 @@ def run(given: Any) -> int:
     if given.json:
         print(json.dumps({"findings": [asdict(each) for each in found], "speed": speed and asdict(speed)}, indent=1))
     elif speed is not None:
-        print("\n".join(speed_lines(speed, given.model)), flush=True)
+        print("\n".join(speed_lines(speed, given.model, resolve_device(given.device))), flush=True)
         if given.bench:
             for line in bench_lines(resolve_device(given.device), given.model, speed.batch):
                 print(line, flush=True)
@@ -71,9 +71,10 @@ def finding_lines(each: Finding) -> Iterator[str]:
         yield f"{'':23}→ {escape_terminal(each.remedy)}"
 
 
-def speed_lines(speed: Throughput, model: str) -> Iterator[str]:
+def speed_lines(speed: Throughput, model: str, device: str) -> Iterator[str]:
     """What was measured, and how long a run of PACS takes by it."""
     from dspreg.data.benchmarks import PACS
+    from dspreg.data.loader import reader_processes
     from dspreg.doctor import estimate_run
 
     costs = {
@@ -87,12 +88,11 @@ def speed_lines(speed: Throughput, model: str) -> Iterator[str]:
     yield f"  {'':40}{'ms per image':>14}{'and fixed':>12}"
     yield from (f"  {name:40}{1000 * c.per_image:14.1f}{1000 * c.fixed:12.0f}" for name, c in costs.items())
     yield f"  {'reading and augmenting, on one core':40}{1000 * speed.read_augmented:14.1f}"
-    erm, penalised = (format_duration(estimate_run(PACS, speed, name)) for name in ("ERM", "DSPReg"))
+    # on a CPU, processes that read take the cores from the training
+    workers = 0 if device == "cpu" else reader_processes(None, small=False)
+    erm, penalised = (format_duration(estimate_run(PACS, speed, name, workers)) for name in ("ERM", "DSPReg"))
     yield ""
-    yield (
-        f"a PACS run of ERM (5,001 steps) will take about {erm} here, of DSP-Reg {penalised}; images are read by the "
-        "training itself"
-    )
+    yield f"a PACS run of ERM (5,001 steps) will take about {erm} here, of DSP-Reg {penalised}"
 
 
 def bench_lines(device: str, model: str, batch: int) -> Iterator[str]:

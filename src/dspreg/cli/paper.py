@@ -22,6 +22,7 @@ from dspreg.protocol.sweep_file import OPEN
 from dspreg.reporting.formats import FORMATS
 from dspreg.runs.run import Run
 from dspreg.runs.store import RunStore
+from dspreg.specs import DEFAULT_ENGINE
 
 EXAMPLES = """examples:
   dspreg paper                                                    all items, and how many runs each takes
@@ -47,8 +48,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data)")
     add_option(parser, EXECUTION_OPTIONS["device"])
     add_launch_options(parser)
-    says = "how DSP-Reg's penalty is computed (default: finite_difference, the paper's formula); see docs of DSPReg"
-    parser.add_argument("--engine", metavar="ENGINE", default="finite_difference", help=says)
+    says = f"how DSP-Reg's penalty is computed (default: {DEFAULT_ENGINE}); see dspreg algorithms DSPReg"
+    parser.add_argument("--engine", metavar="ENGINE", default=DEFAULT_ENGINE, help=says)
     parser.add_argument("--trials", metavar="N", help="another number of trials than the scale's")
     parser.add_argument("--draws", metavar="N", help="another number of random configurations than the scale's")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import cast
 
+from dspreg.algorithms import DSPReg
 from dspreg.algorithms.measure import BATCHES, refresh_due
 from dspreg.config.defaults import DatasetFacts, default_options
 from dspreg.data.benchmarks import Benchmark
@@ -14,7 +15,6 @@ from dspreg.doctor.throughput import Throughput
 
 BATCH = 32  # images of a batch that c is measured on
 PROFILES = 2  # c before and after training, counted as a refresh each
-REFRESH_EPOCHS = 2
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ def work_of(data: type[Benchmark]) -> Work:
     options = default_options("domainbed", cast(DatasetFacts, data))
     steps, batch, holdout = options["steps"], options["batch_size"], options["holdout"]
     evaluations = len({*range(0, steps, options["evaluate_every"]), steps - 1})
-    evaluated, refreshes, measured = [], [], []
+    evaluated, refreshes, measured, every = [], [], [], DSPReg().refresh_epochs
     for target, held_out in data.counts.items():
         sources = [count for name, count in data.counts.items() if name != target]
         inside = [round((1 - holdout) * count) for count in sources]
         evaluated.append(evaluations * (holdout * sum(sources) + (1 - holdout) * held_out))
         epoch = steps_per_epoch(inside, batch * len(sources))
-        refreshes.append(sum(refresh_due(t, REFRESH_EPOCHS, None, epoch) for t in range(steps)) + PROFILES)
+        refreshes.append(sum(refresh_due(t, every, None, epoch) for t in range(steps)) + PROFILES)
         measured.append(sum(min(BATCH * BATCHES, count) for count in inside))
     images = batch * (len(data.counts) - 1)
     return Work(steps, images, fmean(evaluated), options["evaluation_batch"], fmean(refreshes), fmean(measured))

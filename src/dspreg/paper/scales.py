@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-ENGINE = "finite_difference"  # the package's default
+from dspreg.specs import DEFAULT_ENGINE
+
+ENGINE = DEFAULT_ENGINE
 FORMULA = (ENGINE, "exact")  # engines whose penalty is the paper's formula, up to rounding
 OURS = "DSP-Reg"  # as the paper spells it
 KINDS = ("methods", "ablation", "map")  # tables of methods, variants of DSP-Reg, two trainings to look into

@@ -35,6 +35,7 @@ from dspreg.penalty.forward_state import Reached
 from dspreg.penalty.wrappers import DdpProcesses, is_compiled, refuse_shards, unwrap
 from dspreg.sensitivity import Profile, measure
 from dspreg.sensitivity.running import RunningSensitivity
+from dspreg.specs import DEFAULT_ENGINE
 from dspreg.vectors import ParamVector, Patterns, trainable
 
 
@@ -71,7 +72,7 @@ class Penalty:
         model: nn.Module,
         *,
         weight: float = 1e-3,
-        engine: str = "finite_difference",
+        engine: str = DEFAULT_ENGINE,
         only: Patterns = None,
         exclude: Patterns = None,
         warmup: int = 0,

@@ -98,8 +98,9 @@ def train(
             on.on_image_check(done, total)
             between_batches()
 
-        begun = folder.description()["settings"]["algorithm"] if (folder / "run.json").exists() else None
-        experiment = prepare_experiment(config, execution, on_image, data=data, on_read=between_batches, begun=begun)
+        experiment = prepare_experiment(
+            config, execution, on_image, data=data, on_read=between_batches, begun=begun_method(folder)
+        )
         algorithm = experiment.algorithm(between_batches, stop.check_waiting)  # its errors come before there is a run
         saved_attributes_of(algorithm)  # and so does the error of a layer whose prediction can't be saved
         described = experiment.description(plan).to_json()
@@ -156,6 +157,12 @@ def train(
         result = finish_run(experiment, state, run)
         checkpoints.clear()
         return result
+
+
+def begun_method(folder: RunFolder) -> str | None:
+    """The method in run.json, if there is one; what else is wrong with that file `agree` will say."""
+    settings = folder.description().get("settings") if (folder / "run.json").exists() else None
+    return settings.get("algorithm") if isinstance(settings, dict) else None
 
 
 @contextmanager
