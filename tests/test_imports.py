@@ -265,7 +265,7 @@ INTERNAL = {
     "bench/penalty.py": ("paper.overhead", "times steps as the paper's item does"),
     "bench/real.py": ("training.experiment", "steps through a real training by hand"),
     "bench/running.py": (
-        "algorithms.measure sensitivity.refresh sensitivity.running sensitivity.statistics",
+        "algorithms.measure sensitivity.refresh sensitivity.running sensitivity.samples sensitivity.statistics",
         "measures s as a refresh does",
     ),
     "bench/sensitivity.py": (
