@@ -69,7 +69,8 @@ class RandConv(Algorithm):
             return None
         channels, k = x.shape[1], SIZES[int(torch.randint(len(SIZES), ()))]
         share = float(torch.rand(())) if self.mix else 1.0
-        return send(torch.randn(channels, channels, k, k) / math.sqrt(channels * k * k), x.device).to(x.dtype), share
+        kernel = send(torch.randn(channels, channels, k, k), x.device).to(x.dtype)
+        return kernel / math.sqrt(channels * k * k), share
 
     def convolve(self, x: Tensor, changes: Sequence[tuple[Tensor, float] | None]) -> Tensor:
         """Each copy of each image by its own. (COPIES · B, C, H, W)"""
