@@ -68,7 +68,7 @@ def test_more_and_more_parameters_move_and_no_other():
     assert shares[2:] == pytest.approx([-(-count * share // 1) / count for share in expected], abs=1.01 / count)
     assert shares[6] == shares[8] > 0.85
     assert all(each["classifier.weight"].all() for each in found)
-    assert stack.measured_at == 8
+    assert stack.refreshed_at == 8
 
 
 def test_those_move_whose_score_is_largest():

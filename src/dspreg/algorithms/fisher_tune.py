@@ -51,7 +51,7 @@ class FisherTune(Algorithm):
 
     experimental = True
     step_options = ("warmup", "growth", "refresh_steps")
-    saved_attributes = ("ranks", "measured_at")
+    saved_attributes = ("ranks", "refreshed_at")
     uses_c = True  # it measures, in double precision
 
     def __init__(
@@ -81,7 +81,7 @@ class FisherTune(Algorithm):
 
     def _begin(self) -> None:
         self.ranks = ParamVector()  # of D: the share of parameters with a larger one
-        self.measured_at: int | None = None
+        self.refreshed_at: int | None = None
 
     def build(self, task: Task) -> Network:
         if not task.can_measure:
@@ -94,8 +94,8 @@ class FisherTune(Algorithm):
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
         since = self.t - self.warmup
         due = since >= 0 and (not self.ranks or (self.refresh_steps and since % self.refresh_steps == 0))
-        if due and self.measured_at != self.t:  # a layer above may update several times in one step
-            self.ranks, self.measured_at = rank(self.measure_scores()), self.t
+        if due and self.refreshed_at != self.t:  # a layer above may update several times in one step
+            self.ranks, self.refreshed_at = rank(self.measure_scores()), self.t
         before = theta(self.net).select(exclude=self.exclude)
         log = self.base.update(direction, batches)
         params, moves = trainable(self.net), self.selected(before)
