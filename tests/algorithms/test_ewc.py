@@ -41,7 +41,7 @@ def test_the_fisher_diagonal_is_that_of_the_source_data():
 
 @plain.problems
 @plain.optimisers
-def test_ewc_takes_the_steps_of_its_formula(domains, optimiser):
+def test_steps_are_those_of_ewc(domains, optimiser):
     kept = {}
 
     def step(weights, batches, by_hand, t):
@@ -68,7 +68,7 @@ def test_the_fisher_diagonal_is_measured_once():
 
 @plain.problems
 @plain.optimisers
-def test_l2sp_takes_the_steps_of_its_formula(domains, optimiser):
+def test_steps_are_those_of_l2sp(domains, optimiser):
     kept = {}
 
     def step(weights, batches, by_hand, t):
