@@ -72,7 +72,10 @@ FOUNDATIONS = {
     "compatibility",
     "stack",
     "task",
+    "anchor",  # EWC and L2SP are anchors
     "domain_gradients",
+    "gradient_mask",
+    "image_reader",
     "measure",
     "pretrained_oracle",
     "warm_up",

@@ -78,6 +78,7 @@ class Algorithm(nn.Module):
     space: ClassVar[Mapping[str, Distribution]] = {}
     step_options: ClassVar[tuple[str, ...]] = ()
     saved_attributes: ClassVar[tuple[str, ...]] = ()
+    experimental: ClassVar[bool] = False  # in no table: for a method whose constants are not published
     file_defaults: ClassVar[Mapping[str, Any]] = {}  # of options whose default has changed: `specs.FILE_DEFAULTS`
     compatibility: Compatibility = Compatibility()
     base: Algorithm

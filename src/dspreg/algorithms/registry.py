@@ -161,17 +161,18 @@ def _shorten(usual: Any, share: float) -> Any:
     return max(0.0, round(1 - (1 - usual) / share, 6)) if share < 1 else usual
 
 
-def algorithms() -> dict[str, type[Algorithm]]:
-    """Every algorithm of the index, by its name."""
+def algorithms(*, experimental: bool = False) -> dict[str, type[Algorithm]]:
+    """Every algorithm of the index, by its name; those that are experimental, and so in no table, only if asked for."""
     import dspreg.algorithms as index
 
     found = {name: getattr(index, name) for name in sorted(index.__all__, key=str.lower)}
-    return {n: c for n, c in found.items() if isinstance(c, type) and issubclass(c, Algorithm) and c is not Algorithm}
+    layers = {n: c for n, c in found.items() if isinstance(c, type) and issubclass(c, Algorithm) and c is not Algorithm}
+    return {name: cls for name, cls in layers.items() if experimental or not cls.experimental}
 
 
 def find_algorithm(name: str, trust: Trust = None) -> type[Algorithm]:
     """The class a name or an import path stands for; `trust` as in `parse`."""
-    known = algorithms()
+    known = algorithms(experimental=True)
     if not all(part.isidentifier() for part in name.split(".")):
         written = name.replace(" - ", "-")  # as the user wrote it
         raise ConfigError(f"{written!r} is not the name of an algorithm.{did_you_mean(written, known)}")
