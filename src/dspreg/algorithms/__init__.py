@@ -30,6 +30,7 @@ from dspreg.algorithms.sagm import SAGM
 from dspreg.algorithms.sagnet import SagNet
 from dspreg.algorithms.sam import SAM
 from dspreg.algorithms.swa import SWA
+from dspreg.algorithms.swad import SWAD
 from dspreg.algorithms.task import SourceValidation, Task
 from dspreg.algorithms.vrex import VREx
 
@@ -52,6 +53,7 @@ __all__ = [
     "SAGM",
     "SAM",
     "SWA",
+    "SWAD",
     "Agreement",
     "Algorithm",
     "Anchor",
