@@ -14,6 +14,7 @@ ACTING = {  # small, and so that it is at work within the few steps of a law
     "DANN": "DANN(mlp_width=16)",
     "DSPReg": "DSPReg(measure_batches=2)",
     "EMA": "EMA(decay=0.5)",
+    "ERMPlusPlus": "ERMPlusPlus(linear_steps=0, start=1)",
     "Fishr": "Fishr(warmup=1)",
     "GGA": "GGA(rho=0.01, start=0, end=100, tries=3)",
     "IRM": "IRM(warmup=1)",

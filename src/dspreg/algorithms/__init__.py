@@ -10,6 +10,7 @@ from dspreg.algorithms.coral import CORAL
 from dspreg.algorithms.dann import DANN
 from dspreg.algorithms.dsp_reg import DSPReg
 from dspreg.algorithms.ema import EMA
+from dspreg.algorithms.erm_plus_plus import ERMPlusPlus
 from dspreg.algorithms.fish import Fish
 from dspreg.algorithms.fishr import Fishr
 from dspreg.algorithms.gga import GGA
@@ -60,6 +61,7 @@ __all__ = [
     "Compatibility",
     "Consensus",
     "DSPReg",
+    "ERMPlusPlus",
     "Fish",
     "Fishr",
     "GroupDRO",

@@ -53,7 +53,7 @@ class LossValley:
     known, unless all of them are above the threshold: the valley has ended, and nothing is added any more.
 
     Cha et al., NeurIPS 2021, with what their code does beyond the paper: the first segment of the way back is left out,
-    and the one at which it converged counts twice, three times where fewer than n_tolerance came before.
+    and the one at which it converged counts twice, and more often where that is before there are n_tolerance segments.
     """
 
     def __init__(self, n_converge: int, n_tolerance: int, tolerance_ratio: float):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from statistics import fmean
 from typing import Any
 
@@ -77,23 +78,23 @@ class SWAD(AverageWithStatistics):
         if self.valley.ended:
             return
         weights = to_device(self.segment or theta(self.net), "cpu")  # in half precision all steps may be left out
-        loss = fmean(validation.loss.values())
-        had_converged = self.valley.window is not None
-        self.valley.add(Segment(self.segment_start, validation.step, loss, weights))
+        valley, had_converged = copy(self.valley), self.valley.window is not None
+        valley.add(Segment(self.segment_start, validation.step, fmean(validation.loss.values()), weights))
+        window = valley.result()
+        mean = to_device(window.weights, next(self.net.parameters()).device)
+        statistics = self._statistics(mean) if moves_statistics(self.net) else None  # where training may be stopped
+        self.valley, self.mean, self.count, self.statistics = valley, mean, window.steps, statistics
         self.segment, self.segment_steps, self.segment_start = ParamVector(), 0, validation.step + 1
-        window, ended = self.valley.result(), bool(self.valley.ended)
-        self.mean, self.count = to_device(window.weights, next(self.net.parameters()).device), window.steps
-        self.statistics = self._statistics() if moves_statistics(self.net) else None
-        if self.valley.window is not None and not had_converged:
-            at, first = self.valley.converged_at, self.valley.window.first
-            self.log_event("valley starts", converged_at=at, first=first, threshold=self.valley.threshold)
-        if ended:
+        if valley.window is not None and not had_converged:
+            at, first = valley.converged_at, valley.window.first
+            self.log_event("valley starts", converged_at=at, first=first, threshold=valley.threshold)
+        if valley.ended:
             self.log_event("valley ends", first=window.first, last=window.last, segments=window.segments)
 
     @torch.no_grad()
-    def _statistics(self) -> Tensor:
-        """Running statistics of batch norm at the mean, on images that every evaluation takes anew alike."""
-        with scratch_buffers(self.net), standing_at(self.net, self.mean), estimating_statistics(self.net):
+    def _statistics(self, mean: ParamVector) -> Tensor:
+        """Running statistics of batch norm at the mean, on the same images at every evaluation."""
+        with scratch_buffers(self.net), standing_at(self.net, mean), estimating_statistics(self.net):
             for n in range(self.bn_batches):
                 drawn = self.task.samples(-1 - n, 1)  # below 0: no step measures on these
                 self.base.predict(torch.cat([batch.x for each in drawn.values() for batch in each]))

@@ -281,7 +281,7 @@ def evaluate(
         state.selected = Selected(t, validation, tensors_of(state.algorithm))
     if experiment.execution.keep == "all":
         save_model(experiment, state.folder, model_path_at(t), tensors_of(state.algorithm), t)
-    state.recorded = t
+    state.recorded, state.told = t, 0
     if state.t < s.steps:  # not after the last step: the model that was evaluated is the one to save
         sources = {name: accuracy[name]["out"] for name in experiment.sources}
         state.algorithm.stack.report_validation(SourceValidation(t, sources, loss))
@@ -292,12 +292,15 @@ def evaluate(
 def validate_below(
     experiment: Experiment, state: State, between_batches: Callable[[], None], on_wait: Callable[[], None]
 ) -> None:
-    """Tell layers that ask for it, before an evaluation, how what is below them predicts validation images."""
+    """Tell layers that ask for it, before an evaluation, how what is below them predicts validation images.
+
+    The innermost first, since others may predict with what it changes. An evaluation may be stopped, and begins anew:
+    layers that were told before are not told again.
+    """
     s, t = experiment.settings, state.t - 1
     parts = [experiment.part(name, "out", experiment.transform(s.augment_validation)) for name in experiment.sources]
-    for layer in state.algorithm.layers():
-        if not overrides(type(layer), "before_evaluation"):
-            continue
+    asking = [layer for layer in state.algorithm.layers() if overrides(type(layer), "before_evaluation")]
+    for layer in asking[::-1][state.told :]:
         counted = tallies(
             layer.base,
             parts,
@@ -315,6 +318,7 @@ def validate_below(
                 raise Diverged(f"step {t}: the logits of {domain!r}, split 'out', are not finite", t)
         accuracy, loss = ({n: getattr(tally, kind) for n, tally in found.items()} for kind in ("accuracy", "loss"))
         state.algorithm.stack.report_validation_below(layer, SourceValidation(t, accuracy, loss))
+        state.told += 1
         keep_events(state)
 
 
