@@ -21,7 +21,7 @@ from dspreg.devices import send
 from dspreg.errors import DataError
 from dspreg.inference.adapt_bn import Shuffled
 from dspreg.inference.evaluate_run import split_source
-from dspreg.networks.batch_norm import estimating_statistics, norms_with_statistics
+from dspreg.networks.batch_norm import estimating_statistics, moves_statistics
 from dspreg.protocol.description import RunDescription
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.evaluate import tallies
@@ -62,7 +62,7 @@ class Candidates:
         self._require_same_images(data)
         self.splits = {name: self._split(name) for name in trained.domains}
         self.workers = reader_processes(execution.workers, data.small)
-        self.refreshes = not how["frozen_bn"] and bool(norms_with_statistics(self.stack.net))
+        self.refreshes = moves_statistics(self.stack.train().net)  # built anew, it is only evaluated afterwards
 
     def _require_same_images(self, data: DomainDataset) -> None:
         found = {name: fingerprint(images) for name, images in self.images.items()}
