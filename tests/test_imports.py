@@ -73,6 +73,7 @@ FOUNDATIONS = {
     "stack",
     "task",
     "domain_gradients",
+    "loss_valley",
     "measure",
     "pretrained_oracle",
     "warm_up",
