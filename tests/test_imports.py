@@ -76,6 +76,7 @@ FOUNDATIONS = {
     "domain_gradients",
     "gradient_mask",
     "image_reader",
+    "loss_valley",
     "measure",
     "pretrained_oracle",
     "warm_up",

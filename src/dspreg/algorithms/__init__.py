@@ -13,6 +13,7 @@ from dspreg.algorithms.dann import DANN
 from dspreg.algorithms.domain_drop import DomainDrop
 from dspreg.algorithms.dsp_reg import DSPReg
 from dspreg.algorithms.ema import EMA
+from dspreg.algorithms.erm_plus_plus import ERMPlusPlus
 from dspreg.algorithms.ewc import EWC
 from dspreg.algorithms.fish import Fish
 from dspreg.algorithms.fisher_tune import FisherTune
@@ -41,6 +42,7 @@ from dspreg.algorithms.sam import SAM
 from dspreg.algorithms.sand_mask import SANDMask
 from dspreg.algorithms.sd import SD
 from dspreg.algorithms.swa import SWA
+from dspreg.algorithms.swad import SWAD
 from dspreg.algorithms.task import SourceValidation, Task
 from dspreg.algorithms.vrex import VREx
 
@@ -68,6 +70,7 @@ __all__ = [
     "SAM",
     "SD",
     "SWA",
+    "SWAD",
     "ANDMask",
     "Agreement",
     "Algorithm",
@@ -77,6 +80,7 @@ __all__ = [
     "Consensus",
     "DSPReg",
     "DomainDrop",
+    "ERMPlusPlus",
     "Fish",
     "FisherTune",
     "Fishr",

@@ -8,11 +8,12 @@ Five arrows make a training step:
     gradient       (objective, batches)  → loss, vector in θ  in which direction?
     update         (direction, batches)  → log                how do the parameters move?
 
-Around the steps there are five more:
+Around the steps there are six more:
 
     predict        x                     → logits (B, C)      what does the model say?
     measured       batch                 → (x → logits)       of which function is c measured?
     on_step_end    ()                                         called when a step is over and θ is where it ended
+    before_evaluation  source validation of the base          called between steps; what it changes is evaluated
     on_evaluation  source validation                          called between steps, with accuracy and loss
     on_load        ()                                         called when a saved model was loaded, to predict with
 
@@ -34,8 +35,9 @@ and uses:
     self.log_event(name, …)   an event for the log that is no scalar
 
 State lives in modules, buffers and `saved_attributes`. It is in every checkpoint, and in the saved model if the layer
-has its own `predict`: what predicts is what is saved. It changes through `stage`, or directly in `on_step_end` and
-`on_evaluation`; a mean of the weights is updated in `on_step_end` (examples/weight_averaging.py).
+has its own `predict`: what predicts is what is saved. It changes through `stage`, or directly in `on_step_end`,
+`before_evaluation` and `on_evaluation`; a mean of the weights is updated in `on_step_end`
+(examples/weight_averaging.py).
 """
 
 from __future__ import annotations
@@ -145,6 +147,13 @@ class Algorithm(nn.Module):
 
         Change modules, buffers and attributes of this layer here. What was staged has been set, and `self.t` is still
         the number of this step.
+        """
+
+    def before_evaluation(self, validation: SourceValidation) -> None:
+        """Called before every evaluation, with figures of `self.base` on held-out images of the sources.
+
+        For a layer that decides by them what it predicts with, such as SWAD: what it changes here is what is evaluated
+        and saved, also at the end of training. Overriding it costs one more pass over these images per evaluation.
         """
 
     def on_evaluation(self, validation: SourceValidation) -> None:

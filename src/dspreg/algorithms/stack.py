@@ -85,6 +85,13 @@ class Stack:
     def stage(self, layer: Algorithm, name: str, value: Any, row: int | None = None) -> None:
         self._staged.setdefault((layer, name, row), value)
 
+    def report_validation_below(self, layer: Algorithm, validation: SourceValidation) -> None:
+        """Between two steps: hand the figures of what is below a layer to it, before the stack is evaluated."""
+        self.events, self._staged = [], {}
+        with seeded(*self.task.key, self.steps, "before evaluation"):
+            layer.before_evaluation(validation)
+        self._write_staged()
+
     def report_validation(self, validation: SourceValidation) -> None:
         """Between two steps: hand the figures of an evaluation to every layer."""
         self.events, self._staged = [], {}

@@ -22,6 +22,7 @@ from dspreg.cli import (
     predict,
     report,
     retry,
+    soup,
     status,
     sweep,
     train,
@@ -44,6 +45,7 @@ COMMANDS = (
     evaluate,
     predict,
     export,
+    soup,
     data,
     algorithms,
     doctor,
@@ -59,6 +61,7 @@ EXAMPLES = """examples:
   dspreg measure --model runs/site-4 --figures pictures
   dspreg evaluate runs/site-4
   dspreg predict runs/site-4 new/*.jpg --csv
+  dspreg soup runs/a runs/b runs/c --greedy --out runs/soup
   dspreg data verify folder:photos
   dspreg algorithms DSPReg
   dspreg doctor

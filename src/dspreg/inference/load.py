@@ -46,7 +46,7 @@ def model_file(run: str | Path, which: str = "selected") -> Path:
         failure = read_failure(folder / FAILURE)
         if failure is not None:
             raise ConfigError(f"{folder.path} failed and has no model: {failure.reason}")
-        raise ConfigError(f"{folder.path} is not finished; run its train command again to finish it")
+        raise ConfigError(f"{folder.path} is not finished; the command that began it, given again, finishes it")
     name = model_path_at(int(which)) if which.isdecimal() else f"{which}.safetensors"
     path = folder / name
     if path.exists() and name not in result["files"]:

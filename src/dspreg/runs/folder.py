@@ -468,10 +468,18 @@ def essence(described: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in described.items() if k not in ("id", "where")}
 
 
+def _rows(value: Any) -> bool:
+    """Whether it is a list of objects, such as the members of a soup."""
+    return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
+
+
 def differences(was: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Every leaf that differs, by its dotted name."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         for key in sorted({*was, *now}):
             yield from differences(was.get(key), now.get(key), f"{name}.{key}".lstrip("."))
+    elif _rows(was) and _rows(now) and len(was) == len(now):
+        for number, (before, after) in enumerate(zip(was, now, strict=True)):
+            yield from differences(before, after, f"{name}[{number}]")
     elif was != now:
         yield name, was, now

@@ -128,14 +128,10 @@ class Experiment:
         Source validation selects. The target's "in" split is reported; its "out" split is for oracle selection, and
         evaluated at the last step only.
         """
-        s = self.settings
-        chosen = []
-        for name in self.data.domains:
-            target = name in s.targets
-            for which in ("in", "out"):
-                if s.evaluate == "all" or which == ("in" if target else "out") or (target and last):
-                    shown = self.transform(s.augment_validation and not target)
-                    chosen.append((name, which, self.part(name, which, shown)))
+        s, chosen = self.settings, []
+        for name, which in evaluated_parts(self.data.domains, s, last=last):
+            shown = self.transform(s.augment_validation and name not in s.targets)
+            chosen.append((name, which, self.part(name, which, shown)))
         return chosen
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -287,6 +283,18 @@ def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list
                 Notice,
                 stacklevel=3,
             )
+
+
+def evaluated_parts(domains: Sequence[str], config: TrainConfig, *, last: bool) -> list[tuple[str, str]]:
+    """Domain and split of everything that one evaluation covers; see `Experiment.evaluation_parts`."""
+    return [
+        (name, which)
+        for name in domains
+        for which in ("in", "out")
+        if config.evaluate == "all"
+        or which == ("in" if name in config.targets else "out")
+        or (name in config.targets and last)
+    ]
 
 
 def randomness_key(data: str, config: TrainConfig) -> tuple[Key, ...]:

@@ -43,7 +43,7 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
         "targets": list(experiment.settings.targets),
         "environments": folder.description()["where"].get("environments", []),  # further ones that it was resumed in
         **{name: {k: by_step[t][k] for k in ("step", "validation", "accuracy")} for name, t in at.items()},
-        "refreshes": sum(1 for _ in folder.refreshes),
+        "refreshes": sum(each.get("event") == "refresh" for each in folder.refreshes),
     }
     folder.write("README.md", card(experiment, outcome).encode())
     folder.finish(outcome)

@@ -256,6 +256,7 @@ def evaluate(
     """Evaluate after the last step, select, and return the record."""
     started, s, t = time.perf_counter(), experiment.settings, state.t - 1
     chosen = experiment.evaluation_parts(last=state.t == s.steps)
+    validate_below(experiment, state, between_batches, on_wait)
     counted = tallies(
         state.algorithm,
         [part for _, _, part in chosen],
@@ -280,12 +281,45 @@ def evaluate(
         state.selected = Selected(t, validation, tensors_of(state.algorithm))
     if experiment.execution.keep == "all":
         save_model(experiment, state.folder, model_path_at(t), tensors_of(state.algorithm), t)
-    state.recorded = t
+    state.recorded, state.told = t, 0
     if state.t < s.steps:  # not after the last step: the model that was evaluated is the one to save
         sources = {name: accuracy[name]["out"] for name in experiment.sources}
         state.algorithm.stack.report_validation(SourceValidation(t, sources, loss))
         keep_events(state)
     return make_record(experiment, state, t, accuracy, validation, time.perf_counter() - started)
+
+
+def validate_below(
+    experiment: Experiment, state: State, between_batches: Callable[[], None], on_wait: Callable[[], None]
+) -> None:
+    """Tell layers that ask for it, before an evaluation, how what is below them predicts validation images.
+
+    The innermost first, since others may predict with what it changes. An evaluation may be stopped, and begins anew:
+    layers that were told before are not told again.
+    """
+    s, t = experiment.settings, state.t - 1
+    parts = [experiment.part(name, "out", experiment.transform(s.augment_validation)) for name in experiment.sources]
+    asking = [layer for layer in state.algorithm.layers() if overrides(type(layer), "before_evaluation")]
+    for layer in asking[::-1][state.told :]:
+        counted = tallies(
+            layer.base,
+            parts,
+            size=s.evaluation_batch,
+            key=(*experiment.key, t, "evaluate"),
+            device=experiment.execution.device,
+            workers=experiment.workers,
+            losses=True,
+            pause=between_batches,
+            on_wait=on_wait,
+        )
+        found = dict(zip(experiment.sources, counted, strict=True))
+        for domain, tally in found.items():
+            if not tally.finite:
+                raise Diverged(f"step {t}: the logits of {domain!r}, split 'out', are not finite", t)
+        accuracy, loss = ({n: getattr(tally, kind) for n, tally in found.items()} for kind in ("accuracy", "loss"))
+        state.algorithm.stack.report_validation_below(layer, SourceValidation(t, accuracy, loss))
+        state.told += 1
+        keep_events(state)
 
 
 def keep_events(state: State) -> None:
