@@ -8,6 +8,7 @@ from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.consensus import Consensus
 from dspreg.algorithms.coral import CORAL
 from dspreg.algorithms.dann import DANN
+from dspreg.algorithms.domainbed import DomainBed as DomainBed
 from dspreg.algorithms.dsp_reg import DSPReg
 from dspreg.algorithms.ema import EMA
 from dspreg.algorithms.fish import Fish
