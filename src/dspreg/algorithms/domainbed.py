@@ -53,6 +53,7 @@ class DomainBed(ERM):
     """
 
     compatibility = Compatibility(owns_step=True)
+    _code: DomainBedCode
 
     def __init__(
         self,
@@ -99,7 +100,8 @@ class DomainBed(ERM):
         if self.hparams is None or not self.image_size:
             raise ConfigError("DomainBed's hyper-parameters are filled in by dspreg.train; give hparams and image_size")
         shape = (3, self.image_size, self.image_size)
-        with backbone_of(task, code):
+        self._code = code
+        with backbone_of(task, code), seeded_everywhere(*task.key, "build"):
             try:
                 method = cls(shape, task.num_classes, task.num_domains, dict(self.hparams))
             except Exception as error:  # its code is the user's, and so are its errors
@@ -114,7 +116,8 @@ class DomainBed(ERM):
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:  # noqa: ARG002
         """One step of the class: it owns its loss, its gradient and its optimisers."""
         self.task.on_progress()
-        with seeded_everywhere(*self.task.key, self.t, "noise"):
+        # Fish makes a network in every step
+        with backbone_of(self.task, self._code), seeded_everywhere(*self.task.key, self.t, "noise"):
             log = self.method.update([(batch.x, batch.y) for batch in batches], None)
         return {str(name): torch.as_tensor(value).detach().float() for name, value in log.items()}
 
@@ -171,8 +174,7 @@ def backbone_of(task: Task, code: DomainBedCode) -> Iterator[None]:
                 before.append((module, name, getattr(module, name)))
                 setattr(module, name, made)
     try:
-        with seeded_everywhere(*task.key, "build"):
-            yield
+        yield
     finally:
         for module, name, value in before:
             setattr(module, name, value)
