@@ -39,6 +39,7 @@ UNSAFE_WORDS = {  # keyword arguments that switch a protection off
 }
 # Where the source may import a module whose name it was given. Everything else asks these.
 IMPORTERS = {
+    "io/domainbed_code.py": "a checkout of DomainBed that the user named or trusted",
     "io/importing.py": "names the user typed or trusted",
     "protocol/sweep_file.py": "a sweep written in Python, which the user named on the command line",
     "__init__.py": "the public names of this package",

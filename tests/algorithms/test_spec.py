@@ -120,7 +120,7 @@ def test_our_own_import_paths_become_bare_names():
     [
         (
             "CORL",
-            r"^unknown algorithm 'CORL'\. Did you mean 'CORAL'\? Known: Agreement, Anchor, ANDMask, ARM, .*VREx\. ",
+            r"^unknown algorithm 'CORL'\. Did you mean 'CORAL'\? Known: Agreement, Anchor, ANDMask, .*VREx\. ",
         ),
         ("coral", r"Did you mean 'CORAL'\?"),
         ("sam+CORAL", r"Did you mean 'SAM'\?"),

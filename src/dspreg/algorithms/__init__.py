@@ -11,6 +11,7 @@ from dspreg.algorithms.consensus import Consensus
 from dspreg.algorithms.coral import CORAL
 from dspreg.algorithms.dann import DANN
 from dspreg.algorithms.domain_drop import DomainDrop
+from dspreg.algorithms.domainbed import DomainBed as DomainBed
 from dspreg.algorithms.dsp_reg import DSPReg
 from dspreg.algorithms.ema import EMA
 from dspreg.algorithms.erm_plus_plus import ERMPlusPlus

@@ -195,6 +195,22 @@ class Algorithm(nn.Module):
             layer.configure_optimizer(stack.optimizer)
         return self
 
+    @classmethod
+    def fill_options(
+        cls,
+        options: Mapping[str, Any],
+        seed: int | None,  # noqa: ARG003
+        settings: Mapping[str, Any],  # noqa: ARG003
+    ) -> Mapping[str, Any]:
+        """Options as given, with those added that follow from the training's own: called once, before there is a run.
+
+        Args:
+            options: As the user gave them.
+            seed: Of a random draw of options; None for the defaults.
+            settings: All options of the training, by the names of `TrainConfig`.
+        """
+        return options
+
     def configure_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Called once the optimiser is made: `regroup` gives parameters of this layer's own other options."""
 

@@ -237,7 +237,7 @@ def prepare_experiment(
 def resolve_stack(asked: StackSpec, config: TrainConfig) -> tuple[StackSpec, list[str]]:
     """The method with its options drawn and scaled for the run, and a sentence about each scaled option."""
     seed = search_seed(config.draw, config.trial, config.same_draws) if config.draw else None
-    return asked.resolve(seed=seed, steps=config.steps)
+    return asked.resolve(seed=seed, steps=config.steps, settings=asdict(config))
 
 
 def make_adam(params: Iterable[nn.Parameter], settings: TrainConfig, device: str) -> torch.optim.Adam:
