@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from dspreg.data.colours import Colours
+from dspreg.data.pixels import put_pixels, resize
 
 AREA = (0.7, 1.0)  # of the image that a crop covers
 SHAPE = (3 / 4, 4 / 3)  # width by height of a crop
@@ -76,18 +77,6 @@ def change_image(image: Image.Image, change: Change, out: NDArray[np.uint8]) -> 
         adjust[which](flat, change.factors[which])
     if change.grey:
         colours.remove_colour(flat)
-
-
-def resize(image: Image.Image, size: int) -> Image.Image:
-    """Brought to size × size, whatever the shape."""
-    return image if image.size == (size, size) else image.resize((size, size), Image.Resampling.BILINEAR)
-
-
-def put_pixels(image: Image.Image, out: NDArray[np.uint8], *, mirrored: bool = False) -> None:
-    """Write the pixels of an RGB image to `out` (3, height, width)."""
-    for plane, band in zip(out, image.split(), strict=True):
-        pixels = np.frombuffer(band.tobytes(), np.uint8).reshape(plane.shape)
-        np.copyto(plane, pixels[:, ::-1] if mirrored else pixels)
 
 
 def _uniform(low: float, high: float) -> float:

@@ -19,14 +19,7 @@ Bytes = NDArray[np.uint8]
 LUMA = np.array([[19595], [38470], [7471]], np.float32)  # of 65,536: ITU-R 601-2
 HALF = np.float32(32768)
 TIMES_65536 = np.float32(2**-16)
-SIXTHS = (
-    43,
-    85,
-    128,
-    170,
-    213,
-    255,
-)  # the hues where the next sixth of the circle begins; at the last one it is closed
+SIXTHS = (43, 85, 128, 170, 213, 255)  # where the next sixth of the circle of hues begins; the last one closes it
 
 
 class Colours:

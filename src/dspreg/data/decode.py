@@ -48,7 +48,7 @@ def reuse_memory() -> None:
     from PIL import Image
 
     if "PILLOW_BLOCKS_MAX" not in os.environ:  # which Pillow itself has obeyed
-        Image.core.set_blocks_max(KEPT_BLOCKS)
+        Image.core.set_blocks_max(KEPT_BLOCKS)  # type: ignore[attr-defined]
 
 
 class BadImage(DataError):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dspreg.batches import Batch
+from dspreg.data.images import Images
 from dspreg.data.readers import iterate_batches
 from dspreg.data.sampling import draw_measure_batches, draw_training_batch
 from dspreg.data.transforms import Transform
@@ -44,10 +45,15 @@ class DomainSplit:
         size, labels = self.transform.size, []
         pixels = torch.empty((len(chosen), 3, size, size), dtype=torch.uint8)
         for place, i in enumerate(chosen):
-            image, label = self.images[self.positions[i]]
+            at, out = self.positions[i], pixels[place]
+            if isinstance(self.images, Images) and not self.transform.augment:
+                self.images.put_resized(at, out.numpy())
+                labels.append(self.images.labels[at])
+                continue
+            image, label = self.images[at]
             labels.append(label)
             with seeded(*key, self.domain, place, "augment") if self.transform.augment else nullcontext():
-                self.transform.put_pixels(image, pixels[place])
+                self.transform.put_pixels(image, out)
         return pixels, torch.tensor(labels)
 
 

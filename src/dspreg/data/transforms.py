@@ -10,9 +10,10 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from dspreg.data.augmentation import change_image, draw_change, put_pixels, resize
+from dspreg.data.augmentation import change_image, draw_change
 from dspreg.data.colours import agrees_with_pillow
 from dspreg.data.decode import reuse_memory
+from dspreg.data.pixels import put_pixels, resize
 
 if TYPE_CHECKING:
     from PIL.Image import Image
