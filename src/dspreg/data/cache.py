@@ -1,7 +1,7 @@
 """Decoded images kept on disk or in memory, so that an image is decoded once and not once per epoch.
 
-Originals are kept, before any transform, by the hash of the file, and so are images that were only resized, as evaluation
-sees them each time. Nothing random is kept. Pixels are bitwise identical with and without a cache, and several runs and
+Originals are kept, before any transform, by the hash of the file; and images that were only resized, as evaluation sees
+them every time. Nothing random is kept. Pixels are bitwise identical with and without a cache, and several runs and
 data sets may share one. A missing or damaged entry is made again.
 """
 
@@ -14,7 +14,7 @@ import struct
 import tempfile
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -34,11 +34,12 @@ SHARED_MEMORY = Path("/dev/shm")
 
 HEADER = struct.Struct("<4sIIII")  # magic, decoder, width, height, CRC-32 of the rest
 MAGIC = b"dspr"
+LEDGER = "used"  # the file that says how many bytes all entries have
 RESIZED = b"dspz"  # the same of an image that was resized: all of red, then all of green, then all of blue
 
 
 class Cache:
-    """Decoded images in a folder: `<directory>/<aa>/<sha>.rgb`, a header and the raw RGB bytes; resized, `<sha>.224.rgb`.
+    """Decoded images in a folder: `<directory>/<aa>/<sha>.rgb`, a header and the raw bytes; resized, `<sha>.224.rgb`.
 
     Reading takes no lock. Writing takes one, so that runs at the same time never exceed the limit together.
 
@@ -92,7 +93,7 @@ class Cache:
     def read_resized(self, sha: str, out: NDArray[np.uint8]) -> bool:
         """Write an image of the size of `out` (3, height, width), contiguous, to it; False if there is no sound one."""
         _, height, width = out.shape
-        into = memoryview(out).cast("B")
+        into = out.reshape(-1).data
         try:
             with open(self._place(sha, width), "rb", buffering=0) as file:
                 magic, by, *size, crc = HEADER.unpack(file.read(HEADER.size))
@@ -132,7 +133,13 @@ class Cache:
             temporary.unlink(missing_ok=True)
             raise
 
-    def _make_room(self) -> None:
+    def make_room(self, wanted: int, keep: Collection[str]) -> None:
+        """Where these files (SHA-256), which take so many bytes, would not fit, drop the oldest entries of others."""
+        with suppress(OSError):  # then it is full, which is told when it is
+            if self._used() + wanted > self.limit:
+                self._make_room(wanted, frozenset(keep))
+
+    def _make_room(self, wanted: int = 0, keep: Collection[str] = ()) -> None:
         """Count the entries, dropping the oldest beyond the limit and what crashed writers left behind."""
         with self._locked():
             entries = []
@@ -143,21 +150,21 @@ class Cache:
                     at = path.stat()
                     entries.append((at.st_mtime_ns, at.st_size, path))
             used = sum(size for _, size, _ in entries)
-            for _, size, path in sorted(entries):
-                if used <= self.limit:
+            others = [entry for entry in entries if entry[2].name.partition(".")[0] not in keep]
+            more = max(0, wanted - (used - sum(size for _, size, _ in others)))
+            for _, size, path in sorted(others):
+                if used + more <= self.limit:
                     break
                 path.unlink(missing_ok=True)
                 used -= size
             self._ledger.write_text(str(used))
 
     def _used(self) -> int:
-        with suppress(OSError, ValueError):
-            return int(self._ledger.read_text())
-        return sum(path.stat().st_size for path in self.directory.glob("??/*.rgb"))
+        return kept_bytes(self.directory)
 
     @property
     def _ledger(self) -> Path:
-        return self.directory / "used"
+        return self.directory / LEDGER
 
     def _place(self, sha: str, size: int | None = None) -> Path:
         return self.directory / sha[:2] / (f"{sha}.rgb" if size is None else f"{sha}.{size}.rgb")
@@ -175,6 +182,13 @@ class Cache:
         warnings.warn(
             f"the image cache {self.directory} {why}; further images are decoded each time", Notice, stacklevel=4
         )
+
+
+def kept_bytes(directory: Path) -> int:
+    """Of all entries of a cache."""
+    with suppress(OSError, ValueError):
+        return int((directory / LEDGER).read_text())
+    return sum(path.stat().st_size for path in directory.glob("??/*.rgb"))
 
 
 def _checksum(width: int, height: int, pixels: bytes | memoryview) -> int:

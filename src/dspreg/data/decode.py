@@ -91,6 +91,15 @@ def stamped_contents(path: Path | str) -> tuple[bytes, int]:
         raise BadImage.of(path, _why_unreadable(path, error)) from None
 
 
+def image_size(path: Path | str) -> tuple[int, int]:
+    """Width and height that an image file claims to have, without decoding it."""
+    content = contents(path)
+    try:
+        return _open(content).size
+    except Exception as error:
+        raise BadImage.of(path, _why_undecodable(content, error)) from None
+
+
 def decode_bytes(content: bytes, path: Path | str) -> Image:
     """All pixels of an image in memory, as RGB. `path` is for the message."""
     from PIL import Image, ImageFile
