@@ -72,19 +72,21 @@ def test_equal_files_share_an_entry(tmp_path):
     assert len(entries(images.cache)) == 4
 
 
+DAMAGES = [
+    lambda b: b"",
+    lambda b: b[:10],
+    lambda b: b[:-1],
+    lambda b: b + b"x",
+    lambda b: b[:100] + bytes([b[100] ^ 1]) + b[101:],
+    lambda b: b"else" + b[4:],
+    lambda b: b[:4] + bytes([b[4] ^ 1]) + b[5:],  # of another decoder
+    lambda b: bytes(len(b)),
+]
+
+
 @pytest.mark.parametrize(
     "damage",
-    [
-        lambda b: b"",
-        lambda b: b[:10],
-        lambda b: b[:-1],
-        lambda b: b + b"x",
-        lambda b: b[:100] + bytes([b[100] ^ 1]) + b[101:],
-        lambda b: b"else" + b[4:],
-        lambda b: b[:4] + bytes([b[4] ^ 1]) + b[5:],  # of another decoder
-        lambda b: b[:8] + b[12:16] + b[8:12] + b[16:],  # width and height exchanged: as many pixels
-        lambda b: bytes(len(b)),
-    ],
+    [*DAMAGES, lambda b: b[:8] + b[12:16] + b[8:12] + b[16:]],  # width and height exchanged: as many pixels
 )
 def test_a_damaged_entry_is_decoded_and_written_again(tmp_path, damage):
     images = domain(tmp_path, Cache(tmp_path / "cache", 10**9))
@@ -279,16 +281,7 @@ def test_another_size_is_another_entry_and_originals_are_used(tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     "damage",
-    [
-        lambda b: b"",
-        lambda b: b[:10],
-        lambda b: b[:-1],
-        lambda b: b + b"x",
-        lambda b: b[:100] + bytes([b[100] ^ 1]) + b[101:],
-        lambda b: b"dspr" + b[4:],  # as if it were an original
-        lambda b: b[:4] + bytes([b[4] ^ 1]) + b[5:],
-        lambda b: b[:8] + b"\x10" + b[9:],
-    ],
+    [*DAMAGES, lambda b: b"dspr" + b[4:], lambda b: b[:8] + b"\x10" + b[9:]],  # as if an original; of another width
 )
 def test_a_damaged_resized_image_is_made_again(tmp_path, damage):
     images = domain(tmp_path, Cache(tmp_path / "cache", 10**9), count=1)
