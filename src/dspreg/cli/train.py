@@ -74,12 +74,22 @@ def train_one(given: Any, pause: Any) -> int:
 
     execution = resolve_execution(execution, config.algorithm)
     say_device(execution.device)
+    say_cache(execution, data, config)
     console = Console(stderr=True)
     callbacks = [ProgressBar(console)] if console.is_terminal else []
     finished_before = (Path(given.out) / "result.json").exists()
     result = train(config, execution, given.out, callbacks=callbacks, pause=pause, data=data)
     print(summary(result, Path(given.out), finished_before))
     return 0
+
+
+def say_cache(execution: Execution, data: DomainDataset, config: TrainConfig) -> None:
+    """On stderr, where decoded images are kept if that was left open."""
+    from dspreg.data.cache_choice import choose_cache
+
+    chosen = choose_cache(execution.cache, data, config.image_size or data.image_size)
+    if chosen.reason and not data.small:
+        print(f"decoded images: --cache {chosen.kind}, {chosen.reason}", file=sys.stderr, flush=True)
 
 
 def open_data(config: TrainConfig, execution: Execution, *, quiet: bool) -> DomainDataset:

@@ -101,7 +101,8 @@ class Execution:
     layout: str = option("memory format of images; convolutions on a CPU are often faster with channels-last",
                          "channels-first", choices=("channels-first", CHANNELS_LAST))  # fmt: skip
     workers: int | None = option("processes that read images; results do not depend on it", None, at_least=0)
-    cache: str = option("keep decoded images between runs", "none", choices=("none", "ram", "disk"))
+    cache: str = option("keep decoded images between runs; auto: on disk, where they fit", "auto",
+                        choices=("auto", "none", "ram", "disk"))  # fmt: skip
     keep: str = option("models to keep: none, the selected and the last (best), or those of all evaluations", "best",
                        choices=("none", "best", "all"))  # fmt: skip
     save_every: int | None = option("steps between checkpoints (default: at evaluations and every two minutes)",

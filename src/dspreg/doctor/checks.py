@@ -166,7 +166,7 @@ def check_disks(store: str | None = None) -> Iterator[Finding]:
         else:
             yield Finding("disk", "ok", says)
     used = sum(path.stat().st_size for path in cache_directory().glob("??/*.rgb")) / GB
-    yield Finding("cache", "ok", f"{used:.1f} of at most {DISK_LIMIT / GB:.0f} GB of decoded images (--cache disk)")
+    yield Finding("cache", "ok", f"{used:.1f} of at most {DISK_LIMIT / GB:.0f} GB of decoded images (--cache)")
 
 
 def check_shared_memory() -> Finding:

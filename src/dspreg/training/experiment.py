@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +22,8 @@ from dspreg.config.defaults import search_seed
 from dspreg.config.train_config import CHANNELS_LAST, Execution, TrainConfig, resolve_config
 from dspreg.data import DomainDataset
 from dspreg.data.base import labels_of
-from dspreg.data.cache import Kind, open_cache
+from dspreg.data.cache import open_cache
+from dspreg.data.cache_choice import choose_cache
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.images import Images
 from dspreg.data.loader import DomainSplit, MeasureSampler, TrainingSteps, reader_processes
@@ -74,6 +75,11 @@ class Experiment:
     def fingerprints(self) -> dict[str, str]:
         """Fingerprint of every domain; computed once, because it reads all files."""
         return {name: fingerprint(images, self.on_read) for name, images in self.images.items()}
+
+    def file_hashes(self) -> set[str]:
+        """SHA-256 of every image file."""
+        files = [each for each in self.images.values() if isinstance(each, Images) and self.fingerprints]
+        return {sha for each in files for sha in each.hashes}
 
     @cached_property
     def epoch(self) -> int:
@@ -214,7 +220,8 @@ def prepare_experiment(
     if len(targets) == len(data.domains):
         raise ConfigError(f"every domain of {data.name} is a target ({', '.join(targets)}); leave some to train on")
     execution = resolve_execution(execution, config.algorithm)
-    cache = open_cache(cast(Kind, execution.cache))
+    chosen = choose_cache(execution.cache, data, config.image_size)
+    execution, cache = replace(execution, cache=chosen.kind), open_cache(chosen.kind)
     images = {name: data.domain(name) for name in data.domains}
     splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
     check_splits(data, splits, config)
@@ -227,8 +234,10 @@ def prepare_experiment(
     )
     experiment = Experiment(config, execution, asked, stack, data, images, splits, backbone, on_read)
     files = [each for each in images.values() if isinstance(each, Images)]
+    if cache is not None and chosen.needed:
+        cache.make_room(chosen.needed, experiment.file_hashes())
     if execution.check_images == "once" and len(files) == len(images):  # others are in memory, or classes of the user
-        check_once(data, experiment.fingerprints.values(), progress)
+        check_once(data, experiment.fingerprints.values(), progress, cache)
     for each in files:
         each.cache = cache
     return experiment
