@@ -28,6 +28,7 @@ from dspreg.networks.weights import ExpectedWeights, Weights, read_weights
 from dspreg.randomness import untouched
 
 NO_WEIGHTS = Weights("none", "none", None)
+NEED_THEIR_INPUT = (nn.Hardtanh, nn.Hardswish, nn.SiLU)  # for a gradient; ReLU6 is a Hardtanh
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ class TimmFeaturizer(Featurizer):
         self.model = model
         self.dropout = nn.Dropout(dropout)
         self.frozen_bn = frozen_bn
+        for module in model.modules():
+            if isinstance(module, NEED_THEIR_INPUT):
+                module.inplace = False  # autograd would copy what they overwrite; the numbers are the same
         self.train()
 
     def forward(self, x: Tensor) -> Tensor:
