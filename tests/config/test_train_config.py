@@ -163,6 +163,7 @@ OUTSIDE = {
     "threads": [0, -1],
     "precision": ["fp8", "float64"],
     "layout": ["channels_last", "NHWC"],
+    "fold_bn": ["yes", "folded"],
     "workers": [-1],
     "cache": ["Disk"],
     "keep": ["last"],
@@ -176,7 +177,7 @@ INSIDE = {
     "split": ["domainbed", "stratified"], "holdout": [0.001, 0.999], "evaluate_every": [1],
     "evaluate": ["needed", "all"], "evaluation_batch": [1], "threads": [1, None],
     "precision": ["fp32", "tf32", "bf16", "fp16"],
-    "layout": ["channels-first", "channels-last"],
+    "layout": ["auto", "channels-first", "channels-last"], "fold_bn": ["auto", "always", "never"],
     "workers": [0, None], "cache": ["none", "ram", "disk"], "keep": ["none", "best", "all"], "save_every": [1, None],
     "profile": ["auto", "always", "never"], "check_images": ["once", "never"],
 }  # fmt: skip

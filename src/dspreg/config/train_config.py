@@ -17,7 +17,9 @@ from dspreg.config.defaults import (
 from dspreg.config.options import declared_options, option, require_option
 from dspreg.errors import ConfigError
 
-CHANNELS_LAST = "channels-last"
+AUTO = "auto"
+CHANNELS_FIRST, CHANNELS_LAST = "channels-first", "channels-last"
+FOLDED = "folded"  # batch norm, in the environment of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How it is run. Only device, threads, precision and layout touch the result; a finished run says which."""
+    """How it is run. Device, threads, precision, layout and fold_bn alone touch the result, by rounding."""
 
     root: str | None = option("folder that holds the data sets (default: data)", None)
     name: str | None = option("name of a folder: or index: data set (default: the last part of its path)", None)
@@ -98,8 +100,10 @@ class Execution:
                                  "number", None, at_least=1)  # fmt: skip
     precision: str = option("bf16 and fp16 run the network under autocast, fp16 with scaled losses; tf32 is for CUDA",
                             "fp32", choices=("fp32", "tf32", "bf16", "fp16"), aliases={"float32": "fp32"})  # fmt: skip
-    layout: str = option("memory format of images; convolutions on a CPU are often faster with channels-last",
-                         "channels-first", choices=("channels-first", CHANNELS_LAST))  # fmt: skip
+    layout: str = option("memory format of images; auto: on a CPU the faster one, by a short probe of the network",
+                         "auto", choices=("auto", CHANNELS_FIRST, CHANNELS_LAST))  # fmt: skip
+    fold_bn: str = option("compute frozen batch norm within the convolution before it, which is faster; auto: on a CPU "
+                          "in fp32", "auto", choices=("auto", "always", "never"))  # fmt: skip
     workers: int | None = option("processes that read images; results do not depend on it", None, at_least=0)
     cache: str = option("keep decoded images between runs; auto: on disk, where they fit", "auto",
                         choices=("auto", "none", "ram", "disk"))  # fmt: skip

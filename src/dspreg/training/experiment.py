@@ -37,6 +37,7 @@ from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.precision import LossScaler, autocast, check_precision
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
+from dspreg.training.fastest import choose_folding, choose_layout, describe_computation, keep_begun
 
 Progress = Callable[[int, int], None]
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # their versions may change results in the last bits
@@ -111,6 +112,7 @@ class Experiment:
             return make_adam(params, s, self.execution.device)
 
         algorithm = self.stack.build().setup(task, adam, self.execution.device)
+        algorithm.stack.folds_batch_norm = self.execution.fold_bn == "always"
         if self.execution.precision == "fp16":
             algorithm.stack.scaler = LossScaler(self.execution.device)
         return algorithm
@@ -186,6 +188,7 @@ def prepare_experiment(
     data: DomainDataset | None = None,
     on_read: Callable[[], None] = lambda: None,
     begun: str | None = None,
+    begun_in: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """Read the folders, split the domains, find the weights; every mistake is reported here, before any training.
 
@@ -197,6 +200,7 @@ def prepare_experiment(
         on_read: Called while files are hashed for their fingerprints; may raise.
         begun: The method in run.json of a training that is resumed. What was begun when another default held, which the
             spec leaves out, goes on with it.
+        begun_in: The environment in run.json. What is `auto` in `execution` goes on as it was begun.
     """
     config = TrainConfig.of(settings)
     if execution.domainbed_records:
@@ -232,6 +236,10 @@ def prepare_experiment(
         dropout=config.dropout,
         frozen_bn=config.frozen_bn,
     )
+    if begun_in is not None:
+        execution = keep_begun(execution, begun_in)
+    else:
+        execution = choose_layout(choose_folding(execution, config, backbone), config, threads(execution))
     experiment = Experiment(config, execution, asked, stack, data, images, splits, backbone, on_read)
     files = [each for each in images.values() if isinstance(each, Images)]
     if cache is not None and chosen.needed:
@@ -327,10 +335,9 @@ def split_domain(images: Sequence[Any], config: TrainConfig, position: int) -> t
 
 def environment(execution: Execution) -> dict[str, Any]:
     """What else results depend on, to the last bit."""
-    found: dict[str, Any] = {name: version(name) for name in PACKAGES}
-    if execution.layout == CHANNELS_LAST:  # the default is not recorded: older runs have no layout
-        found["layout"] = CHANNELS_LAST
-    return found | {
+    return {
+        **{name: version(name) for name in PACKAGES},
+        **describe_computation(execution),
         "dspreg": __version__,
         "python": platform.python_version(),
         "machine": platform.machine(),

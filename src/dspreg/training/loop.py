@@ -99,8 +99,9 @@ def train(
             between_batches()
 
         experiment = prepare_experiment(
-            config, execution, on_image, data=data, on_read=between_batches, begun=begun_method(folder)
-        )
+            config, execution, on_image, data=data, on_read=between_batches,
+            begun=begun_method(folder), begun_in=begun_environment(folder),
+        )  # fmt: skip
         algorithm = experiment.algorithm(between_batches, stop.check_waiting)  # its errors come before there is a run
         saved_attributes_of(algorithm)  # and so does the error of a layer whose prediction can't be saved
         described = experiment.description(plan).to_json()
@@ -163,6 +164,12 @@ def begun_method(folder: RunFolder) -> str | None:
     """The method in run.json, if there is one; what else is wrong with that file `agree` will say."""
     settings = folder.description().get("settings") if (folder / "run.json").exists() else None
     return settings.get("algorithm") if isinstance(settings, dict) else None
+
+
+def begun_environment(folder: RunFolder) -> dict[str, Any] | None:
+    """The environment in run.json, if there is one."""
+    found = folder.description().get("environment") if (folder / "run.json").exists() else None
+    return found if isinstance(found, dict) else None
 
 
 @contextmanager
