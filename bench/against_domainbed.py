@@ -8,7 +8,8 @@ Sides alternate, round by round. One thread and CPU seconds of all processes of 
 and wall time (`--clock wall`). DomainBed runs by its own `train.py` with its own defaults, eight processes per loader
 included; what stands around it is said in `bench/peer/launch_domainbed.py`. Runs are short, with as many evaluated
 images per image trained on as in the protocol. Start-up is part of every run and also measured alone; `full length` has
-it once and the rest as often as the images of 5,001 steps need. PACS is that of DSPREG_ROOT, or made images of its size.
+it once and the rest as often as 5,001 steps of the protocol need. PACS is that of DSPREG_ROOT, or made images of its
+size.
 
 Works: `pacs`, `pacs50` (ResNet-18 and -50), `digits`, `digits-small` (RotatedMNIST's shape, with DomainBed's network
 and with ours), `domainnet` (six domains, 345 classes), `loading` (a network that computes nothing), `step` (ERM alone),
@@ -58,8 +59,8 @@ class Bench:
     def small(self, work: Work) -> Work:
         if not self.given.quick:
             return work
-        less = {"RotatedMNIST": 600, "DomainNet": 405}.get(work.dataset, 50)
-        return replace(work, images=less, batch=4 if work.batch < 32 else 6, steps=min(work.steps, 5))
+        less = {"RotatedMNIST": 300, "DomainNet": 405}.get(work.dataset, 50)
+        return replace(work, images=less, batch=4, steps=3)
 
     def measure(self, command: Callable[[], list[str]], *, weigh: bool = False) -> Cost:
         made = command()  # empties the folder of the run

@@ -55,7 +55,7 @@ def measure_command(
         weigh: Also look at the memory, which disturbs the times a little.
         ends: The exit code to expect; another one ends the benchmark with what the command printed.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(ADOPT, 1, 0, 0, 0)
+    adopt(True)
     before, started = _used_by_children(), time.perf_counter()
     with tempfile.TemporaryFile() as printed:
         process = subprocess.Popen(
@@ -71,7 +71,8 @@ def measure_command(
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # our own session: what the command left behind
             watch.stop()
-            _wait_for_adopted()
+            wait_for_group(process.pid)
+            adopt(False)
         if code != ends:
             printed.seek(0)
             said = printed.read().decode(errors="replace")
@@ -85,10 +86,16 @@ def _used_by_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _wait_for_adopted() -> None:
+def adopt(orphans: bool) -> None:
+    """Whether processes whose parent has ended become children of this one."""
+    ctypes.CDLL(None).prctl(ADOPT, int(orphans), 0, 0, 0)
+
+
+def wait_for_group(leader: int) -> None:
+    """Wait for what is left of a process group. Other children of this process are not waited for."""
     with suppress(ChildProcessError):
         while True:
-            os.wait()
+            os.waitpid(-leader, 0)
 
 
 class _Watch(threading.Thread):
