@@ -166,7 +166,6 @@ class Bench:
         from peer.steps import sides
 
         torch.set_num_threads(1)
-        make_importable(self.given.domainbed)
         pixels, batch = (64, 4) if self.given.quick else (224, 8)
         self.place.prepare(self.small(RUNS["pacs"]))
         found: Found = {"work": f"ERM, {pixels} px, 3×{batch} images, CPU seconds of a step", "networks": {}}

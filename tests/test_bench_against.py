@@ -92,3 +92,17 @@ def test_a_folder_that_is_no_checkout_is_refused(bench, tmp_path, capsys):
         bench("peer.stand_ins").make_importable(tmp_path)
     assert ended.value.code == 3
     assert "no checkout of DomainBed" in capsys.readouterr().err
+
+
+def test_a_checkout_may_be_made_importable_twice(bench, tmp_path, monkeypatch):
+    (tmp_path / "domainbed" / "scripts").mkdir(parents=True)
+    (tmp_path / "domainbed" / "scripts" / "train.py").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    stand_ins = bench("peer.stand_ins")
+    for name in stand_ins.WILDS:
+        monkeypatch.setitem(sys.modules, name, None)  # undone at the end
+        del sys.modules[name]
+    stand_ins.make_importable(tmp_path)
+    stand_ins.make_importable(tmp_path)
+    assert sys.path.count(str(tmp_path)) == 1
+    assert importlib.import_module("wilds.datasets.fmow_dataset").FMoWDataset

@@ -24,8 +24,9 @@ def make_importable(checkout: Path) -> None:
     if not (checkout / "domainbed" / "scripts" / "train.py").is_file():
         print(f"{checkout} is no checkout of DomainBed: there is no domainbed/scripts/train.py in it", file=sys.stderr)
         raise SystemExit(3)
-    sys.path.insert(0, str(checkout))
-    if importlib.util.find_spec("wilds") is None:
+    if str(checkout) not in sys.path:
+        sys.path.insert(0, str(checkout))
+    if "wilds" not in sys.modules and importlib.util.find_spec("wilds") is None:
         for name, attributes in WILDS.items():
             module = ModuleType(name)
             for attribute in attributes:
