@@ -268,6 +268,8 @@ INTERNAL = {
         "inference.adapt_bn randomness sensitivity.statistics",
         "resamples as `measure` does",
     ),
+    "bench/peer/launch_dspreg.py": ("cli training", "runs the command line, up to its first step if asked"),
+    "bench/peer/steps.py": ("training.experiment", "times a step without its training"),
     "bench/penalty.py": ("paper.overhead", "times steps as the paper's item does"),
     "bench/real.py": ("training.experiment", "steps through a real training by hand"),
     "bench/running.py": (

@@ -77,11 +77,6 @@ def description_of(experiment: Experiment, step: int) -> dict[str, Any]:
     return built | {"domains": list(experiment.sources), "step": step}
 
 
-def model_path_at(step: int) -> str:
-    """File of the model of an evaluated step, with `keep="all"`."""
-    return f"models/step-{step:08d}.safetensors"
-
-
 def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
     """README.md of the run: what the model is, its accuracy, how to use it."""
     s, w, chosen = experiment.settings, experiment.backbone.weights, outcome["selected"]

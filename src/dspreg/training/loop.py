@@ -27,12 +27,13 @@ from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempt
 from dspreg.io.atomic_files import sha256
 from dspreg.precision import LEAST_SCALE, multiplying
 from dspreg.runs.folder import RunFolder
+from dspreg.runs.model_file import model_path_at
 from dspreg.runs.status import FAILURE, read_failure
 from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.evaluate import tallies
 from dspreg.training.experiment import Experiment, prepare_experiment, resolve_execution, threads
-from dspreg.training.finalize import finish_run, model_path_at, save_model
+from dspreg.training.finalize import finish_run, save_model
 from dspreg.training.model import saved_attributes_of, tensors_of
 from dspreg.training.records import TensorBoard, make_record, require_tensorboard
 from dspreg.training.state import START_PROFILE, Selected, State, StepLog, checksum
