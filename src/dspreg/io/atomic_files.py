@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -17,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from dspreg.errors import CantWrite, ConfigError, IntegrityError, ResourceError, missing_resource
 
@@ -192,11 +193,28 @@ def format_json(value: Any) -> bytes:
 def read_json(path: Path, *, limit: int = JSON_BYTES) -> Any:
     """What a file holds, checked to be what `write_json` could have written."""
     try:
-        value = parse_json(path, read_regular_file(path, limit=limit))
-        canonical_json(value).encode()
+        text = read_regular_file(path, limit=limit).decode()
+        value = STRICT_JSON.decode(text)
+        if "\\u" in text:  # halves of characters, which only escapes can hold
+            canonical_json(value).encode()
         return value
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise IntegrityError(f"{path} can't be read: {error}") from error
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _parse_finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is out of range")
+    return value
+
+
+# Refuses what Python reads beyond JSON while it reads; writing the value again to find out takes as long as reading it.
+STRICT_JSON = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_finite)
 
 
 def parse_json(path: str | Path, data: bytes) -> Any:

@@ -131,7 +131,8 @@ class RunQueue:
         self._checked = now
         if not self.claimed or now < self._patient_until:
             return []
-        left = {info.run: info.left for info in self.leases.list_all() if info.holder == self.leases.holder}
+        ours = self.leases.list_held(self.claimed)  # not all leases: this is asked after every message of a worker
+        left = {info.run: info.left for info in ours if info.holder == self.leases.holder}
         for run in self.claimed.keys() - left.keys():
             left[run] = self._lost.setdefault(run, now) + self.leases.duration - now
         return [leased for leased in self.claimed.values() if left[leased.run.id] <= 0]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ def group_runs(results: Iterable[RunResult]) -> dict[Key, list[RunResult]]:
     every = sorted(once.values(), key=_order)
     known, planned = [t for t in every if t.conditions], [t for t in every if not t.conditions]
     searched = {(t.dataset, t.algorithm) for t in every if t.draw}
-    facts = [_facts(t, (t.dataset, t.algorithm) in searched) for t in known]
+    facts = _all_facts(known, searched)
     varying = _varying(known, facts)
     found: dict[Key, list[RunResult]] = defaultdict(list)
     for each, fact in zip(known, facts, strict=True):
@@ -69,7 +69,9 @@ def _fill(found: dict[Key, list[RunResult]], planned: list[RunResult], labels: d
 
 def _labels(results: list[RunResult]) -> dict[Group, str]:
     """Of rows in which nothing was begun: what was asked for where the plan asks for several things."""
-    asked: dict[Group, dict[str, Any]] = {_group(t): json.loads(t.plan) if t.plan else {} for t in results}
+    asked: dict[Group, dict[str, Any]] = {
+        group: json.loads(group[2]) if group[2] else {} for group in dict.fromkeys(map(_group, results))
+    }
     made = {}
     for (dataset, algorithm, plan), mine in asked.items():
         others = [each for group, each in asked.items() if group[:2] == (dataset, algorithm)]
@@ -96,6 +98,20 @@ def _varying(results: list[RunResult], facts: list[dict[str, Any]]) -> set[tuple
 
 def _scope(run: RunResult, name: str) -> str:
     return "" if name in SHARED else run.dataset
+
+
+def _all_facts(runs: Iterable[RunResult], searched: Collection[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Of each run; runs that share their conditions share them, since a million of their own take two gigabytes."""
+    made: dict[tuple[Any, ...], dict[str, Any]] = {}
+    found = []
+    for run in runs:
+        draws = (run.dataset, run.algorithm) in searched
+        options = () if draws else map(repr, run.options.items())
+        key = (id(run.conditions), run.protocol, *options)
+        if key not in made:
+            made[key] = _facts(run, draws)
+        found.append(made[key])
+    return found
 
 
 def _facts(run: RunResult, searched: bool) -> dict[str, Any]:

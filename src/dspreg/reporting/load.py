@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from os.path import isfile
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from dspreg.errors import ConfigError, DspregError, IntegrityError, Notice
 from dspreg.io.atomic_files import canonical_json, sha256
 from dspreg.protocol.selection import RunResult
+from dspreg.reporting.compact import Compactor
 from dspreg.runs.archive import is_archive, open_store
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.leases import LeaseInfo, list_leases
@@ -66,11 +67,12 @@ def read_runs(path: str | Path, *, whole: bool = False) -> tuple[list[RunResult]
 
     Args:
         path: A folder.
-        whole: Keep records as they were written, and not only what a report needs.
+        whole: Keep records as they were written, and settings, and not only what a report needs.
     """
     store = find_store(path)
     if store is None:
-        found = [_try_to_load(folder, whole=whole) for folder in run_folders(path)]
+        keep = _keeper(whole)
+        found = [_try_to_load(folder, keep) for folder in run_folders(path)]
         return [each for each in found if isinstance(each, RunResult)], [
             each for each in found if isinstance(each, str)
         ]
@@ -93,13 +95,13 @@ def load_planned_runs(
         runs: Whether the store planned them or not.
         whole: As in `read_runs`.
     """
-    leases = _Leases(store)
+    leases, keep = _Leases(store), _keeper(whole)
     begun: dict[str, RunResult] = {}
     damaged: dict[str, str] = {}
     for run in runs:
         folder = store.folder(run)
         if isfile(f"{folder.path}/run.json"):
-            found = _try_to_load(folder, Planned(run, store, leases), whole=whole)
+            found = _try_to_load(folder, keep, Planned(run, store, leases))
             if isinstance(found, RunResult):
                 begun[run.id] = found
             else:
@@ -151,10 +153,18 @@ def _folders_in(path: Path, known: Collection[str] = ()) -> list[RunFolder]:
     return [RunFolder(path / name) for name in names if isfile(f"{path}/{name}/run.json")]
 
 
-def _try_to_load(folder: RunFolder, planned: Planned | None = None, *, whole: bool) -> RunResult | str:
+Keep = Callable[[RunResult], RunResult]
+
+
+def _keeper(whole: bool) -> Keep:
+    """What is kept of each run."""
+    return (lambda run: run) if whole else Compactor().compact
+
+
+def _try_to_load(folder: RunFolder, keep: Keep, planned: Planned | None = None) -> RunResult | str:
     """A run, or in words what is wrong with it."""
     try:
-        return load_run(folder, planned, whole=whole)
+        return keep(load_run(folder, planned))
     except DspregError as error:
         return str(error)
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, OSError) as error:
@@ -169,13 +179,12 @@ class Planned(NamedTuple):
     leases: _Leases
 
 
-def load_run(folder: RunFolder, planned: Planned | None = None, *, whole: bool = False) -> RunResult:
+def load_run(folder: RunFolder, planned: Planned | None = None) -> RunResult:
     """One run; its records only where it is finished and verified.
 
     Args:
         folder: Where it lies.
         planned: What the folder has to hold, in a store.
-        whole: As in `read_runs`.
 
     Raises:
         IntegrityError: A file is damaged, or says what training never writes.
@@ -199,7 +208,7 @@ def load_run(folder: RunFolder, planned: Planned | None = None, *, whole: bool =
         options={name: settings[name] for name in OPTIONS},
         conditions=dict(_conditions(described, result)),
         settings=settings,
-        records=records if whole else list(map(_record, records)),
+        records=records,
         state=state,
         id=described["id"],
         folder=str(folder.path),
@@ -285,13 +294,6 @@ class _Names:
 def _asked_for(run: Run) -> str:
     """What was asked for beside data set, targets, algorithm, trial and draw: the same for all runs of a row."""
     return canonical_json({"protocol": run.protocol, **run.identity()["options"]})
-
-
-def _record(each: dict[str, Any]) -> dict[str, Any]:
-    """What a report needs of it, and no more: ten thousand runs are to fit into memory."""
-    loss, validation = each.get("log", {}).get("loss"), float(each["validation"])
-    kept = {"step": each["step"], "accuracy": each["accuracy"], "validation": validation}
-    return kept if loss is None else {**kept, "log": {"loss": float(loss)}}
 
 
 def _made(described: dict[str, Any], result: dict[str, Any] | None) -> dict[str, Any]:

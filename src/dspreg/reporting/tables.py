@@ -58,12 +58,13 @@ class SelectedRow:
             target: [trial for trial in self.trials if not self.planned or (target, trial) in alone]
             for target in self.domains
         }
-        by_trial: dict[int, list[RunResult]] = defaultdict(list)
+        holding_out: dict[tuple[str, int], list[RunResult]] = defaultdict(list)
         for run in used:
-            by_trial[run.trial].append(run)
+            for target in run.targets:
+                holding_out[target, run.trial].append(run)
         for target in self.domains:
             for trial in self.trials:
-                self.choices[target, trial] = RULES[self.rule](by_trial[trial], target)
+                self.choices[target, trial] = RULES[self.rule](holding_out[target, trial], target)
 
     def accuracy(self, target: str, trial: int) -> float | None:
         """On the target, between 0 and 1; None where nothing was selected."""

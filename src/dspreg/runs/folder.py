@@ -108,10 +108,13 @@ class RunFolder:
 
     def part(self, name: str) -> Path:
         """Where a file or folder of the run lies, once no folder on the way to it is a link."""
+        self._require_parents(name)
+        return self / name
+
+    def _require_parents(self, name: str) -> None:
         if "/" in name:
             for parent in list(PurePosixPath(name).parents)[:-1]:
                 require_folder(self / str(parent))
-        return self / name
 
     def check_parts(self) -> None:
         """Refuse a folder some part of which is a link, a FIFO or the like: it would be written through.
@@ -348,7 +351,7 @@ class RunFolder:
         return files
 
     def _holds(self, name: str) -> bool:
-        self.part(name)
+        self._require_parents(name)
         return holds_file(f"{self.path}/{name}")  # no Path: one per file takes a second for ten thousand runs
 
     def hash(self, name: str) -> str:
@@ -359,7 +362,7 @@ class RunFolder:
             raise IntegrityError(f"{self / name} can't be read: {error}") from error
 
     def _read(self, name: str) -> bytes:
-        self.part(name)
+        self._require_parents(name)
         limit = LINES_BYTES if name.endswith(".jsonl") else JSON_BYTES
         try:
             return read_regular_file(f"{self.path}/{name}", limit=limit)

@@ -58,6 +58,10 @@ NEWEST = "run = :run AND token = :token AND holder = :holder"
 COLUMNS = ("run", "token", "holder", "boot", "expires", "progress", "step")
 BESIDE = ("", "-wal", "-shm", "-journal")  # names of SQLite's files, after that of the database
 ADVICE = "It holds nothing but leases: stop all sweeps and remove it"
+HELD_OF = (
+    "SELECT run, holder, step, boot, expires FROM claims WHERE holder IS NOT NULL "
+    "AND run IN (SELECT value FROM json_each(:runs)) ORDER BY run"
+)
 HELD = "SELECT run, holder, step, boot, expires FROM claims WHERE holder IS NOT NULL ORDER BY run"
 
 
@@ -209,6 +213,10 @@ class Leases:
     def list_all(self) -> list[LeaseInfo]:
         """All leases that were not released, including expired ones."""
         return _infos(self._do(HELD, {}), self.now(), self.boot, self.path)
+
+    def list_held(self, runs: Iterable[str]) -> list[LeaseInfo]:
+        """Those of these runs; however many others there are, they are not looked at."""
+        return _infos(self._do(HELD_OF, {"runs": json.dumps(list(runs))}), self.now(), self.boot, self.path)
 
     def close(self) -> None:
         self._connection.close()

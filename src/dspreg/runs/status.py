@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.errors import DspregError, IntegrityError, ResourceError
 from dspreg.io.atomic_files import holds_file, read_json, require_folder
+from dspreg.io.garbage import garbage_collection_paused
 from dspreg.runs.leases import LeaseInfo, list_leases
 from dspreg.runs.run import Run
 from dspreg.runs.schema import LONGEST, check_failure, is_count
@@ -207,6 +208,11 @@ def scan_store(store: RunStore, attempts: int) -> StoreStatus:
         store: An existing store.
         attempts: How often a run may fail before sweeps give it up.
     """
+    with garbage_collection_paused():
+        return _scan(store, attempts)
+
+
+def _scan(store: RunStore, attempts: int) -> StoreStatus:
     # leases first: a run that ends after this line has written its files
     leases = {each.run: each for each in list_leases(store.path / "claims.db")}
     found = StoreStatus(store.planned_entries(), attempts)

@@ -23,12 +23,14 @@ from dspreg.errors import ConfigError, DspregError, IntegrityError
 from dspreg.io.atomic_files import (
     Fence,
     canonical_json,
+    format_json,
     holds_file,
     make_folder,
     read_json,
     remove,
     require_folder,
     sha256,
+    write,
     write_json,
 )
 from dspreg.runs.folder import RunFolder
@@ -106,7 +108,7 @@ class RunStore:
         ids = [run.id for run in runs]
         path = self.path / "plans" / f"{sha256(canonical_json(ids).encode())[:16]}.json"
         if not holds_file(path):
-            write_json(path, {"format": PLAN, "ids": ids, "runs": [run.to_json() for run in runs]})
+            write(path, b"".join(_format_plan(ids, runs)))
 
     def planned_runs(self) -> list[Run]:
         """All runs of all sweeps, each once."""
@@ -219,6 +221,18 @@ class RunStore:
 
     def _failure(self, run: Run) -> Path:
         return self.path / "failures" / f"{run.id}.json"
+
+
+def _format_plan(ids: Sequence[str], runs: Iterable[Run]) -> Iterator[bytes]:
+    """What `format_json` makes of a plan, run by run: made at once, a million take gigabytes."""
+    around = format_json({"format": PLAN, "ids": ids, "runs": []})
+    head, tail = around.rsplit(b"[]", 1)
+    yield head + b"["
+    between = b"\n  "
+    for run in runs:
+        yield between + format_json(run.to_json()).rstrip().replace(b"\n", b"\n  ")
+        between = b",\n  "
+    yield (b"\n ]" if ids else b"]") + tail
 
 
 def read_plan(path: Path) -> Any:
