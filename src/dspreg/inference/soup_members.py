@@ -15,12 +15,13 @@ from dspreg.algorithms import Task, parse
 from dspreg.algorithms.base import ERM
 from dspreg.algorithms.compatibility import overrides
 from dspreg.errors import ConfigError, IntegrityError, Notice
-from dspreg.inference.load import model_file, step_of
+from dspreg.inference.load import step_of
 from dspreg.inference.stored_model import load_model_file, read_model_file
 from dspreg.io.atomic_files import sha256_of_file
 from dspreg.networks.pretrained import make_backbone
 from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
+from dspreg.runs.model_file import model_file
 from dspreg.training.experiment import randomness_key
 from dspreg.training.model import BESIDE, build_stack, tensors_of
 
