@@ -17,9 +17,10 @@ from dspreg.inference.soup_members import Member
 from dspreg.io.text import escape_markdown
 from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
+from dspreg.runs.model_file import model_path_at
 from dspreg.runs.schema import FORMAT as RESULT
 from dspreg.training.experiment import environment, resolve_execution
-from dspreg.training.finalize import MODEL, USE, model_path_at
+from dspreg.training.finalize import MODEL, USE
 from dspreg.training.loop import refuse_inside, reproducible
 from dspreg.training.serialization import pack
 

@@ -113,7 +113,7 @@ class _Convolution:
         stride = self.rest[0] if self.rest else self.others.get("stride", 1)
         strides = (stride,) if isinstance(stride, int) else tuple(stride)
         reduction = math.prod(strides * (self.x.ndim - 2) if len(strides) == 1 else strides)
-        return self.x.numel() // self.x.shape[1] * len(self.weight) // reduction
+        return int(self.x.numel() // self.x.shape[1] * len(self.weight) // reduction)
 
 
 class _Promise(Tensor):
