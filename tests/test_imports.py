@@ -280,7 +280,10 @@ INTERNAL = {
         "sensitivity.evaluation_mode sensitivity.meter sensitivity.refresh sensitivity.samples",
         "times one refresh without its training",
     ),
-    "bench/step.py": ("training.fastest training.state", "takes and logs a step as the loop of a training does"),
+    "bench/step.py": (
+        "networks.fold_batch_norm training.fastest training.state",
+        "takes and logs a step as the loop of a training does",
+    ),
     "bench/trajectory.py": (
         "batches data.readers penalty training.experiment training.serialization",
         "swaps engines between two steps, and saves its state",
