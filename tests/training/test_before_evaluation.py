@@ -1,4 +1,4 @@
-"""What layers are told before an evaluation: how what is below them predicts, once each, however training is stopped."""
+"""What layers are told before an evaluation: how what is below them predicts; once, however training is stopped."""
 
 import pytest
 import torch
