@@ -191,14 +191,14 @@ class DSPReg(Algorithm):
         """Whether c is measured, so that a trainer keeps a profile before and after."""
         return bool(self.weight) and self.coefficients != "ones"
 
-    def due(self, t: int) -> bool:
-        """Whether c is measured before step t."""
+    def due(self, t: int, steps_per_epoch: int | None = None) -> bool:
+        """Whether c is measured before step t; the length of an epoch is that of the task, unless there is none yet."""
         match self.coefficients:
             case "ones":
                 return False
             case "static":
                 return t == 0
-        return refresh_due(t, self.refresh_epochs, self.refresh_steps, self.task.steps_per_epoch)
+        return refresh_due(t, self.refresh_epochs, self.refresh_steps, steps_per_epoch or self.task.steps_per_epoch)
 
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
         # a layer above, such as Fish, may update several times in one step

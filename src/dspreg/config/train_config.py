@@ -94,8 +94,8 @@ class Execution:
     root: str | None = option("folder that holds the data sets (default: data)", None)
     name: str | None = option("name of a folder: or index: data set (default: the last part of its path)", None)
     device: str = option("cpu, cuda, cuda:1, mps, or auto: the first of cuda, mps and cpu that is there", "auto")
-    threads: int | None = option("CPU threads (default: all cores); results are bitwise identical only for the same "
-                                 "number", None, at_least=1)  # fmt: skip
+    threads: int | None = option("CPU threads (default: OMP_NUM_THREADS, or all cores); results are bitwise identical "
+                                 "only for the same number", None, at_least=1)  # fmt: skip
     precision: str = option("bf16 and fp16 run the network under autocast, fp16 with scaled losses; tf32 is for CUDA",
                             "fp32", choices=("fp32", "tf32", "bf16", "fp16"), aliases={"float32": "fp32"})  # fmt: skip
     layout: str = option("memory format of images; convolutions on a CPU are often faster with channels-last",

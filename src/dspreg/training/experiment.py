@@ -19,6 +19,7 @@ from dspreg import __version__
 from dspreg.algorithms import Algorithm, Task
 from dspreg.algorithms.registry import PUBLISHED, StackSpec
 from dspreg.config.defaults import search_seed
+from dspreg.config.options import MOST
 from dspreg.config.train_config import CHANNELS_LAST, Execution, TrainConfig, resolve_config
 from dspreg.data import DomainDataset
 from dspreg.data.base import labels_of
@@ -265,10 +266,15 @@ def resolve_execution(execution: Execution, *algorithms: str) -> Execution:
 
 def measures_c(algorithm: str, execution: Execution) -> bool:
     """Whether c is measured in the training, by the method or for profiles: in double precision."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # given when the stack that is trained is built
-        layers = list(StackSpec.parse(algorithm).build().layers())
+    layers = layers_of(StackSpec.parse(algorithm))
     return execution.profile == "always" or any(getattr(layer, "uses_c", False) for layer in layers)
+
+
+def layers_of(stack: StackSpec) -> list[Algorithm]:
+    """The layers of a method, to look at: without a network, and without the notices given when it is trained."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        return list(stack.build().layers())
 
 
 def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list[int]]], config: TrainConfig) -> None:
@@ -326,6 +332,13 @@ def environment(execution: Execution) -> dict[str, Any]:
 
 
 def threads(execution: Execution) -> int:
-    """As requested, or all cores that this process may use."""
+    """As requested, or as OMP_NUM_THREADS says, or all cores that this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return execution.threads or usable or 1
+    return execution.threads or threads_of_environment() or usable or 1
+
+
+def threads_of_environment() -> int | None:
+    """OMP_NUM_THREADS, which schedulers set to a job's share of the machine; of a list, "4,2", the first counts."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    number = int(given) if given.isdecimal() and len(given) < 10 else 0
+    return number if 0 < number <= MOST["threads"][0] else None
