@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from dspreg.cli.options import add_option, say_device
+from dspreg.cli.options import add_option, say_device, say_progress
 from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.plan_text import large_plan_text, plan_text
 from dspreg.cli.train import stopping
@@ -193,7 +193,7 @@ def launch(
     """Train the runs that are left, and print how each ended; returns the exit code."""
     from rich.console import Console
 
-    from dspreg.launch.progress import SweepProgress, SweepProgressBars
+    from dspreg.launch.progress import SweepClock, SweepProgressBars, SweepProgressLog
     from dspreg.training.experiment import resolve_execution
 
     console, done = Console(stderr=True), 0
@@ -210,9 +210,15 @@ def launch(
         again = "" if final else f"; attempt {state.attempts} of {attempts}, tried again later"
         say(f"[{done}/{len(runs)}] {escape_terminal(str(run))}: {outcome(state)}{when}{again}")
 
+    clock = SweepClock(store, runs, max(1, int(given.jobs or 1)), attempts)
+    bars = (
+        partial(SweepProgressBars, console, len(runs))
+        if console.is_terminal
+        else partial(SweepProgressLog, say_progress)
+    )
     ended = launch_sweep(
         runs, store, launcher=launcher, execution=execution, attempts=attempts, on_run=on_run, pause=pause,
-        progress=SweepProgressBars(console, len(runs)) if console.is_terminal else SweepProgress(),
+        progress=bars(clock),
     )  # fmt: skip
     bad = [run for run in runs if ended[run.id].status is not RunStatus.FINISHED]
     say(f"{len(runs) - len(bad)} of {len(runs)} runs finished in {store.path}")

@@ -33,8 +33,8 @@ class RunClock(TrainingCallback):
     """Times a training and says what is left of it.
 
     An estimate needs a few steps after the first, which is slower, and one evaluation, which follows the first step. A
-    step that measures c is told from others by its number. A measurement before training stands for the later ones until
-    one of them was seen.
+    step that measures c is told from others by its number. A measurement before training stands for the later ones
+    until one of them was seen.
 
     Args:
         now: A clock.
@@ -135,6 +135,12 @@ class RunClock(TrainingCallback):
         """None before there were enough steps."""
         prices = self.prices()
         return None if prices is None else prices.of(self.work_left())
+
+    def whole_seconds(self) -> float | None:
+        """Of the whole training, at the same prices; None before there were enough steps."""
+        prices = self.prices()
+        evaluations, measurements = count_evaluations(self.steps, self.every), len(self.refreshes) + 2 * self.profiles
+        return None if prices is None else prices.of(Work(self.steps, evaluations, measurements))
 
     def describe(self) -> str | None:
         """The estimate and where it comes from; None before there were enough steps."""
