@@ -54,6 +54,11 @@ def count_evaluations(steps: int, every: int, done: int = 0) -> int:
 
 def describe_time_left(work: Work, prices: Prices) -> str:
     """In words, with where it comes from."""
+    return f"about {format_duration(prices.of(work))} left: {describe_work(work, prices)}"
+
+
+def describe_work(work: Work, prices: Prices) -> str:
+    """What there is to do, and the price of each."""
     parts = [f"{plural(work.steps, 'step')} at {format_seconds(prices.step)}"]
     unknown = []
     for count, price, one, many in (
@@ -65,7 +70,7 @@ def describe_time_left(work: Work, prices: Prices) -> str:
         elif count:
             unknown.append(plural(count, one, many))
     more = f"; and {' and '.join(unknown)}, of which none was seen yet" if unknown else ""
-    return f"about {format_duration(prices.of(work))} left: {', '.join(parts)}{more}"
+    return f"{', '.join(parts)}{more}"
 
 
 def format_seconds(seconds: float) -> str:
