@@ -27,6 +27,8 @@ class Compatibility:
             A layer above it that has its own would read the network elsewhere, and goes below.
         predicts_from_current_weights: They are made of the network's at that moment, so an average may stand above.
         option: The option of the layer that demands it, for the message: `"engine 'gauss_newton'"`.
+        not_compiled: Why the network can't be compiled under it, as the end of a sentence, with what to do; empty if it
+            can: `"listens to features inside the network"`. Hooks that stay on modules are found without this.
     """
 
     replaces: frozenset[str] = frozenset()
@@ -36,6 +38,7 @@ class Compatibility:
     predicts_at_other_weights: bool = False
     predicts_from_current_weights: bool = False
     option: str = ""
+    not_compiled: str = ""
 
 
 def overrides(cls: type[Algorithm], name: str) -> bool:

@@ -89,7 +89,7 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How it is run. Only device, threads, precision and layout touch the result; a finished run says which."""
+    """How it is run. Device, threads, precision, layout and compile touch the result; a finished run says which."""
 
     root: str | None = option("folder that holds the data sets (default: data)", None)
     name: str | None = option("name of a folder: or index: data set (default: the last part of its path)", None)
@@ -100,6 +100,7 @@ class Execution:
                             "fp32", choices=("fp32", "tf32", "bf16", "fp16"), aliases={"float32": "fp32"})  # fmt: skip
     layout: str = option("memory format of images; convolutions on a CPU are often faster with channels-last",
                          "channels-first", choices=("channels-first", CHANNELS_LAST))  # fmt: skip
+    compile: bool = option("compile the network with torch.compile, where the method allows it; takes a minute", False)
     workers: int | None = option("processes that read images; results do not depend on it", None, at_least=0)
     cache: str = option("keep decoded images between runs", "none", choices=("none", "ram", "disk"))
     keep: str = option("models to keep: none, the selected and the last (best), or those of all evaluations", "best",

@@ -51,6 +51,7 @@ class Probed:
     experiment: Experiment
     prices: Prices
     steps: int  # that were taken
+    compiling: float = 0.0  # seconds, once a run
 
     def seconds(self, run: Run) -> tuple[Work, float]:
         """What a run of the same network and method has to do, and takes: a step by the number of its images."""
@@ -66,7 +67,7 @@ class Probed:
             len(refresh_steps(layers_of(stack), config.steps, epoch)) + profiles,
         )
         step = self.prices.step * config.batch_size / probed.settings.batch_size
-        return work, replace(self.prices, step=step).of(work)
+        return work, replace(self.prices, step=step).of(work) + self.compiling
 
 
 class Prober:
@@ -104,6 +105,7 @@ class Prober:
             work, each = probed.seconds(alike[0])
             model = probed.experiment.settings.model
             text = describe_work(work, probed.prices)
+            text += f", {format_duration(probed.compiling)} of compiling" if probed.compiling else ""
             self.lines.append(f"{name}, {model}: {format_duration(each)} a run, by {probed.steps} steps: {text}")
             total += sum(probed.seconds(run)[1] for run in alike)
         return total if complete else None
@@ -137,7 +139,9 @@ def probe_run(run: Run, execution: Execution, jobs: int = 1, seconds: float = SE
         experiment = prepare_experiment(run.settings(), how)
         algorithm = experiment.algorithm()
         with training_steps(experiment) as step:
+            started = time.perf_counter()
             step(algorithm)  # the first is slow: it allocates, and compiles if it is to
+            first = time.perf_counter() - started
             taken, started = 0, time.perf_counter()
             while not taken or (taken < MOST_STEPS and time.perf_counter() - started < seconds):
                 step(algorithm)
@@ -146,7 +150,8 @@ def probe_run(run: Run, execution: Execution, jobs: int = 1, seconds: float = SE
             evaluation = time_evaluation(experiment, algorithm)
             refresh = time_refresh(algorithm, step, per_step)
         verify_predictions(experiment, algorithm, tensors_of(algorithm))
-    return Probed(experiment, Prices(per_step, evaluation, refresh), taken + 1)
+    compiling = max(0.0, first - per_step) if how.compile else 0.0
+    return Probed(experiment, Prices(per_step, evaluation, refresh), taken + 1, compiling)
 
 
 @contextmanager

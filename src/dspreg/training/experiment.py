@@ -37,6 +37,7 @@ from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.precision import LossScaler, autocast, check_precision
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
+from dspreg.training.compiling import compile_network, require_compilable, require_compiler
 
 Progress = Callable[[int, int], None]
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # their versions may change results in the last bits
@@ -106,6 +107,8 @@ class Experiment:
             return make_adam(params, s, self.execution.device)
 
         algorithm = self.stack.build().setup(task, adam, self.execution.device)
+        if self.execution.compile:
+            compile_network(algorithm.net)
         if self.execution.precision == "fp16":
             algorithm.stack.scaler = LossScaler(self.execution.device)
         return algorithm
@@ -261,6 +264,10 @@ def resolve_execution(execution: Execution, *algorithms: str) -> Execution:
     needs = lacks and any(measures_c(spec, execution) for spec in dict.fromkeys(algorithms))
     device = resolve_device(execution.device, float64=needs)
     check_precision(execution.precision, device)
+    if execution.compile:
+        for spec in dict.fromkeys(algorithms):
+            require_compilable(layers_of(StackSpec.parse(spec)), execution.precision)
+        require_compiler(device)
     return execution if device == execution.device else replace(execution, device=device)
 
 
@@ -319,6 +326,8 @@ def environment(execution: Execution) -> dict[str, Any]:
     found: dict[str, Any] = {name: version(name) for name in PACKAGES}
     if execution.layout == CHANNELS_LAST:  # the default is not recorded: older runs have no layout
         found["layout"] = CHANNELS_LAST
+    if execution.compile:  # as above
+        found["compile"] = True
     return found | {
         "dspreg": __version__,
         "python": platform.python_version(),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspreg.algorithms.measure import refresh_steps
+from dspreg.io.text import format_duration
 from dspreg.protocol.estimate import Announcer, Prices, Work, count_evaluations, describe_time_left
 from dspreg.training.callbacks import TrainingCallback
 
@@ -47,6 +48,7 @@ class RunClock(TrainingCallback):
         self.refreshes: list[int] = []  # steps that measure c
         self.profiles = 0  # measurements after training
         self.works_ahead = False  # whether the device does
+        self.compiles = False  # whether the first step includes that
         self.first: float | None = None  # seconds of the first step of this process
         self.ordinary: deque[Took] = deque(maxlen=RECENT)
         self.after_evaluations: deque[Took] = deque(maxlen=5)  # they include saving a checkpoint
@@ -67,7 +69,7 @@ class RunClock(TrainingCallback):
         self.steps, self.done, self.every = s.steps, step, s.evaluate_every
         self.refreshes = refresh_steps(layers_of(experiment.stack), s.steps, experiment.epoch)
         self.profiles = int(execution.profile != "never" and measures_c(s.algorithm, execution))
-        self.works_ahead = execution.device != "cpu"
+        self.works_ahead, self.compiles = execution.device != "cpu", execution.compile
         self.evaluated_at = self.now()
         self._turn("")
 
@@ -145,7 +147,11 @@ class RunClock(TrainingCallback):
     def describe(self) -> str | None:
         """The estimate and where it comes from; None before there were enough steps."""
         prices = self.prices()
-        return None if prices is None else describe_time_left(self.work_left(), prices)
+        if prices is None:
+            return None
+        seconds = max(0.0, (self.first or 0.0) - prices.step)
+        compiled = f"; compiling took {format_duration(seconds)}" if self.compiles else ""
+        return describe_time_left(self.work_left(), prices) + compiled
 
 
 class TimeLeftLog(TrainingCallback):
