@@ -98,6 +98,16 @@ def test_what_runs_say_themselves_counts_before_any_has_records(made):
     leases.close()
 
 
+def test_a_run_that_was_stopped_goes_on_from_its_last_record(made):
+    store, runs = made
+    begin(store, runs[0], record(0, 9.0), record(10, 3.0))
+    left = look(store)
+    assert left.seconds == (29 * 3 + 3 * 5) + 3 * (40 * 3 + 5 * 5)
+    assert str(left).endswith(
+        "left: 8 runs, by those that were begun; without 4 of CORAL, of which none has got far enough"
+    )
+
+
 def test_steps_of_a_run_scale_what_others_took(tmp_path):
     from dspreg.runs.run import Run
     from dspreg.runs.store import RunStore

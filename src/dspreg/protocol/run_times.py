@@ -22,6 +22,7 @@ from dspreg.runs.store import RunStore
 SAMPLE = 8  # finished runs of each data set and algorithm whose records are read: the last of the plan
 
 RUNNING = RunStatus.RUNNING.value
+BEGUN = (RunStatus.RUNNING, RunStatus.STOPPED)
 
 Group = tuple[str, str]  # data set, algorithm
 
@@ -55,7 +56,7 @@ class StoreTimeLeft:
         if self.seconds is None:
             return "time left: unknown until a run has been evaluated twice"
         how = f"{plural(self.left, 'run')}, {self.jobs:,} at a time" if self.jobs > 1 else plural(self.left, "run")
-        by = f", as {plural(self.finished, 'finished one')} took" if self.finished else ", by those in training"
+        by = f", as {plural(self.finished, 'finished one')} took" if self.finished else ", by those that were begun"
         least, without = "", ""
         if self.unknown:
             least, number = "at least ", sum(self.unknown.values())
@@ -83,16 +84,23 @@ class RunTimes:
             self._finished[run] = RunTime(seconds_of(records), records[-1]["step"] + 1) if records else None
         return self._finished[run]
 
-    def left(self, run: str, step: int) -> float | None:
-        """Seconds that a run in training still takes, by its own records; None before there are two."""
-        prices, settings = prices_of(self._records(run)), self._read_settings(run)
+    def left(self, run: str, step: int | None = None) -> float | None:
+        """Seconds that an unfinished run still takes, by its own records; None before there are two.
+
+        Args:
+            run: Its plan id.
+            step: Steps that it has taken; by default those up to its last record.
+        """
+        records, settings = self._records(run), self._read_settings(run)
+        prices = prices_of(records)
         if prices is None or settings is None:
             return None
         steps, every = settings
+        step = records[-1]["step"] + 1 if step is None else step
         return prices.of(Work(max(0, steps - step), count_evaluations(steps, every, min(step, steps))))
 
     def whole(self, run: str) -> RunTime | None:
-        """What a run in training takes from its first step to its last, by its own records."""
+        """What an unfinished run takes from its first step to its last, by its own records."""
         seconds, settings = self.left(run, 0), self._read_settings(run)
         return None if seconds is None or settings is None else RunTime(seconds, settings[0])
 
@@ -169,7 +177,8 @@ def estimate_time_left(
             continue
         took = [t for run in _sample(runs, found) if (t := times.finished(run)) is not None]
         finished += len(took)
-        took = took or [t for run in runs if (t := _whole(run, found, times, reported or {})) is not None]
+        begun = islice((run for run in runs if found.states[run].status in BEGUN), SAMPLE)
+        took = took or [t for run in begun if (t := _whole(run, found, times, reported or {})) is not None]
         rate = sum(t.seconds for t in took) / sum(t.steps for t in took) if took else None
         for run in open_runs:
             seconds = _seconds_left(run, found, times, reported or {}, took, rate)
@@ -193,9 +202,7 @@ def _sample(runs: Sequence[str], found: StoreStatus) -> list[str]:
 
 
 def _whole(run: str, found: StoreStatus, times: RunTimes, reported: Mapping[str, Reported]) -> RunTime | None:
-    """What a run in training will have taken."""
-    if found.summaries[run] != RUNNING:
-        return None
+    """What a run that was begun will have taken."""
     steps = found.states[run].steps
     return RunTime(reported[run].whole, steps) if run in reported and steps else times.whole(run)
 
@@ -214,6 +221,8 @@ def _seconds_left(
         own = reported[run].left if run in reported else times.left(run, state.step or 0)
         if own is not None:
             return own
+    elif state.status is RunStatus.STOPPED and (own := times.left(run)) is not None:
+        return own
     if rate is None:
         return None
     steps = found.runs[run].get("steps") or state.steps or round(fmean(t.steps for t in took))
