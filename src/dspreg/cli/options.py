@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import MISSING
 from typing import Any
 
@@ -92,6 +93,12 @@ def say_device(device: str) -> None:
     from dspreg.devices import describe_device
 
     print(f"device: {describe_device(device)}", file=sys.stderr, flush=True)
+
+
+def say_progress(text: str) -> None:
+    """A line for the log of a job, on stderr."""
+    with suppress(OSError):  # the terminal may be gone, which must not end a training
+        print(f"dspreg: {text}", file=sys.stderr, flush=True)
 
 
 def trust(parser: argparse._ActionsContainer) -> None:

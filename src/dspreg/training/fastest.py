@@ -30,10 +30,11 @@ SECONDS = 2.0  # of CPU time per thread; no further round after that
 PAYS = 0.95  # of the time on channels-first images
 
 
-def describe_computation(execution: Execution) -> dict[str, str]:
+def describe_computation(execution: Execution) -> dict[str, str | bool]:
     """What an environment says of it. Where it is as it always was there is nothing to say: older runs have none."""
     found = {"layout": CHANNELS_LAST} if execution.layout == CHANNELS_LAST else {}
-    return found | ({"batch_norm": FOLDED} if execution.fold_bn == "always" else {})
+    folded = {"batch_norm": FOLDED} if execution.fold_bn == "always" else {}
+    return found | folded | ({"compile": True} if execution.compile else {})
 
 
 def keep_begun(execution: Execution, environment: Mapping[str, Any]) -> Execution:
@@ -76,7 +77,8 @@ def choose_layout(execution: Execution, config: TrainConfig, threads: int) -> Ex
 
 def _pays_to_fold(execution: Execution) -> bool:
     """Measured on CPUs; under autocast nothing is folded."""
-    return execution.fold_bn != "never" and execution.device == "cpu" and execution.precision == "fp32"
+    plain = execution.device == "cpu" and execution.precision == "fp32"
+    return execution.fold_bn != "never" and plain and not execution.compile  # which fuses by itself
 
 
 @lru_cache

@@ -120,10 +120,13 @@ def train(
         state = State(algorithm, folder)
         resume(state, checkpoints)
         on.on_train_start(experiment, state.t)
+        if state.t:
+            on.on_resume(list(folder.records))
         if (state.t == 0 and should_profile(state, execution)) or START_PROFILE in state.lost:
             on.on_phase("measuring c before training")
             first = state.algorithm if state.t == 0 else experiment.algorithm(between_batches, stop.check_waiting)
             write_start_profile(state, profile_stack(first).to_bytes())
+            on.on_phase("")
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
         steps = experiment.settings.steps
         saved = time.monotonic()
