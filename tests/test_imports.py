@@ -268,6 +268,7 @@ INTERNAL = {
         "algorithms.measure sensitivity.refresh sensitivity.running sensitivity.statistics",
         "measures s as a refresh does",
     ),
+    "bench/scale.py": ("errors launch.queue protocol.sweep_file", "starts sweeps that train nothing"),
     "bench/sensitivity.py": (
         "sensitivity.evaluation_mode sensitivity.meter sensitivity.refresh sensitivity.samples",
         "times one refresh without its training",
