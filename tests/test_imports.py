@@ -258,10 +258,10 @@ INTERNAL = {
     "bench/assumptions.py": ("training.experiment", "steps through a real training by hand"),
     "bench/engines.py": ("penalty", "compares engines, which users name by text"),
     "bench/kinks.py": ("batches penalty", "calls engines one by one"),
-    "bench/leases.py": ("runs.leases", "times the leases themselves"),
+    "bench/leases.py": ("launch.queue runs.leases runs.store", "times the leases themselves"),
     "bench/many_runs.py": (
         "io.atomic_files runs.folder runs.store",
-        "forges ten thousand runs, untrained",
+        "forges up to a million runs, untrained",
     ),
     "bench/maps.py": ("paper.figures paper.heat_maps", "draws an item of the paper at other sizes"),
     "bench/noise.py": (
@@ -276,6 +276,7 @@ INTERNAL = {
         "algorithms.measure sensitivity.refresh sensitivity.running sensitivity.samples sensitivity.statistics",
         "measures s as a refresh does",
     ),
+    "bench/scale.py": ("errors launch.queue protocol.sweep_file", "starts sweeps that train nothing"),
     "bench/sensitivity.py": (
         "sensitivity.evaluation_mode sensitivity.meter sensitivity.refresh sensitivity.samples",
         "times one refresh without its training",
