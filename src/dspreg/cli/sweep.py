@@ -78,6 +78,7 @@ def add(commands: Commands) -> None:
     add_launch_options(group)
     for each in EXECUTION_OPTIONS.values():
         add_option(group, each, OTHERWISE.get(each.name))
+    columns(group)
     parser.set_defaults(run=run)
 
 
@@ -96,6 +97,8 @@ def add_launch_options(group: Any) -> None:
 
 
 def run(given: Any) -> int:
+    if given.datasets:
+        given.datasets = [dataset_with_columns(text, given) for text in given.datasets]
     plan, execution = read_plan(given)
     runs = list_few(plan, execution, given) if isinstance(plan, Sweep) else plan
     store = None if runs is None else open_store(runs, given, execution)
