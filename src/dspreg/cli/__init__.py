@@ -25,6 +25,7 @@ from dspreg.cli import (
     status,
     sweep,
     train,
+    weights,
 )
 from dspreg.cli.output import failure_reason, protected_output
 from dspreg.cli.parser import Parser
@@ -45,6 +46,7 @@ COMMANDS = (
     predict,
     export,
     data,
+    weights,
     algorithms,
     doctor,
 )
@@ -59,7 +61,9 @@ EXAMPLES = """examples:
   dspreg measure --model runs/site-4 --figures pictures
   dspreg evaluate runs/site-4
   dspreg predict runs/site-4 new/*.jpg --csv
+  dspreg data get PACS
   dspreg data verify folder:photos
+  dspreg weights get resnet50.tv_in1k
   dspreg algorithms DSPReg
   dspreg doctor
 

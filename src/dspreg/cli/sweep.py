@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dspreg.cli.options import add_option, say_device
+from dspreg.cli.options import add_option, columns, dataset_with_columns, say_device
 from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.plan_text import large_plan_text, plan_text
 from dspreg.cli.train import stopping

@@ -123,6 +123,8 @@ def download(file: Remote, folder: Path, *, progress: Progress = ignore_progress
         except Undelivered as error:
             if transfer.received > before:
                 pauses = iter(PAUSES)
+            if error.unreachable and not transfer.received:  # it never was there: the next place may be
+                raise
             pause = next(pauses, None)
             if not error.again or pause is None or tries >= MOST_TRIES or error.wait > LONGEST_WAIT:
                 raise

@@ -28,12 +28,13 @@ class Undelivered(ResourceError):
 
     Attributes:
         again: Whether another try may succeed.
+        unreachable: Whether there was no connection at all.
         wait: Seconds that the host asked for before it.
     """
 
-    def __init__(self, message: str, *, again: bool = False, wait: float = 0.0):
+    def __init__(self, message: str, *, again: bool = False, unreachable: bool = False, wait: float = 0.0):
         super().__init__(message)
-        self.again, self.wait = again, wait
+        self.again, self.unreachable, self.wait = again, unreachable, wait
 
 
 class _Redirects(HTTPRedirectHandler):
@@ -67,7 +68,9 @@ def request(url: str, headers: Mapping[str, str]) -> HTTPResponse:
         says = f"{host_of(url)} answered {error.code} {error.reason}"
         raise Undelivered(says, again=error.code in AGAIN, wait=seconds) from error
     except URLError as error:
-        raise Undelivered(f"{host_of(url)} can't be reached ({_reason(error.reason)})", again=True) from error
+        raise Undelivered(
+            f"{host_of(url)} can't be reached ({_reason(error.reason)})", again=True, unreachable=True
+        ) from error
     except BROKEN as error:
         raise Undelivered(f"{host_of(url)} ended the connection ({_reason(error)})", again=True) from error
     except ValueError as error:  # an address that urllib does not understand
