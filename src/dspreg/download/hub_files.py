@@ -51,7 +51,8 @@ def list_files(repo: str, revision: str | None, wanted: Callable[[str], bool]) -
     if not is_reachable(endpoint):
         raise Undelivered(f"the hub can't be reached at {endpoint}")
     try:
-        about = hub.HfApi().dataset_info(repo, revision=revision, files_metadata=True, timeout=RESPONSE_TIMEOUT)
+        api = hub.HfApi(endpoint=endpoint)
+        about = api.dataset_info(repo, revision=revision, files_metadata=True, timeout=RESPONSE_TIMEOUT)
     except Exception as error:  # huggingface_hub lets the errors of three other libraries through
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise Undelivered(f"the hub has no data set {repo} for you ({lines[0].rstrip('.')})") from error
@@ -64,7 +65,7 @@ def list_files(repo: str, revision: str | None, wanted: Callable[[str], bool]) -
     for each in sorted(about.siblings or [], key=lambda each: each.rfilename):
         if not wanted(each.rfilename):
             continue
-        url = hub.hf_hub_url(repo, each.rfilename, repo_type="dataset", revision=commit)
+        url = hub.hf_hub_url(repo, each.rfilename, repo_type="dataset", revision=commit, endpoint=endpoint)
         sha256 = each.lfs.sha256 if each.lfs else None
         files.append(Remote(url, each.rfilename.replace("/", "--"), each.size, sha256, headers))
     return HubFiles(repo, commit, tuple(files))

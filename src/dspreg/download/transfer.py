@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPResponse
@@ -88,17 +88,11 @@ def download_all(
     pool = ThreadPoolExecutor(max(1, min(together, len(files))))
     try:
         running = [pool.submit(download, each, folder, progress=progress, stop=stop) for each in files]
-        failures = []
-        for each in running:
-            try:
-                each.result()
-            except Stopped:
-                continue
-            except DspregError as error:
-                stop.set()
-                failures.append(error)
-        if failures:
-            raise failures[0]
+        wait(running, return_when=FIRST_EXCEPTION)
+        stop.set()  # the failure's own file is done, and so are all, if there was none
+        failed = [error for each in running if (error := each.exception()) is not None]
+        if failed:
+            raise next((error for error in failed if not isinstance(error, Stopped)), failed[0])
         return [each.result() for each in running]
     finally:
         stop.set()  # after Ctrl-C, too

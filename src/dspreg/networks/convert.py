@@ -94,7 +94,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             ) from error
         if "error" in said:
             raise IntegrityError(
-                f"{path} holds more than tensors, or is damaged, and is not opened: {shorten(said['error'], 200)}. It "
+                f"{path} holds more than tensors, or is damaged, and is not opened: {str(said['error'])[:200]}. It "
                 "may run code when it is opened in another way; save its state_dict() alone where you trust it"
             )
         tensors = _load(target)
