@@ -13,11 +13,11 @@ import zipfile
 import zlib
 
 import pytest
-from helpers.server import everything_below
 
 from dspreg.download import archives
 from dspreg.download.archives import Limits, Refused, unpack
 from dspreg.errors import CantWrite, ConfigError
+from helpers.server import everything_below
 
 SMALL = Limits(entries=200, file=2**20, total=2**21)
 
@@ -57,7 +57,8 @@ def zipped(*members, method=zipfile.ZIP_STORED):
 
 
 def patched(data, old, new):
-    assert len(old) == len(new) and old in data
+    assert len(old) == len(new)
+    assert old in data
     return data.replace(old, new)
 
 

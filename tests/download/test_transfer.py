@@ -285,7 +285,8 @@ def test_several_at_a_time_but_not_more(host, tmp_path):
 
 
 def test_one_failure_stops_the_others_which_resume(host, tmp_path):
-    files = [Remote(host.put("/slow", DATA, drip=0.02), "slow"), Remote(host.put("/gone", status=404, delay=0.5), "gone")]
+    slow, gone = host.put("/slow", DATA, drip=0.02), host.put("/gone", status=404, delay=0.5)
+    files = [Remote(slow, "slow"), Remote(gone, "gone")]
     with pytest.raises(Undelivered, match="answered 404"):
         download_all(files, tmp_path)
     assert 0 < (tmp_path / "slow.part").stat().st_size < len(DATA)

@@ -223,9 +223,9 @@ class _Job:
         make_folder(self.final.parent)
         with os_errors_as_cant_write(self.final, 0):
             os.rename(ready, self.final)
-        if self.made is not None:
-            self._remember()
         shutil.rmtree(self.staging, ignore_errors=True)
+        if self.made is not None:
+            self._remember()  # last: files that lose a second name count as touched
         images = len(manifest.files) if self.made else 70_000
         return Fetched(self.final, images, source, tuple(self.notes))
 
@@ -269,6 +269,13 @@ class _Job:
             return ResourceError("\n".join(lines))
         return DataError("\n".join(lines))
 
+    def _remove_empty(self) -> None:
+        """What a failure left, but for what was fetched: that is resumed."""
+        shutil.rmtree(self.staging / "ready", ignore_errors=True)
+        for folder in (*self.staging.glob("*"), self.staging):
+            with suppress(OSError):  # not empty, or gone
+                folder.rmdir()
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time for each data set."""
@@ -285,8 +292,7 @@ class _Job:
                 yield
             finally:
                 lock.unlink(missing_ok=True)
-                with suppress(OSError):
-                    self.staging.rmdir()  # if nothing came
+                self._remove_empty()
 
 
 def known_manifest(name: str) -> Manifest | None:
