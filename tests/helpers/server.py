@@ -101,6 +101,8 @@ class Handler(BaseHTTPRequestHandler):
             with server.lock:
                 server.busy -= 1
 
+    do_HEAD = do_GET
+
     def answer(self, served, status, cut, stall):
         time.sleep(served.delay)
         body, start = served.content, 0
@@ -125,6 +127,8 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in served.headers.items():
             self.send_header(name, value)
         self.end_headers()
+        if self.command == "HEAD":
+            return
         if stall:
             time.sleep(2)
             self.close_connection = True
