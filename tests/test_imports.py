@@ -31,6 +31,7 @@ TABLE = {
     # without torch: results can be read on any laptop
     "errors": Place(1, NUMPY),
     "io": Place(2, frozenset(), frozenset({"jinja2", "matplotlib", "numpy", "rich", "safetensors"})),
+    "download": Place(3, frozenset(), frozenset({"huggingface_hub"})),
     "specs": Place(3),
     "domainbed/seeds.py": Place(2),  # stands below the rest of its package: draws, splits and defaults use its hash
     "distributions": Place(3, NUMPY),
@@ -48,7 +49,7 @@ TABLE = {
     "sensitivity": Place(5, VISION, SLOW),
     "penalty": Place(6, VISION),
     "algorithms": Place(7, TORCH),
-    "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW),
+    "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW | {"pyarrow"}),
     # what is done with it
     "training": Place(8, TORCH, SLOW),
     "inference": Place(9, TORCH, SLOW | {"onnxruntime"}),

@@ -7,7 +7,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import add_option, say_device, say_progress
+from dspreg.cli.options import add_option, columns, dataset_with_columns, say_device, say_progress
 from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.plan_text import large_plan_text, plan_text
 from dspreg.cli.train import stopping
@@ -83,6 +83,7 @@ def add(commands: Commands) -> None:
     add_launch_options(group)
     for each in EXECUTION_OPTIONS.values():
         add_option(group, each, OTHERWISE.get(each.name))
+    columns(group)
     parser.set_defaults(run=run)
 
 
@@ -101,6 +102,8 @@ def add_launch_options(group: Any) -> None:
 
 
 def run(given: Any) -> int:
+    if given.datasets:
+        given.datasets = [dataset_with_columns(text, given) for text in given.datasets]
     plan, execution = read_plan(given)
     prober = make_prober(given, execution)
     runs = list_few(plan, execution, given, prober) if isinstance(plan, Sweep) else plan

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import add_option, say_device, say_progress
+from dspreg.cli.options import add_option, columns, dataset_with_columns, say_device, say_progress
 from dspreg.cli.parser import Commands, add_command
 from dspreg.config.parse import format_config, parse_assignment, parse_option, parse_targets, read_options, split_config
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS, TRAIN_OPTIONS, Execution, TrainConfig, resolve_config
@@ -49,6 +49,7 @@ def add(commands: Commands) -> None:
         group = parser.add_argument_group(title)
         for each in options.values():
             add_option(group, each)
+    columns(group)
     parser.set_defaults(run=run)
 
 
@@ -136,6 +137,8 @@ def collect_options(given: Any) -> dict[str, Any]:
             values[name] = parse_targets(part for text in value for part in text.split(","))
         elif value is not None:
             values[name] = parse_option(name, value, f"--{name.replace('_', '-')}")
+    if named := dataset_with_columns(values.get("dataset"), given):
+        values["dataset"] = named
     return values
 
 
