@@ -308,9 +308,11 @@ def validate_below(
     The innermost first, since others may predict with what it changes. An evaluation may be stopped, and begins anew:
     layers that were told before are not told again.
     """
+    asking = [layer for layer in state.algorithm.layers() if overrides(type(layer), "before_evaluation")]
+    if not asking:
+        return
     s, t = experiment.settings, state.t - 1
     parts = [experiment.part(name, "out", experiment.transform(s.augment_validation)) for name in experiment.sources]
-    asking = [layer for layer in state.algorithm.layers() if overrides(type(layer), "before_evaluation")]
     for layer in asking[::-1][state.told :]:
         counted = tallies(
             layer.base,
