@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
-from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional
 
 from dspreg.data.augmentation import change_image, draw_change
 from dspreg.data.colours import agrees_with_pillow
@@ -35,12 +35,6 @@ class Transform:
     std: tuple[float, ...]
     augment: bool = False
     channels_last: bool = False  # how a batch lies in memory
-    _drawn: v2.Compose = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        crop, flip = v2.RandomResizedCrop(self.size, scale=(0.7, 1.0)), v2.RandomHorizontalFlip()
-        colour, grey = v2.ColorJitter(0.3, 0.3, 0.3, 0.3), v2.RandomGrayscale(0.1)
-        object.__setattr__(self, "_drawn", v2.Compose([crop, flip, colour, grey]))
 
     def __call__(self, image: Image) -> Tensor:
         return self.normalise(self.pixels(image))
@@ -60,7 +54,7 @@ class Transform:
         if self.augment and agrees_with_pillow():
             change_image(image, draw_change(*image.size), out.numpy())
             return
-        shown = self._drawn(image) if self.augment else resize(image, self.size)
+        shown = torchvision_augmentation(self.size)(image) if self.augment else resize(image, self.size)
         put_pixels(shown, out.numpy())
 
     def normalise(self, pixels: Tensor) -> Tensor:
@@ -76,6 +70,16 @@ class Transform:
                 if last:
                     each.copy_(room)
             return made
-        x = functional.to_dtype(pixels, torch.float32, scale=True)
-        shown = cast(Tensor, functional.normalize(x, list(self.mean), list(self.std)))
+        mean, std = (pixels.new_tensor(each, dtype=torch.float32).view(3, 1, 1) for each in (self.mean, self.std))
+        shown = (pixels.to(torch.float32) * (1 / 255) - mean) / std
         return shown.contiguous(memory_format=torch.channels_last) if last else shown
+
+
+@cache
+def torchvision_augmentation(size: int) -> Callable[[Image], Image]:
+    """What `augmentation` does faster, by torchvision itself, whose import takes seconds."""
+    from torchvision.transforms import v2
+
+    crop, flip = v2.RandomResizedCrop(size, scale=(0.7, 1.0)), v2.RandomHorizontalFlip()
+    colour, grey = v2.ColorJitter(0.3, 0.3, 0.3, 0.3), v2.RandomGrayscale(0.1)
+    return cast("Callable[[Image], Image]", v2.Compose([crop, flip, colour, grey]))
