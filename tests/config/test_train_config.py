@@ -183,7 +183,7 @@ INSIDE = {
     "profile": ["auto", "always", "never"], "check_images": ["once", "never"],
 }  # fmt: skip
 UNLIMITED = {"dataset", "targets", "algorithm", "model", "weights", "frozen_bn", "augment", "augment_validation",
-             "same_draws", "root", "name", "device", "tensorboard", "domainbed_records",
+             "same_draws", "root", "name", "device", "compile", "tensorboard", "domainbed_records",
              "allow_changed_environment"}  # fmt: skip
 
 
