@@ -84,12 +84,16 @@ bench: $(READY)  ## what everything costs, and how exact it is: an hour on one t
 	$(BIN)/python bench/penalty.py --part layout
 	$(BIN)/python bench/penalty.py --part memory
 	$(BIN)/python bench/leases.py
+	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/stores.py
 	for part in images parameters domains runs; do $(BIN)/python bench/scale.py --part $$part || exit; done
 	$(BIN)/python bench/algorithms.py
 	$(BIN)/python bench/algorithms.py --part digits --out build/digits
 ifdef DSPREG_ROOT
 	$(BIN)/python bench/penalty.py --part run
+endif
+ifdef DOMAINBED
+	$(BIN)/python bench/against_domainbed.py --domainbed $(DOMAINBED) --json build/against.json
 endif
 
 evidence: $(READY)  ## the evidence for the defaults, on PACS: four hours on one thread, resumable but for the first

@@ -27,15 +27,17 @@ from rich.console import Console
 from rich.table import Table
 
 import dspreg
-from dspreg import Batch, ParamVector, train_step
+from dspreg import Batch, ParamVector, train_step, vectors
 from dspreg.algorithms import Algorithm
-from dspreg.algorithms.measure import measuring
+from dspreg.algorithms.measure import measuring, metering
 from dspreg.sensitivity.refresh import measure_s
 from dspreg.sensitivity.running import RunningSensitivity
+from dspreg.sensitivity.samples import Samples
 from dspreg.sensitivity.statistics import coefficient_of_variation
 
 MANY, FEW, ALL = 16, 4, 64  # batches of 32 images per domain
 MEMORIES = (0.5, 0.75, 0.9)
+SHARED = 512  # images per domain of the training's own steps
 
 
 def measure(algorithm: Algorithm, batches: int) -> tuple[dict[str, ParamVector], float]:
@@ -44,6 +46,27 @@ def measure(algorithm: Algorithm, batches: int) -> tuple[dict[str, ParamVector],
     with measuring(algorithm, batches) as (meter, f, domains):
         found = measure_s(meter, f, domains)
     return found, time.process_time() - started
+
+
+class SharedPasses:
+    """s of every domain, summed over the batches of training steps, and the CPU seconds beyond their gradients."""
+
+    def __init__(self) -> None:
+        self.s: dict[str, ParamVector] = {}
+        self.seconds = 0.0
+
+    def add(self, algorithm: Algorithm, batches: Sequence[Batch]) -> None:
+        started = time.process_time()
+        vectors.gradient(algorithm.loss(algorithm(batches)), algorithm.net)
+        plain = time.process_time()
+        samples = {algorithm.task.domains[b.domain]: [Samples(b.x, b.y)] for b in batches}
+        with metering(algorithm, (*algorithm.task.key, algorithm.t)) as (meter, f):
+            found = measure_s(meter, f, samples)
+        self.seconds += time.process_time() - plain - (plain - started)
+        self.s = {d: self.s[d] + s if self.s else s for d, s in found.items()}
+
+    def c(self) -> ParamVector:
+        return coefficient_of_variation(list(self.s.values()))
 
 
 def flat(c: ParamVector) -> torch.Tensor:
@@ -59,6 +82,7 @@ def follow(options: argparse.Namespace, console: Console) -> None:
     running = {f"128, memory {m}": RunningSensitivity(m) for m in MEMORIES}
     undivided: dict[str, ParamVector] = {}
     last = options.every * options.refreshes
+    shared, sharing = SharedPasses(), min(options.every, -(-SHARED // options.batch))  # steps before a refresh
     with (options.out / "running.jsonl").open("w") as file:
         for t in range(last + 1):
             if t and t % options.every == 0:
@@ -75,14 +99,20 @@ def follow(options: argparse.Namespace, console: Console) -> None:
                         "128": coefficient_of_variation(list(few.values())),
                         **{name: each.c() for name, each in running.items()},
                         "128, memory 0.75, undivided": coefficient_of_variation(list(undivided.values())),
+                        f"shared, {sharing * options.batch}": shared.c(),
                     }
-                    seconds = {name: dear if name == "512" else cheap for name in c}
+                    seconds = dict.fromkeys(c, cheap) | {"512": dear, list(c)[-1]: shared.seconds}
                     found = {name: agreement(flat(each), truth) for name, each in c.items()}
                     record = {"step": t, "agreement": found, "seconds": seconds}
                     print(json.dumps(record), file=file, flush=True)
                     console.print(f"step {t}: {found}")
-            made = steps[t]
-            train_step(algorithm, [Batch(shown(x), y, d) for d, (x, y) in enumerate(made)])
+            batches = [Batch(shown(x), y, d) for d, (x, y) in enumerate(steps[t])]
+            left = options.every - t % options.every  # steps to the next refresh, this one included
+            if left == sharing:
+                shared = SharedPasses()
+            if left <= sharing and t >= last - options.every * options.compared:
+                shared.add(algorithm, batches)
+            train_step(algorithm, batches)
 
 
 def print_table(records: Sequence[dict], console: Console) -> None:

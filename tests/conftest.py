@@ -1,6 +1,12 @@
+import atexit
 import os
+import shutil
+import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach for a model hub
+if "DSPREG_CACHE" not in os.environ:  # nor fill the cache of whoever runs the tests
+    os.environ["DSPREG_CACHE"] = tempfile.mkdtemp(prefix="dspreg-cache-")
+    atexit.register(shutil.rmtree, os.environ["DSPREG_CACHE"], ignore_errors=True)
 
 import torch
 

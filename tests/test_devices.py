@@ -69,7 +69,8 @@ def test_where_c_is_measured_a_device_without_double_precision_is_left_out(there
     assert resolve_device("auto", float64=True) == resolve_device("cuda", float64=True) == "cuda"
     there("mps")
     measured = {"ERM": False, "DSPReg": True, "CORAL+DSPReg": True, "DSPReg(coefficients='ones')": False,
-                "DSPReg(weight=0)": False, "Anchor": True, "Anchor(by='ones')": False}  # fmt: skip
+                "DSPReg(weight=0)": False, "Anchor": True, "Anchor(by='ones')": False,
+                "EWC": True, "L2SP": False, "FisherTune": True}  # fmt: skip
     for spec, needed in measured.items():
         assert measures_c(spec, Execution()) is needed
         assert resolve_execution(Execution(), "ERM", spec).device == ("cpu" if needed else "mps")

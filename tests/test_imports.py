@@ -31,6 +31,7 @@ TABLE = {
     # without torch: results can be read on any laptop
     "errors": Place(1, NUMPY),
     "io": Place(2, frozenset(), frozenset({"jinja2", "matplotlib", "numpy", "rich", "safetensors"})),
+    "download": Place(3, frozenset(), frozenset({"huggingface_hub"})),
     "specs": Place(3),
     "domainbed/seeds.py": Place(2),  # stands below the rest of its package: draws, splits and defaults use its hash
     "distributions": Place(3, NUMPY),
@@ -48,13 +49,14 @@ TABLE = {
     "sensitivity": Place(5, VISION, SLOW),
     "penalty": Place(6, VISION),
     "algorithms": Place(7, TORCH),
-    "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW),
+    "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW | {"pyarrow"}),
     # what is done with it
     "training": Place(8, TORCH, SLOW),
     "inference": Place(9, TORCH, SLOW | {"onnxruntime"}),
     "testing": Place(9, TORCH | {"PIL"}),  # an image of a data set is PIL's
     "launch": Place(9, TORCH, SLOW | {"ray"}),
     "reporting": Place(8, NUMPY, SLOW),
+    "domainbed/import_sweep.py": Place(9),  # stands above the rest: needs the domains of benchmarks
     "domainbed/write_sweep.py": Place(9),  # stands above the rest: a report of ours as a folder of DomainBed's
     "paper": Place(10, TORCH, SLOW),
     "doctor": Place(10, TORCH | {"PIL"}),
@@ -72,7 +74,12 @@ FOUNDATIONS = {
     "compatibility",
     "stack",
     "task",
+    "anchor",  # EWC and L2SP are anchors
     "domain_gradients",
+    "gradient_mask",
+    "image_reader",
+    "loss_valley",
+    "foreign_state",
     "measure",
     "pretrained_oracle",
     "warm_up",
@@ -262,16 +269,22 @@ INTERNAL = {
         "inference.adapt_bn randomness sensitivity.statistics",
         "resamples as `measure` does",
     ),
+    "bench/peer/launch_dspreg.py": ("cli training", "runs the command line, up to its first step if asked"),
+    "bench/peer/steps.py": ("training.experiment", "times a step without its training"),
     "bench/penalty.py": ("paper.overhead", "times steps as the paper's item does"),
     "bench/real.py": ("training.experiment", "steps through a real training by hand"),
     "bench/running.py": (
-        "algorithms.measure sensitivity.refresh sensitivity.running sensitivity.statistics",
+        "algorithms.measure sensitivity.refresh sensitivity.running sensitivity.samples sensitivity.statistics",
         "measures s as a refresh does",
     ),
     "bench/scale.py": ("errors launch.queue protocol.sweep_file", "starts sweeps that train nothing"),
     "bench/sensitivity.py": (
         "sensitivity.evaluation_mode sensitivity.meter sensitivity.refresh sensitivity.samples",
         "times one refresh without its training",
+    ),
+    "bench/step.py": (
+        "networks.fold_batch_norm training.fastest training.state",
+        "takes and logs a step as the loop of a training does",
     ),
     "bench/trajectory.py": (
         "batches data.readers penalty training.experiment training.serialization",

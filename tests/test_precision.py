@@ -155,7 +155,7 @@ def steps(spec, precision, number=6, *, scaled=False):
     return made, theta(made.net), logs
 
 
-ALONE = {"DSPReg": "DSPReg(measure_batches=2)", "Anchor": "Anchor(measure_batches=2)"}
+ALONE = {"DSPReg": "DSPReg(measure_batches=2)", "Anchor": "Anchor(measure_batches=2)", "IGA": "IGA(weight=0.1)"}
 
 
 @quiet

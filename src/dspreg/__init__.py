@@ -27,6 +27,8 @@ _HOMES = {
     "evaluate": "inference.evaluate_run:evaluate_run",
     "predict": "inference.predict:predict_images",
     "export": "inference.export",
+    "average_runs": "inference.soup",
+    "interpolate_to_start": "inference.soup",
     "open_dataset": "data.registry",
     "verify_dataset": "data.verify:verify",
     # read results

@@ -70,6 +70,8 @@ from dspreg.errors import ResourceError as ResourceError
 from dspreg.errors import Notice as Notice
 from dspreg.inference.evaluate_run import evaluate_run as evaluate
 from dspreg.inference.predict import predict_images as predict
+from dspreg.inference.soup import average_runs as average_runs
+from dspreg.inference.soup import interpolate_to_start as interpolate_to_start
 from dspreg.inference.profile_run import profile_run as measure_run
 from dspreg.data.verify import verify as verify_dataset
 

@@ -7,6 +7,7 @@ Text becomes names and values, and back. Which names exist and what their option
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -59,6 +60,11 @@ class Unreadable:
 # so that files mean what they meant when they were written; what is typed has the defaults of today.
 DEFAULT_ENGINE = "finite_difference"
 FILE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"DSPReg": {"engine": "exact"}}
+
+# Method → options that say where something lies. They are no part of a run's identity, and no file has them.
+LOCATIONS: Mapping[str, tuple[str, ...]] = {"DomainBed": ("path",)}
+# `domainbed:PATH:Class`, as it is typed; a path with a plus or a parenthesis is written DomainBed(path='…', name='…').
+OF_DOMAINBED = re.compile(r"domainbed:([^+()]+?):([A-Za-z_]\w*)(\((?!\s*\))|\(\s*\))?")
 
 LONGEST, LONGEST_NAME = 4_096, 200  # characters of a spec, and of a name in it
 LAYERS = 50  # of a stack; every layer calls the one inside
@@ -144,11 +150,37 @@ def _parse(text: str) -> ast.expr:
         raise ValueError(f"it has {len(text):,} characters; wanted at most {LONGEST:,}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Python, such as on "\\d"
-        tree = ast.parse(text.strip(), mode="eval").body
+        tree = ast.parse(_expand(text).strip(), mode="eval").body
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant):
             _check_constant(node.value)
     return tree
+
+
+def _expand(text: str) -> str:
+    """`domainbed:PATH:Class(…)` as the term that it stands for."""
+
+    def term(found: re.Match[str]) -> str:
+        path, name, more = found.groups()
+        end = ")" if more is None or more.endswith(")") else ", "
+        return f"DomainBed(name={name!r}, path={path.strip()!r}{end}"
+
+    return OF_DOMAINBED.sub(term, text)
+
+
+def without_locations(text: str) -> str:
+    """A spec in its shortest form, without options that say where something lies.
+
+    >>> without_locations("DomainBed(name='SD', path='../DomainBed')+SWA")
+    "DomainBed(name='SD')+SWA"
+    """
+    if not any(f"{name}(" in text for name in LOCATIONS):  # nearly always, and asked for every run of a plan
+        return text
+    layers = []
+    for term in parse_stack(text):
+        kept = {name: value for name, value in term.options.items() if name not in LOCATIONS.get(term.name, ())}
+        layers.append(format_term(term.name, kept))
+    return "+".join(layers)
 
 
 def _split_sum(node: ast.expr) -> list[ast.expr]:

@@ -155,6 +155,11 @@ def theta(net: nn.Module) -> ParamVector:
     return ParamVector((n, p.detach().clone()) for n, p in trainable(net).items())
 
 
+def to_device(vector: ParamVector, device: str | torch.device) -> ParamVector:
+    """A copy of a vector, on a device."""
+    return vector.map(lambda t: t.detach().to(device, copy=True))
+
+
 def gradient(loss: Tensor, net: nn.Module, create_graph: bool = False) -> ParamVector:
     """∂loss/∂θ. Parameters that `loss` does not depend on are absent."""
     params = trainable(net)

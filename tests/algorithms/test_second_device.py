@@ -19,7 +19,11 @@ from helpers.accelerators import Strict, Waits
 from helpers.stacking import ACTING
 
 STEPS = 4
-UNMEASURED = {"DSPReg": "DSPReg(coefficients='ones')", "Anchor": "Anchor(by='ones')"}  # c can't be measured on meta
+UNMEASURED = {  # c can't be measured on meta
+    "DSPReg": "DSPReg(coefficients='ones')",
+    "Anchor": "Anchor(by='ones')",
+    "EWC": "EWC(weight=0)",  # its gradient is Anchor's
+}
 STACKS = [
     "CORAL+DSPReg(coefficients='ones')",
     "Mixup+GroupDRO+CORAL",
@@ -34,11 +38,15 @@ STACKS = [
     "GMDG+Agreement",
     "Agreement(control='matched')",
     "Consensus(control='matched')",
+    "Mixup+DomainDrop+RandConv",
+    "JiGen+ANDMask",
 ]
 MEASURING = {  # steps that measure c are left out: they read images, look at labels and choose a rule for each layer
     "DSPReg": "DSPReg(measure_batches=2, refresh_steps=3)",
     "Anchor": "Anchor(measure_batches=2, refresh_steps=3)",
+    "EWC": "EWC(measure_batches=1)",
 }
+EXPERIMENTAL = ["FisherTune(warmup=1, refresh_steps=2, measure_batches=1)"]
 ALLOWED = {  # what the host has to know, and why
     "DSPReg(engine='central', measure_batches=2, refresh_steps=3)": 1,  # the radius; it is for tests
 }
@@ -129,7 +137,7 @@ SPECS = [MEASURING.get(name, ACTING.get(name, name)) for name in algorithms()]
 
 
 @pytest.mark.filterwarnings("ignore::dspreg.errors.Notice")
-@pytest.mark.parametrize("spec", [*SPECS, *STACKS, *ALLOWED])
+@pytest.mark.parametrize("spec", [*SPECS, *STACKS, *ALLOWED, *EXPERIMENTAL])
 def test_no_step_waits_for_the_device(spec):
     found = waits_of(ready(spec))
     assert len(found) >= 2

@@ -1,6 +1,7 @@
 """Defaults and draws, literally as DomainBed and SWAD have them, and what is refused."""
 
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -163,6 +164,7 @@ OUTSIDE = {
     "threads": [0, -1],
     "precision": ["fp8", "float64"],
     "layout": ["channels_last", "NHWC"],
+    "fold_bn": ["yes", "folded"],
     "workers": [-1],
     "cache": ["Disk"],
     "keep": ["last"],
@@ -176,7 +178,7 @@ INSIDE = {
     "split": ["domainbed", "stratified"], "holdout": [0.001, 0.999], "evaluate_every": [1],
     "evaluate": ["needed", "all"], "evaluation_batch": [1], "threads": [1, None],
     "precision": ["fp32", "tf32", "bf16", "fp16"],
-    "layout": ["channels-first", "channels-last"],
+    "layout": ["auto", "channels-first", "channels-last"], "fold_bn": ["auto", "always", "never"],
     "workers": [0, None], "cache": ["none", "ram", "disk"], "keep": ["none", "best", "all"], "save_every": [1, None],
     "profile": ["auto", "always", "never"], "check_images": ["once", "never"],
 }  # fmt: skip
@@ -387,3 +389,16 @@ def test_every_open_option_has_a_default_in_words():
     assert len(texts) == 15
     assert "None" not in "".join(texts.values())
     assert not any(each.is_open for each in EXECUTION_OPTIONS.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [("3", 3), ("4,2", 4), ("", None), ("0", None), ("-1", None), ("many", None), ("9" * 5000, None)],
+)
+def test_threads_are_those_of_the_job_unless_they_are_given(monkeypatch, given, number):
+    from dspreg.training.experiment import threads
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert threads(Execution()) == (number or 7)
+    assert threads(Execution(threads=2)) == 2

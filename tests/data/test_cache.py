@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from dspreg import ConfigError, DataError, Notice
 from dspreg.data import Cache, Folder, Images, decode_image, open_cache
@@ -71,19 +72,21 @@ def test_equal_files_share_an_entry(tmp_path):
     assert len(entries(images.cache)) == 4
 
 
+DAMAGES = [
+    lambda b: b"",
+    lambda b: b[:10],
+    lambda b: b[:-1],
+    lambda b: b + b"x",
+    lambda b: b[:100] + bytes([b[100] ^ 1]) + b[101:],
+    lambda b: b"else" + b[4:],
+    lambda b: b[:4] + bytes([b[4] ^ 1]) + b[5:],  # of another decoder
+    lambda b: bytes(len(b)),
+]
+
+
 @pytest.mark.parametrize(
     "damage",
-    [
-        lambda b: b"",
-        lambda b: b[:10],
-        lambda b: b[:-1],
-        lambda b: b + b"x",
-        lambda b: b[:100] + bytes([b[100] ^ 1]) + b[101:],
-        lambda b: b"else" + b[4:],
-        lambda b: b[:4] + bytes([b[4] ^ 1]) + b[5:],  # of another decoder
-        lambda b: b[:8] + b[12:16] + b[8:12] + b[16:],  # width and height exchanged: as many pixels
-        lambda b: bytes(len(b)),
-    ],
+    [*DAMAGES, lambda b: b[:8] + b[12:16] + b[8:12] + b[16:]],  # width and height exchanged: as many pixels
 )
 def test_a_damaged_entry_is_decoded_and_written_again(tmp_path, damage):
     images = domain(tmp_path, Cache(tmp_path / "cache", 10**9))
@@ -234,3 +237,73 @@ def test_a_data_set_hands_its_cache_on(tmp_path):
     for _ in range(2):
         assert all(np.array_equal(a, b) for a, b in zip(plain, pixels(dataset.domain("art")), strict=True))
     assert len(entries(dataset.cache)) == 6
+
+
+# Images that were only resized.
+
+
+def planes(image, side):
+    return np.asarray(image.resize((side, side), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize("kind", ["none", "cached"])
+def test_resized_pixels_are_pillows_with_and_without_a_cache(tmp_path, kind):
+    images = domain(tmp_path, Cache(tmp_path / "cache", 10**9) if kind == "cached" else None)
+    for _ in range(2):
+        for i in range(5):
+            out = np.full((3, 8, 8), 7, np.uint8)
+            images.put_resized(i, out)
+            assert np.array_equal(out, planes(picture(i), 8))
+
+
+def test_the_second_time_nothing_is_decoded_or_resized(tmp_path, monkeypatch):
+    images = domain(tmp_path, Cache(tmp_path / "cache", 10**9), count=1)
+    out, again = np.empty((3, 8, 8), np.uint8), np.empty((3, 8, 8), np.uint8)
+    images.put_resized(0, out)
+    assert [path.name for path in entries(images.cache)] == [f"{images.hash(0)}.8.rgb"]  # not the original
+    monkeypatch.setattr("dspreg.data.images.decode_bytes", None)
+    monkeypatch.setattr("dspreg.data.images.resize", None)
+    images.put_resized(0, again)
+    assert np.array_equal(out, again)
+
+
+def test_another_size_is_another_entry_and_originals_are_used(tmp_path, monkeypatch):
+    images = domain(tmp_path, Cache(tmp_path / "cache", 10**9), count=1)
+    images.image(0)
+    monkeypatch.setattr("dspreg.data.images.decode_bytes", None)
+    for side in (8, 5):
+        out = np.empty((3, side, side), np.uint8)
+        images.put_resized(0, out)
+        assert np.array_equal(out, planes(picture(0), side))
+    assert len(entries(images.cache)) == 3
+    assert images.image(0).tobytes() == picture(0).tobytes()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [*DAMAGES, lambda b: b"dspr" + b[4:], lambda b: b[:8] + b"\x10" + b[9:]],  # as if an original; of another width
+)
+def test_a_damaged_resized_image_is_made_again(tmp_path, damage):
+    images = domain(tmp_path, Cache(tmp_path / "cache", 10**9), count=1)
+    out = np.empty((3, 8, 8), np.uint8)
+    images.put_resized(0, out)
+    (entry,) = entries(images.cache)
+    intact = entry.read_bytes()
+    entry.write_bytes(damage(intact))
+    out[:] = 0
+    images.put_resized(0, out)
+    assert np.array_equal(out, planes(picture(0), 8))
+    assert entry.read_bytes() == intact
+
+
+def test_room_is_made_of_the_oldest_entries_of_other_files(tmp_path):
+    cache = Cache(tmp_path, 6 * ENTRY)
+    for i in range(6):
+        cache.write(sha(i), picture(i))
+        os.utime(cache._place(sha(i)), ns=(i, i))
+    cache.make_room(2 * ENTRY, [sha(0), sha(9)])  # of the two, one is there
+    assert [cache.contains(sha(i)) for i in range(6)] == [True, False, True, True, True, True]
+    cache.write(sha(9), picture(9))
+    assert cache.contains(sha(9))
+    cache.make_room(2 * ENTRY, [sha(0), sha(9)])
+    assert len(entries(cache)) == 6

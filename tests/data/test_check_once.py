@@ -3,6 +3,7 @@
 import pytest
 from PIL import Image
 
+from dspreg.data.cache import Cache
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.registry import open_dataset
 from dspreg.data.verify import check_once
@@ -55,3 +56,14 @@ def test_where_nothing_can_be_remembered_it_is_looked_at_again(folder, tmp_path,
     monkeypatch.setenv("DSPREG_CACHE", str(tmp_path / "file"))
     assert looked_at(folder) == (12, 12)
     assert looked_at(folder) == (12, 12)
+
+
+def test_what_is_decoded_for_the_check_is_kept(folder, tmp_path, monkeypatch):
+    dataset, cache = open_dataset(f"folder:{folder}", None, None), Cache(tmp_path / "images", 10**9)
+    prints = [fingerprint(dataset.domain(name)) for name in dataset.domains]
+    check_once(dataset, prints, None, cache)
+    images = dataset.domain("art")
+    expected = [Image.open(file).convert("RGB").tobytes() for file in images.files]
+    images.cache = cache
+    monkeypatch.setattr("dspreg.data.images.decode_bytes", None)  # nothing is decoded again
+    assert [image.tobytes() for image, _ in images] == expected

@@ -7,7 +7,7 @@ from dspreg.config.train_config import Execution
 from dspreg.training import train
 
 DOMAINS, CLASSES, EACH = ("dawn", "dusk", "noon"), ("cat", "dog", "owl"), 12
-EXECUTION = Execution(threads=1, profile="never", workers=0, check_images="never")
+EXECUTION = Execution(threads=1, profile="never", workers=0, cache="none", check_images="never")
 
 
 def photos(folder, domains=DOMAINS, classes=CLASSES, each=EACH, seed=0):

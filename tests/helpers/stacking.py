@@ -14,10 +14,13 @@ ACTING = {  # small, and so that it is at work within the few steps of a law
     "DANN": "DANN(mlp_width=16)",
     "DSPReg": "DSPReg(measure_batches=2)",
     "EMA": "EMA(decay=0.5)",
+    "EWC": "EWC(measure_batches=2)",
+    "ERMPlusPlus": "ERMPlusPlus(linear_steps=0, start=1)",
     "Fishr": "Fishr(warmup=1)",
     "GGA": "GGA(rho=0.01, start=0, end=100, tries=3)",
     "IRM": "IRM(warmup=1)",
     "SWA": "SWA(start=1)",
+    "SWAD": "SWAD(n_converge=1, n_tolerance=2)",
     "VREx": "VREx(warmup=1)",
 }
 

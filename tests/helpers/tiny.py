@@ -52,7 +52,15 @@ def settings(root: Path, **changes) -> dict:
 
 def execution(**changes) -> Execution:
     return Execution(
-        **{"threads": 1, "workers": 0, "save_every": 3, "check_images": "never", "profile": "never", **changes}
+        **{
+            "threads": 1,
+            "workers": 0,
+            "cache": "none",
+            "save_every": 3,
+            "check_images": "never",
+            "profile": "never",
+            **changes,
+        }
     )
 
 

@@ -39,6 +39,16 @@ def test_features_are_those_of_timm(name):
     assert backbone.weights == Weights("none", "none", None)
 
 
+def test_activations_whose_gradient_needs_their_input_do_not_overwrite_it():
+    """Autograd would copy it first. ReLU, whose gradient needs its output alone, stays as it is."""
+    net = make_backbone("tf_efficientnet_lite0", weights="none", image_size=32).make()
+    found = [m.inplace for m in net.modules() if isinstance(m, nn.ReLU6)]
+    assert found
+    assert not any(found)
+    resnet = make_backbone("resnet18", weights="none", image_size=32).make()
+    assert all(m.inplace for m in resnet.modules() if isinstance(m, nn.ReLU))
+
+
 def test_normalisation_is_the_networks_own():
     plain = make_backbone("resnet18", weights="none", image_size=32)
     assert plain.mean == (0.485, 0.456, 0.406)

@@ -1,4 +1,4 @@
-"""EMA and SWA through the trainer: resumed to the bit, and used as what they predict."""
+"""Averages of weights through the trainer: resumed to the bit, and used as what they predict."""
 
 import json
 
@@ -22,6 +22,9 @@ SPECS = [
     f"EMA(decay=0.7)+{PENALTY}",
     "ARM(width=4)+SWA(start=3)",
     f"MTL+{PENALTY}+EMA(decay=0.7)",
+    f"SWAD(n_converge=2, n_tolerance=2, bn_batches=2)+{PENALTY}",
+    f"{PENALTY}+SWAD(n_converge=1, n_tolerance=3, bn_batches=2)",
+    "SAGM+ERMPlusPlus(linear_steps=3, start=5)",
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ class Anchor(Algorithm):
 
     space = {"weight": LogUniform(-3, 1)}
     saved_attributes = ("start", "w", "refreshed_at")
+    instead: ClassVar[str] = "by='ones'"  # what to use where s can't be measured
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Anchor(Algorithm):
     ):
         super().__init__(base)
         if not 0 <= weight < float("inf"):
-            raise ConfigError(f"Anchor: weight={weight}; wanted a finite number ≥ 0")
+            raise ConfigError(f"{self.name}: weight={weight}; wanted a finite number ≥ 0")
         for name, value, known in (("by", by, BY), ("control", control, CONTROLS)):
             if value not in known:
                 raise ConfigError(f"Anchor: {name}={value!r}; wanted one of {', '.join(map(repr, known))}")
@@ -73,6 +74,11 @@ class Anchor(Algorithm):
         self.refresh_epochs, self.refresh_steps, self.measure_batches = refresh_epochs, refresh_steps, measure_batches
         self._begin()
 
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return type(self).__name__
+
     def _begin(self) -> None:
         self.start = ParamVector()  # θ⁰
         self.w = ParamVector()  # ones until it is measured
@@ -81,10 +87,12 @@ class Anchor(Algorithm):
     def build(self, task: Task) -> Network:
         if self.uses_c and not task.can_measure:
             raise ConfigError(
-                "Anchor measures s and c during training: give the Task a `samples` function, or by='ones'"
+                f"{self.name} measures s and c during training: give the Task a `samples` function, or {self.instead}"
             )
         if self.uses_c and task.num_domains < 2:
-            raise ConfigError(f"Anchor compares source domains and there is 1: {task.domains[0]}. Use by='ones'")
+            raise ConfigError(
+                f"{self.name} compares source domains and there is 1: {task.domains[0]}. Use {self.instead}"
+            )
         self._begin()
         return self.base.build(task)
 
@@ -97,8 +105,12 @@ class Anchor(Algorithm):
         """Whether c is measured, so that a trainer keeps a profile before and after."""
         return bool(self.weight) and self.by != "ones"
 
+    def due(self, t: int, steps_per_epoch: int | None = None) -> bool:
+        """Whether w is measured before step t, as in DSP-Reg."""
+        return refresh_due(t, self.refresh_epochs, self.refresh_steps, steps_per_epoch or self.task.steps_per_epoch)
+
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
-        due = self.uses_c and refresh_due(self.t, self.refresh_epochs, self.refresh_steps, self.task.steps_per_epoch)
+        due = self.uses_c and self.due(self.t)
         if due and self.refreshed_at != self.t:  # a layer above, such as Fish, may update several times in one step
             self.w, self.refreshed_at = self.measure_weights(), self.t
         return self.base.update(direction, batches)
@@ -112,8 +124,12 @@ class Anchor(Algorithm):
         w, like = (c, s) if self.by == "c" else (s, c)
         if self.control != "none":
             w = ParamVector((name, self._permute(name, t, like[name])) for name, t in w.items())
-        mean = w.sum() / w.numel()
-        return w.map(lambda t, start: (t / mean).to(start.dtype), self.start)
+        scale = self.scale(w)
+        return w.map(lambda t, start: (t / scale).to(start.dtype), self.start)
+
+    def scale(self, w: ParamVector) -> Tensor | float:
+        """What w is divided by: its mean."""
+        return w.sum() / w.numel()
 
     def _permute(self, name: str, w: Tensor, like: Tensor) -> Tensor:
         random = generator(*self.task.key, self.t, name, "shuffle")

@@ -8,11 +8,12 @@ Five arrows make a training step:
     gradient       (objective, batches)  → loss, vector in θ  in which direction?
     update         (direction, batches)  → log                how do the parameters move?
 
-Around the steps there are five more:
+Around the steps there are six more:
 
     predict        x                     → logits (B, C)      what does the model say?
     measured       batch                 → (x → logits)       of which function is c measured?
     on_step_end    ()                                         called when a step is over and θ is where it ended
+    before_evaluation  source validation of the base          called between steps; what it changes is evaluated
     on_evaluation  source validation                          called between steps, with accuracy and loss
     on_load        ()                                         called when a saved model was loaded, to predict with
 
@@ -34,8 +35,9 @@ and uses:
     self.log_event(name, …)   an event for the log that is no scalar
 
 State lives in modules, buffers and `saved_attributes`. It is in every checkpoint, and in the saved model if the layer
-has its own `predict`: what predicts is what is saved. It changes through `stage`, or directly in `on_step_end` and
-`on_evaluation`; a mean of the weights is updated in `on_step_end` (examples/weight_averaging.py).
+has its own `predict`: what predicts is what is saved. It changes through `stage`, or directly in `on_step_end`,
+`before_evaluation` and `on_evaluation`; a mean of the weights is updated in `on_step_end`
+(examples/weight_averaging.py).
 """
 
 from __future__ import annotations
@@ -78,6 +80,7 @@ class Algorithm(nn.Module):
     space: ClassVar[Mapping[str, Distribution]] = {}
     step_options: ClassVar[tuple[str, ...]] = ()
     saved_attributes: ClassVar[tuple[str, ...]] = ()
+    experimental: ClassVar[bool] = False  # in no table: for a method whose constants are not published
     file_defaults: ClassVar[Mapping[str, Any]] = {}  # of options whose default has changed: `specs.FILE_DEFAULTS`
     compatibility: Compatibility = Compatibility()
     base: Algorithm
@@ -146,6 +149,13 @@ class Algorithm(nn.Module):
         the number of this step.
         """
 
+    def before_evaluation(self, validation: SourceValidation) -> None:
+        """Called before every evaluation, with figures of `self.base` on held-out images of the sources.
+
+        For a layer that decides by them what it predicts with, such as SWAD: what it changes here is what is evaluated
+        and saved, also at the end of training. Overriding it costs one more pass over these images per evaluation.
+        """
+
     def on_evaluation(self, validation: SourceValidation) -> None:
         """Called after an evaluation, with figures on held-out images of the sources, never of the target.
 
@@ -184,6 +194,22 @@ class Algorithm(nn.Module):
         for layer in layers:
             layer.configure_optimizer(stack.optimizer)
         return self
+
+    @classmethod
+    def fill_options(
+        cls,
+        options: Mapping[str, Any],
+        seed: int | None,  # noqa: ARG003
+        settings: Mapping[str, Any],  # noqa: ARG003
+    ) -> Mapping[str, Any]:
+        """Options as given, with those added that follow from the training's own: called once, before there is a run.
+
+        Args:
+            options: As the user gave them.
+            seed: Of a random draw of options; None for the defaults.
+            settings: All options of the training, by the names of `TrainConfig`.
+        """
+        return options
 
     def configure_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Called once the optimiser is made: `regroup` gives parameters of this layer's own other options."""

@@ -22,6 +22,8 @@ def listing() -> str:
         rows.append((name, f"{cost['median']:.2f}×" if cost else "?", ", ".join(arrows_of(cls)), says))
     wide, number, arrow = (max(len(row[i]) for row in rows) for i in range(3))
     lines = [f"{n:{wide}}  {c:>{number}}  {a:{arrow}}  {says}".rstrip() for n, c, a, says in rows]
+    aside = [name for name, cls in algorithms(experimental=True).items() if cls.experimental]
+    lines += ["", f"experimental, and in no table: {', '.join(aside)}"]
     return "\n".join([*lines, "", f"cost: a step of {measured['case']}, in ERM steps ({measured['command']})"])
 
 

@@ -26,7 +26,10 @@ class Compatibility:
         predicts_at_other_weights: Its prediction is at other weights than those that are trained, such as an average.
             A layer above it that has its own would read the network elsewhere, and goes below.
         predicts_from_current_weights: They are made of the network's at that moment, so an average may stand above.
+        owns_step: At the bottom of a stack: it makes its own steps, so that no layer above can change an arrow.
         option: The option of the layer that demands it, for the message: `"engine 'gauss_newton'"`.
+        not_compiled: Why the network can't be compiled under it, as the end of a sentence, with what to do; empty if it
+            can: `"listens to features inside the network"`. Hooks that stay on modules are found without this.
     """
 
     replaces: frozenset[str] = frozenset()
@@ -35,7 +38,9 @@ class Compatibility:
     trains_featurizer: bool = False
     predicts_at_other_weights: bool = False
     predicts_from_current_weights: bool = False
+    owns_step: bool = False
     option: str = ""
+    not_compiled: str = ""
 
 
 def overrides(cls: type[Algorithm], name: str) -> bool:
@@ -53,12 +58,27 @@ def arrows_of(cls: type[Algorithm]) -> tuple[str, ...]:
 def require_compatible(layers: tuple[Algorithm, ...]) -> None:
     """Refuse a layer that would silently undo what one below it does, or leave it nothing to do. Outermost first."""
     above_erm = layers[:-1]
+    if layers[-1].compatibility.owns_step:
+        refuse_changed_arrows(above_erm, layers[-1])
     for i, layer in enumerate(above_erm):
         for below in above_erm[i + 1 :]:
             if reason := conflict(layer, below):
                 spec = f"'{type(layer).__name__}+{type(below).__name__}'"
                 better = "Leave one of them out" if conflict(below, layer) else f"Put it the other way round: {spec}"
                 raise ConfigError(f"{reason}. {better}")
+
+
+def refuse_changed_arrows(above: tuple[Algorithm, ...], bottom: Algorithm) -> None:
+    """Refuse a layer that would change a step which the bottom of the stack makes by itself."""
+    for layer in above:
+        changed = arrows_of(type(layer))
+        if changed:
+            name = type(layer).__name__
+            raise ConfigError(
+                f"{type(bottom).__name__} makes its own steps, with its own loss and optimisers; {name} above it "
+                f"would change {' and '.join(changed)}. Above it go layers that leave a step alone, such as SWA; or "
+                f"stack {name} on the same method of dspreg, if there is one"
+            )
 
 
 def conflict(above: Algorithm, below: Algorithm) -> str | None:

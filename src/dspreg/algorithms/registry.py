@@ -12,13 +12,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from dspreg.algorithms.base import ERM, Algorithm, options_of
-from dspreg.errors import ConfigError
+from dspreg.errors import ConfigError, IntegrityError
+from dspreg.io.domainbed_code import name_folders
 from dspreg.io.importing import Trust, import_object
 from dspreg.io.text import did_you_mean
-from dspreg.specs import NOT_LITERAL, Term, format_term, parse_stack
+from dspreg.specs import LOCATIONS, NOT_LITERAL, Term, format_term, parse_stack
 
 PUBLISHED = 5_001  # steps of DomainBed's runs, for which methods publish what they count in steps
 
@@ -75,7 +76,13 @@ class LayerSpec:
         """As `StackSpec.for_file`."""
         then = self.algorithm.file_defaults
         options = self.build().options({*self.options, *then})
-        return LayerSpec(self.algorithm, {n: v for n, v in options.items() if n not in then or v != then[n]})
+        kept = {n: v for n, v in options.items() if n not in then or v != then[n]}
+        return LayerSpec(self.algorithm, kept).without_locations()
+
+    def without_locations(self) -> LayerSpec:
+        """The same without options that say where something lies, which are no part of what is trained."""
+        places = LOCATIONS.get(self.name, ())
+        return LayerSpec(self.algorithm, {n: v for n, v in self.options.items() if n not in places})
 
     def __str__(self) -> str:
         return format_term(self.name, self.options)
@@ -109,18 +116,21 @@ class StackSpec:
         return stack
 
     def shorten(self) -> StackSpec:
-        """The same without options that are given and have their defaults."""
-        return self.resolve()[0]
+        """The same without options that are given and have their defaults, and without places of files."""
+        return StackSpec(tuple(layer.without_locations() for layer in self.resolve()[0].layers))
 
-    def resolve(self, *, seed: int | None = None, steps: int = PUBLISHED) -> tuple[StackSpec, list[str]]:
+    def resolve(
+        self, *, seed: int | None = None, steps: int = PUBLISHED, settings: Mapping[str, Any] | None = None
+    ) -> tuple[StackSpec, list[str]]:
         """The spec with what it leaves open filled in, and in words what was scaled; given options stay.
 
         Args:
             seed: `seed_hash(draw, trial)`; then every option that search varies is drawn at random.
             steps: Of the run. In one shorter than those that options are published for, options counted in steps (such
                 as a warm-up) become shorter by as much: otherwise a short run would be over before they matter.
+            settings: All options of the training, for methods with `fill_options`.
         """
-        found = [_resolve_layer(layer, seed, steps) for layer in self.layers]
+        found = [_resolve_layer(layer, seed, steps, settings) for layer in self.layers]
         return StackSpec(tuple(layer for layer, _ in found)), [text for _, scaled in found for text in scaled]
 
     def for_file(self) -> str:
@@ -134,8 +144,13 @@ class StackSpec:
         return "+".join(map(str, shown))
 
 
-def _resolve_layer(spec: LayerSpec, seed: int | None, steps: int) -> tuple[LayerSpec, list[str]]:
+def _resolve_layer(
+    spec: LayerSpec, seed: int | None, steps: int, settings: Mapping[str, Any] | None
+) -> tuple[LayerSpec, list[str]]:
     cls, given = spec.algorithm, spec.options
+    if settings is not None:
+        given = cls.fill_options(given, seed, settings)
+        spec = LayerSpec(cls, given)
     layer = spec.build()
     for option, prior in cls.space.items():
         if seed is not None and option not in given:
@@ -161,21 +176,26 @@ def _shorten(usual: Any, share: float) -> Any:
     return max(0.0, round(1 - (1 - usual) / share, 6)) if share < 1 else usual
 
 
-def algorithms() -> dict[str, type[Algorithm]]:
-    """Every algorithm of the index, by its name."""
+def algorithms(*, experimental: bool = False) -> dict[str, type[Algorithm]]:
+    """Every algorithm of the index, by its name; those that are experimental, and so in no table, only if asked for."""
     import dspreg.algorithms as index
 
     found = {name: getattr(index, name) for name in sorted(index.__all__, key=str.lower)}
-    return {n: c for n, c in found.items() if isinstance(c, type) and issubclass(c, Algorithm) and c is not Algorithm}
+    layers = {n: c for n, c in found.items() if isinstance(c, type) and issubclass(c, Algorithm) and c is not Algorithm}
+    return {name: cls for name, cls in layers.items() if experimental or not cls.experimental}
 
 
 def find_algorithm(name: str, trust: Trust = None) -> type[Algorithm]:
     """The class a name or an import path stands for; `trust` as in `parse`."""
-    known = algorithms()
+    known = algorithms(experimental=True)
     if not all(part.isidentifier() for part in name.split(".")):
         written = name.replace(" - ", "-")  # as the user wrote it
         raise ConfigError(f"{written!r} is not the name of an algorithm.{did_you_mean(written, known)}")
     if "." not in name:
+        import dspreg.algorithms as index
+
+        if name in LOCATIONS:  # not of the catalogue: it is nothing without code of the user's
+            return cast(type[Algorithm], getattr(index, name))
         if name not in known:
             raise ConfigError(
                 f"unknown algorithm {name!r}.{did_you_mean(name, known)} Known: {', '.join(known)}. "
@@ -190,6 +210,10 @@ def find_algorithm(name: str, trust: Trust = None) -> type[Algorithm]:
 
 def _layer(term: Term, trust: Trust) -> LayerSpec:
     cls, name = find_algorithm(term.name, trust), term.name
+    if trust is not None and name in LOCATIONS:
+        name_folders(trust)
+        if given := [option for option in LOCATIONS[name] if option in term.options]:
+            raise IntegrityError(f"a file that names code by its {given[0]} was not written by dspreg: {term.text}")
     if term.arguments:
         raise ConfigError(f"{term.text}: options are given by name, and stacks as 'inner+{name}'")
     known, hints = options_of(cls), get_type_hints(cls.__init__)

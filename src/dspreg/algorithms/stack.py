@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dspreg.algorithms.task import SourceValidation, Task
 from dspreg.batches import Batch, Outputs
+from dspreg.networks.fold_batch_norm import fold_batch_norm
 from dspreg.precision import LossScaler
 from dspreg.randomness import seeded
 from dspreg.vectors import scaled_gradients
@@ -34,6 +35,7 @@ class Stack:
     recording: bool = False  # whether the current step's log is kept, so that costly figures are worth taking
     optimizer: torch.optim.Optimizer = field(init=False)
     scaler: LossScaler | None = None  # in half precision
+    folds_batch_norm: bool = False  # whether frozen batch norm is computed within the convolution before it
     skipped: bool = False  # whether a gradient of the current step overflowed, so that it changes nothing but the scale
     # evaluate(f, batches): a function of the whole stack's outputs, such as a loss, with the step's random numbers
     evaluate: Callable[[Callable[[Outputs], Any], Sequence[Batch]], Any] = field(init=False)
@@ -68,6 +70,10 @@ class Stack:
                 layer.on_step_end()
         self.steps += 1
 
+    def folding(self) -> AbstractContextManager[None]:
+        """What passes through the network run in."""
+        return fold_batch_norm() if self.folds_batch_norm else nullcontext()
+
     def step_optimizer(self) -> None:
         """One step along the `.grad` of the parameters, which are cleared."""
         if self.scaler is None:
@@ -84,6 +90,13 @@ class Stack:
 
     def stage(self, layer: Algorithm, name: str, value: Any, row: int | None = None) -> None:
         self._staged.setdefault((layer, name, row), value)
+
+    def report_validation_below(self, layer: Algorithm, validation: SourceValidation) -> None:
+        """Between two steps: hand the figures of what is below a layer to it, before the stack is evaluated."""
+        self.events, self._staged = [], {}
+        with seeded(*self.task.key, self.steps, "before evaluation"):
+            layer.before_evaluation(validation)
+        self._write_staged()
 
     def report_validation(self, validation: SourceValidation) -> None:
         """Between two steps: hand the figures of an evaluation to every layer."""

@@ -39,9 +39,9 @@ class Task:
 
 @dataclass(frozen=True)
 class SourceValidation:
-    """What `on_evaluation` is handed: how the stack predicts held-out images ("out") of every source domain.
+    """How the stack predicts held-out images ("out") of every source domain; `on_evaluation` is handed it.
 
-    The target is not in it.
+    `before_evaluation` is handed that of the layers below. The target is not in it.
     """
 
     step: int  # the last one taken, counted from 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.compatibility import Compatibility
 from dspreg.batches import Batch
+from dspreg.networks.batch_norm import set_statistics, standing_statistics
 from dspreg.vectors import ParamVector, move_to, standing_at, theta, trainable
 
 
@@ -23,7 +25,7 @@ class WeightAverage(Algorithm):
     of a batch norm that is not frozen, are those of the last step, as torch's `AveragedModel` has them by default.
     """
 
-    saved_attributes = ("mean", "count")
+    saved_attributes: ClassVar[tuple[str, ...]] = ("mean", "count")
     compatibility = Compatibility(predicts_at_other_weights=True)
 
     def __init__(self, base: Algorithm | None = None):
@@ -56,3 +58,26 @@ class WeightAverage(Algorithm):
         """Move the network to the mean: whoever exports, measures or adapts it finds what predicts."""
         move_to(self.net, self.mean)
         self.mean = ParamVector()
+
+
+class AverageWithStatistics(WeightAverage):
+    """A weight average that predicts with running statistics of batch norm of its own, if they are not frozen.
+
+    Those of the last step belong to other weights.
+    """
+
+    saved_attributes = (*WeightAverage.saved_attributes, "statistics")
+
+    def __init__(self, base: Algorithm | None = None):
+        super().__init__(base)
+        self.statistics: Tensor | None = None  # as `copy_statistics` has them
+
+    def predict(self, x: Tensor) -> Tensor:
+        with standing_statistics(self.net, self.statistics):
+            return super().predict(x)
+
+    def on_load(self) -> None:
+        super().on_load()
+        if self.statistics is not None:
+            set_statistics(self.net, self.statistics)
+            self.statistics = None

@@ -17,14 +17,17 @@ from dspreg.cli import (
     doctor,
     evaluate,
     export,
+    import_sweep,
     measure,
     paper,
     predict,
     report,
     retry,
+    soup,
     status,
     sweep,
     train,
+    weights,
 )
 from dspreg.cli.output import failure_reason, protected_output
 from dspreg.cli.parser import Parser
@@ -39,12 +42,15 @@ COMMANDS = (
     retry,
     cancel,
     report,
+    import_sweep,
     paper,
     measure,
     evaluate,
     predict,
     export,
+    soup,
     data,
+    weights,
     algorithms,
     doctor,
 )
@@ -59,7 +65,10 @@ EXAMPLES = """examples:
   dspreg measure --model runs/site-4 --figures pictures
   dspreg evaluate runs/site-4
   dspreg predict runs/site-4 new/*.jpg --csv
+  dspreg soup runs/a runs/b runs/c --greedy --out runs/soup
+  dspreg data get PACS
   dspreg data verify folder:photos
+  dspreg weights get resnet50.tv_in1k
   dspreg algorithms DSPReg
   dspreg doctor
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import choose_device, dataset, device_flag, integer, trust, which
+from dspreg.cli.options import choose_device, dataset, dataset_with_columns, device_flag, integer, trust, which
 from dspreg.cli.parser import Commands, add_command
+from dspreg.config.dataset_ref import DatasetRef
 from dspreg.io.text import align_columns, escape_terminal
+from dspreg.runs.model_file import require_model
 
 if TYPE_CHECKING:
     from dspreg.inference.evaluate_run import RunEvaluation
@@ -47,6 +49,8 @@ def add(commands: Commands) -> None:
 
 
 def run(given: Any) -> int:
+    check_before_loading(given)
+
     from rich.console import Console
     from rich.progress import Progress
 
@@ -59,7 +63,8 @@ def run(given: Any) -> int:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("evaluating", total=None)
         found = evaluate_run(
-            given.run_folder, dataset=given.dataset, root=given.root, name=given.name, domains=given.domain,
+            given.run_folder, dataset=dataset_with_columns(given.dataset, given) or None, root=given.root,
+            name=given.name, domains=given.domain,
             adapt=given.adapt, which=given.which, device=device, workers=given.workers, batch=given.batch,
             trust=given.trust,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
@@ -75,6 +80,16 @@ def run(given: Any) -> int:
         picture = escape_terminal(str(out / "confusion.png"))
         print(f"\npicture and files: {picture}, scores.json, per_class.csv, confusion.csv")
     return 0
+
+
+def check_before_loading(given: Any) -> None:
+    """A run or a data set that is not there is said before torch is loaded, which takes seconds."""
+    require_model(given.run_folder, given.which)
+    ref = DatasetRef.parse(given.dataset) if given.dataset else None
+    if ref is not None and ref.is_path and not Path(ref.target).exists():
+        from dspreg.data.registry import open_dataset
+
+        open_dataset(given.dataset, given.root, given.name)  # raises, with what is wanted there
 
 
 def folder_name(found: RunEvaluation, domains: Sequence[str]) -> str:

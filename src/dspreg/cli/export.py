@@ -7,6 +7,7 @@ from typing import Any
 from dspreg.cli.options import trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.io.text import escape_terminal
+from dspreg.runs.model_file import require_model
 
 EXAMPLES = """examples:
   dspreg export runs/print --format safetensors             weights for timm's own network
@@ -30,6 +31,8 @@ def add(commands: Commands) -> None:
 
 
 def run(given: Any) -> int:
+    require_model(given.run_folder, given.which)  # before torch is loaded, which takes seconds
+
     from dspreg.inference.export import SIZES, export
 
     made = export(

@@ -11,12 +11,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dspreg.cli.measure_text import comparison_text, held_out_text, profile_text
-from dspreg.cli.options import choose_device, dataset, device_flag, integer, positive, trust, which
+from dspreg.cli.options import (
+    choose_device,
+    dataset,
+    dataset_with_columns,
+    device_flag,
+    integer,
+    positive,
+    trust,
+    which,
+)
 from dspreg.cli.parser import Commands, add_command
 from dspreg.config.measure_config import ESTIMATORS, OF, VARIANCES, MeasureConfig
 from dspreg.errors import ConfigError
 from dspreg.io.atomic_files import is_standard_output, make_folder, write_output
 from dspreg.io.text import escape_terminal
+from dspreg.runs.model_file import require_model
 
 if TYPE_CHECKING:
     from dspreg.sensitivity import Comparison, Profile
@@ -130,7 +140,24 @@ def run(given: Any) -> int:
     _make_room(places)
     if given.compare:
         return _compare(given, places)
+    _check_model(given)
     return _measure(given, places) if given.held_out is None else _hold_out(given, places)
+
+
+def _is_run(given: Any) -> bool:
+    return Path(given.model).is_dir()
+
+
+def _check_model(given: Any) -> None:
+    """A run that is not there is said before torch is loaded, which takes seconds."""
+    if not _is_run(given):
+        if len(Path(given.model).parts) > 1:
+            raise ConfigError(f"there is no folder {given.model}; give that of a run, or the name of a network")
+        return
+    if any((given.weights, given.image_size, given.mean, given.std)):
+        text = "is a run, which has its own weights, image size, mean and std; leave those options out"
+        raise ConfigError(f"{given.model} {text}")
+    require_model(given.model, given.which)
 
 
 def _make_room(places: dict[str, Path]) -> None:
@@ -199,15 +226,10 @@ def _call_measure(given: Any, of_network: Callable[..., T], of_run: Callable[...
     from dspreg.training.loop import reproducible
 
     device = choose_device(given.device, float64=True)
-    is_run = Path(given.model).is_dir()
-    if not is_run and len(Path(given.model).parts) > 1:
-        raise ConfigError(f"there is no folder {given.model}; give that of a run, or the name of a network")
-    if is_run and any((given.weights, given.image_size, given.mean, given.std)):
-        text = "is a run, which has its own weights, image size, mean and std; leave those options out"
-        raise ConfigError(f"{given.model} {text}")
     config = MeasureConfig(
         mean=given.mean, std=given.std,
-        dataset=given.dataset, root=given.root, name=given.name, domains=given.domain, images=given.images,
+        dataset=dataset_with_columns(given.dataset, given) or None, root=given.root, name=given.name,
+        domains=given.domain, images=given.images,
         batch=given.batch, of=given.of, estimator=given.estimator, draws=given.draws, eps=given.eps, only=given.only,
         variance=given.variance,
         exclude=given.exclude, null=not given.no_null, layer=given.layer, seed=given.seed, device=device,
@@ -225,7 +247,7 @@ def _call_measure(given: Any, of_network: Callable[..., T], of_run: Callable[...
     progress = MeasureProgress(bar=console.is_terminal, reading=reading)
     how = Execution(device=device, threads=given.threads)
     with reproducible(how), nullcontext() if given.no_null and given.held_out is None else bar:
-        if is_run:
+        if _is_run(given):
             return of_run(given.model, config, which=given.which, progress=progress, trust=given.trust)
         weights = "default" if given.weights in (None, "hub") else given.weights
         size = given.image_size

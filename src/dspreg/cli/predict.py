@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dspreg.cli.options import choose_device, device_flag, integer, trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.io.text import align_columns, escape_csv, escape_terminal
+from dspreg.runs.model_file import require_model
 
 if TYPE_CHECKING:
     from dspreg.inference.predict import Prediction
@@ -37,6 +38,11 @@ def add(commands: Commands) -> None:
 
 
 def run(given: Any) -> int:
+    from dspreg.inference.image_files import image_files
+
+    require_model(given.run_folder, given.which)
+    files = image_files(given.images)  # both before torch is loaded, which takes seconds
+
     from rich.console import Console
     from rich.progress import Progress
 
@@ -47,7 +53,7 @@ def run(given: Any) -> int:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("predicting", total=None)
         found = predict_images(
-            given.run_folder, given.images, which=given.which, batch=given.batch, device=device,
+            given.run_folder, files, which=given.which, batch=given.batch, device=device,
             trust=given.trust,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip

@@ -1,7 +1,8 @@
 """Decoded images kept on disk or in memory, so that an image is decoded once and not once per epoch.
 
-Only originals are kept, before any transform, by the hash of the file. Pixels are bitwise identical with and without a
-cache, and several runs and data sets may share one. A missing or damaged entry is decoded again.
+Originals are kept, before any transform, by the hash of the file; and images that were only resized, as evaluation sees
+them every time. Nothing random is kept. Pixels are bitwise identical with and without a cache, and several runs and
+data sets may share one. A missing or damaged entry is made again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import struct
 import tempfile
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, Literal
 from dspreg.errors import ConfigError, DataError, Notice
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from PIL.Image import Image
 
 Kind = Literal["none", "disk", "ram"]
@@ -31,10 +34,12 @@ SHARED_MEMORY = Path("/dev/shm")
 
 HEADER = struct.Struct("<4sIIII")  # magic, decoder, width, height, CRC-32 of the rest
 MAGIC = b"dspr"
+LEDGER = "used"  # the file that says how many bytes all entries have
+RESIZED = b"dspz"  # the same of an image that was resized: all of red, then all of green, then all of blue
 
 
 class Cache:
-    """Decoded images in a folder: `<directory>/<aa>/<sha>.rgb`, a header and the raw RGB bytes.
+    """Decoded images in a folder: `<directory>/<aa>/<sha>.rgb`, a header and the raw bytes; resized, `<sha>.224.rgb`.
 
     Reading takes no lock. Writing takes one, so that runs at the same time never exceed the limit together.
 
@@ -79,10 +84,35 @@ class Cache:
             return
         width, height = image.size
         pixels = image.tobytes()
-        entry = HEADER.pack(MAGIC, decoder(), width, height, _checksum(width, height, pixels)) + pixels
+        self._keep(self._place(sha), MAGIC, width, height, pixels)
+
+    def contains(self, sha: str) -> bool:
+        """Whether there is an entry of this file, sound or not."""
+        return self._place(sha).exists()
+
+    def read_resized(self, sha: str, out: NDArray[np.uint8]) -> bool:
+        """Write an image of the size of `out` (3, height, width), contiguous, to it; False if there is no sound one."""
+        _, height, width = out.shape
+        into = out.reshape(-1).data
+        try:
+            with open(self._place(sha, width), "rb", buffering=0) as file:
+                magic, by, *size, crc = HEADER.unpack(file.read(HEADER.size))
+                sound = file.readinto(into) == len(into) and not file.read(1)
+        except (OSError, struct.error):
+            return False
+        sound = sound and (magic, by, size) == (RESIZED, decoder(), [width, height])
+        return sound and bool(crc == _checksum(width, height, into))
+
+    def write_resized(self, sha: str, pixels: NDArray[np.uint8]) -> None:
+        """Keep what `read_resized` is to give. If that fails, training continues without."""
+        if not self._full:
+            _, height, width = pixels.shape
+            self._keep(self._place(sha, width), RESIZED, width, height, pixels.tobytes())
+
+    def _keep(self, place: Path, magic: bytes, width: int, height: int, pixels: bytes) -> None:
+        entry = HEADER.pack(magic, decoder(), width, height, _checksum(width, height, pixels)) + pixels
         try:
             with self._locked():
-                place = self._place(sha)
                 before = place.stat().st_size if place.exists() else 0
                 used = self._used() + len(entry) - before
                 if used > self.limit:
@@ -95,7 +125,7 @@ class Cache:
 
     def _put(self, place: Path, entry: bytes) -> None:
         place.parent.mkdir(exist_ok=True)
-        temporary = place.with_suffix(f".{os.getpid()}.tmp")
+        temporary = place.with_suffix(f".{os.getpid()}.tmp")  # nobody else writes: we hold the lock
         try:
             temporary.write_bytes(entry)
             os.replace(temporary, place)  # a reader sees the old entry or the new one, never half
@@ -103,7 +133,13 @@ class Cache:
             temporary.unlink(missing_ok=True)
             raise
 
-    def _make_room(self) -> None:
+    def make_room(self, wanted: int, keep: Collection[str]) -> None:
+        """Where these files (SHA-256), which take so many bytes, would not fit, drop the oldest entries of others."""
+        with suppress(OSError):  # then it is full, which is told when it is
+            if self._used() + wanted > self.limit:
+                self._make_room(wanted, frozenset(keep))
+
+    def _make_room(self, wanted: int = 0, keep: Collection[str] = ()) -> None:
         """Count the entries, dropping the oldest beyond the limit and what crashed writers left behind."""
         with self._locked():
             entries = []
@@ -114,24 +150,24 @@ class Cache:
                     at = path.stat()
                     entries.append((at.st_mtime_ns, at.st_size, path))
             used = sum(size for _, size, _ in entries)
-            for _, size, path in sorted(entries):
-                if used <= self.limit:
+            others = [entry for entry in entries if entry[2].name.partition(".")[0] not in keep]
+            more = max(0, wanted - (used - sum(size for _, size, _ in others)))
+            for _, size, path in sorted(others):
+                if used + more <= self.limit:
                     break
                 path.unlink(missing_ok=True)
                 used -= size
             self._ledger.write_text(str(used))
 
     def _used(self) -> int:
-        with suppress(OSError, ValueError):
-            return int(self._ledger.read_text())
-        return sum(path.stat().st_size for path in self.directory.glob("??/*.rgb"))
+        return kept_bytes(self.directory)
 
     @property
     def _ledger(self) -> Path:
-        return self.directory / "used"
+        return self.directory / LEDGER
 
-    def _place(self, sha: str) -> Path:
-        return self.directory / sha[:2] / f"{sha}.rgb"
+    def _place(self, sha: str, size: int | None = None) -> Path:
+        return self.directory / sha[:2] / (f"{sha}.rgb" if size is None else f"{sha}.{size}.rgb")
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -146,6 +182,13 @@ class Cache:
         warnings.warn(
             f"the image cache {self.directory} {why}; further images are decoded each time", Notice, stacklevel=4
         )
+
+
+def kept_bytes(directory: Path) -> int:
+    """Of all entries of a cache."""
+    with suppress(OSError, ValueError):
+        return int((directory / LEDGER).read_text())
+    return sum(path.stat().st_size for path in directory.glob("??/*.rgb"))
 
 
 def _checksum(width: int, height: int, pixels: bytes | memoryview) -> int:

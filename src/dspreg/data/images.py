@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from dspreg.data.decode import decode_bytes, stamped_contents
+from dspreg.data.pixels import put_pixels, resize
 from dspreg.errors import DataError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from PIL.Image import Image
 
     from dspreg.data.cache import Cache
@@ -74,6 +77,16 @@ class Images(Sequence[tuple["Image", int]]):
             found = decode_bytes(self._contents(i), self.files[i])
             self.cache.write(self.hash(i), found)
         return found
+
+    def put_resized(self, i: int, out: NDArray[np.uint8]) -> None:
+        """Write the i-th image, resized to the size of `out` (3, size, size), to it; from the cache if it is there."""
+        if self.cache is not None and self.cache.read_resized(self.hash(i), out):
+            return
+        found = self.cache.read(self.hash(i)) if self.cache is not None else None
+        image = decode_bytes(self._contents(i), self.files[i]) if found is None else found
+        put_pixels(resize(image, out.shape[-1]), out)
+        if self.cache is not None:  # it alone: whoever only evaluates has no use for the original
+            self.cache.write_resized(self.hash(i), out)
 
     def _contents(self, i: int) -> bytes:
         """The bytes of the i-th file, which must be those of its hash, if that was taken."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dspreg.batches import Batch
+from dspreg.data.images import Images
 from dspreg.data.readers import iterate_batches
 from dspreg.data.sampling import draw_measure_batches, draw_training_batch
 from dspreg.data.transforms import Transform
@@ -41,15 +42,19 @@ class DomainSplit:
 
         The random numbers of each image are keyed by its position in the batch.
         """
-        pairs = [self.images[self.positions[i]] for i in chosen]
-        pixels = [self._pixels(image, *key, self.domain, place) for place, (image, _) in enumerate(pairs)]
-        return torch.stack(pixels), torch.tensor([label for _, label in pairs])
-
-    def _pixels(self, image: Image, *key: Key) -> Tensor:
-        if not self.transform.augment:
-            return self.transform.pixels(image)
-        with seeded(*key, "augment"):
-            return self.transform.pixels(image)
+        size, labels = self.transform.size, []
+        pixels = torch.empty((len(chosen), 3, size, size), dtype=torch.uint8)
+        for place, i in enumerate(chosen):
+            at, out = self.positions[i], pixels[place]
+            if isinstance(self.images, Images) and not self.transform.augment:
+                self.images.put_resized(at, out.numpy())
+                labels.append(self.images.labels[at])
+                continue
+            image, label = self.images[at]
+            labels.append(label)
+            with seeded(*key, self.domain, place, "augment") if self.transform.augment else nullcontext():
+                self.transform.put_pixels(image, out)
+        return pixels, torch.tensor(labels)
 
 
 @dataclass(frozen=True)

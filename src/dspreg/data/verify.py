@@ -23,6 +23,8 @@ from dspreg.io.text import align_columns, escape_terminal, join_few, plural
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from dspreg.data.cache import Cache
+
 Domain = Sequence[tuple["Image", int]]
 TOGETHER = 256  # images handed to the threads at a time, so that a large data set makes no long queue
 WIDE = 12  # classes that still fit side by side
@@ -130,7 +132,9 @@ class Look(NamedTuple):
     fault: str | None
 
 
-def verify(dataset: DomainDataset, progress: Callable[[int, int], None] | None = None) -> Verification:
+def verify(
+    dataset: DomainDataset, progress: Callable[[int, int], None] | None = None, cache: Cache | None = None
+) -> Verification:
     """Decode everything, count it, and compare it with what is published and with itself.
 
     A bad image is named and the next one looked at.
@@ -138,6 +142,7 @@ def verify(dataset: DomainDataset, progress: Callable[[int, int], None] | None =
     Args:
         dataset: Of image files, or any other.
         progress: Is called with the number of images done and of all.
+        cache: Where images of files are put, since they have been decoded. It is not read.
     """
     started = time.monotonic()
     domains = {name: dataset.domain(name) for name in dataset.domains}
@@ -147,7 +152,7 @@ def verify(dataset: DomainDataset, progress: Callable[[int, int], None] | None =
     equal: dict[str, list[tuple[str, str]]] = defaultdict(list)
     with ThreadPoolExecutor(THREADS) as pool:
         for name, domain in domains.items():
-            for i, look in _looks(pool, domain):
+            for i, look in _looks(pool, domain, cache):
                 done += 1
                 image = domain.names[i] if isinstance(domain, Images) else f"{name}[{i}]"
                 fault = look.fault or _wrong_label(look, len(dataset.classes))
@@ -182,6 +187,7 @@ def check_once(
     dataset: DomainDataset,
     fingerprints: Iterable[str],
     progress: Callable[[int, int], None] | None = None,
+    cache: Cache | None = None,
 ) -> None:
     """Decode all files of a data set before the first training on it, unless the same files were found sound before.
 
@@ -191,14 +197,15 @@ def check_once(
         dataset: What is trained on.
         fingerprints: Of its domains, in their order.
         progress: Is called with the number of images done and of all.
+        cache: Where the decoded images are kept, if anywhere.
 
     Raises:
         DataError: Some can't be decoded; names the first and how to see all.
     """
-    stamp = stamps() / hashlib.sha256("".join(fingerprints).encode()).hexdigest()
-    if stamp.exists():
+    fingerprints = list(fingerprints)
+    if _stamp(fingerprints).exists():
         return
-    found = verify(dataset, progress)
+    found = verify(dataset, progress, cache)
     if found.bad:
         named = "\n".join(f"  {bad.image}: {bad.reason}" for bad in found.bad[:NAMED])
         more = f"\n  and {len(found.bad) - NAMED} more" if len(found.bad) > NAMED else ""
@@ -206,9 +213,19 @@ def check_once(
             f"{plural(len(found.bad), 'image')} of {dataset.name} can't be used:\n{named}{more}\n"
             f"Mend or remove them; `dspreg data verify` names all of them"
         )
+    mark_sound(fingerprints)
+
+
+def mark_sound(fingerprints: Iterable[str]) -> None:
+    """Remember that `check_once` need not look at the domains with these fingerprints."""
+    stamp = _stamp(fingerprints)
     with suppress(OSError):  # a reminder, nothing more: without it the images are looked at again next time
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.touch()
+
+
+def _stamp(fingerprints: Iterable[str]) -> Path:
+    return stamps() / hashlib.sha256("".join(fingerprints).encode()).hexdigest()
 
 
 def find_leaks(domains: Mapping[str, Domain], targets: Sequence[str]) -> Iterator[str]:
@@ -251,22 +268,24 @@ def stamps() -> Path:
     return Path(os.environ.get("DSPREG_CACHE") or Path.home() / ".cache" / "dspreg") / "sound"
 
 
-def _looks(pool: ThreadPoolExecutor, domain: Domain) -> Iterator[tuple[int, Look]]:
+def _looks(pool: ThreadPoolExecutor, domain: Domain, cache: Cache | None) -> Iterator[tuple[int, Look]]:
     def look(i: int) -> Look:
-        return _look_at_file(domain, i) if isinstance(domain, Images) else _look_at_item(domain, i)
+        return _look_at_file(domain, i, cache) if isinstance(domain, Images) else _look_at_item(domain, i)
 
     for start in range(0, len(domain), TOGETHER):
         at = range(start, min(start + TOGETHER, len(domain)))
         yield from zip(at, pool.map(look, at), strict=True)
 
 
-def _look_at_file(images: Images, i: int) -> Look:
+def _look_at_file(images: Images, i: int, cache: Cache | None) -> Look:
     """From the file itself, never from a cache: a cached image says nothing about its file."""
     sha = None
     try:
         content = contents(images.files[i])
         sha = hashlib.sha256(content).hexdigest()
-        decode_bytes(content, images.files[i])
+        image = decode_bytes(content, images.files[i])
+        if cache is not None and not cache.contains(sha):
+            cache.write(sha, image)
     except BadImage as error:
         return Look(images.labels[i], sha, error.reason)
     return Look(images.labels[i], sha, None)

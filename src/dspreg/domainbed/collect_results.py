@@ -51,22 +51,28 @@ def read_records(folder: Path) -> list[Record]:
         names = os.listdir(folder)
     except OSError as error:
         raise ConfigError(f"{folder} can't be listed: {error.strerror}. Give the --output_dir of a sweep") from error
-    records: list[Record] = []
-    for name in names:
-        path = folder / name / "results.jsonl"
-        try:
-            lines = read_regular_file(path, limit=LARGEST, follow=True).decode().split("\n")
-        except OSError:  # a file among the folders, or a job that has not recorded yet
-            continue
-        except UnicodeDecodeError as error:
-            raise IntegrityError(f"{path} is not text: {error}") from error
-        if lines.pop():
-            raise IntegrityError(f"{path} ends in the middle of a line; cut that line off, or remove the folder")
-        found = [_parse(path, number, line) for number, line in enumerate(lines, 1)]
-        for number, record in enumerate(found, 1):
-            check_record(f"{path}, line {number}", record)
-        records += found
-    return records
+    return [record for name in names for record in read_job(folder / name) or ()]
+
+
+def read_job(folder: Path) -> list[Record] | None:
+    """The records of one job, checked; None where there are none: a file among the folders, or a job just begun.
+
+    Raises:
+        IntegrityError: As in `read_records`.
+    """
+    path = folder / "results.jsonl"
+    try:
+        lines = read_regular_file(path, limit=LARGEST, follow=True).decode().split("\n")
+    except OSError:
+        return None
+    except UnicodeDecodeError as error:
+        raise IntegrityError(f"{path} is not text: {error}") from error
+    if lines.pop():
+        raise IntegrityError(f"{path} ends in the middle of a line; cut that line off, or remove the folder")
+    found = [_parse(path, number, line) for number, line in enumerate(lines, 1)]
+    for number, record in enumerate(found, 1):
+        check_record(f"{path}, line {number}", record)
+    return found
 
 
 def _parse(path: Path, number: int, line: str) -> Any:

@@ -14,6 +14,7 @@ from dspreg.data.loader import XY, DomainSplit
 from dspreg.data.readers import iterate_batches
 from dspreg.devices import send
 from dspreg.errors import ConfigError, DataError
+from dspreg.networks.batch_norm import estimating_statistics, norms_with_statistics
 from dspreg.randomness import generator
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.model import Model
@@ -33,29 +34,25 @@ def adapted(model: Model, part: DomainSplit, *, size: int, device: str = "cpu", 
         device: Where the model is.
         workers: Processes that read images.
     """
-    norms = batch_norms(model)
-    kept = [norm.momentum for norm in norms]
+    batch_norms(model)
     batches = Shuffled(part, size)
     with evaluation_mode(model):  # gives every buffer back
         try:
-            for norm in norms:
-                norm.reset_running_stats()
-                norm.momentum = None  # the average of all batches
-                norm.training = True  # its own flag: `train()` of a featurizer with frozen batch norm would not set it
-            with torch.no_grad(), closing(iterate_batches(batches, range(len(batches)), workers)) as read:
+            with (
+                estimating_statistics(model),
+                torch.no_grad(),
+                closing(iterate_batches(batches, range(len(batches)), workers)) as read,
+            ):
                 for x, _ in read:
                     model(part.transform.normalise(send(x, device)))
         except ValueError as error:  # torch's, of batch norm
             raise DataError(f"{len(part)} images are too few to adapt on ({error}); do without --adapt bn") from error
-        finally:
-            for norm, momentum in zip(norms, kept, strict=True):
-                norm.momentum, norm.training = momentum, False
         yield
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
     """Those that keep statistics, or a ConfigError."""
-    found = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    found = norms_with_statistics(model)
     if not found:
         raise ConfigError("the model has no batch norm, so that there is nothing for --adapt bn to adapt; leave it out")
     return found

@@ -6,7 +6,7 @@ import reprlib
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,8 +154,16 @@ def evaluate_run(
 
 
 def split_source(trained: RunDescription, images: Sequence[Any], source: str) -> tuple[list[int], list[int]]:
-    """Positions of the images of a source domain that training saw, and of those that were held out."""
-    return split_domain(images, trained.config, trained.domains.index(source))
+    """Positions of the images of a source domain that training saw, and of those that were held out.
+
+    Of a soup, those that a member saw, and those that all members held out.
+    """
+    position, config = trained.domains.index(source), trained.config
+    (seen, out), *others = [split_domain(images, replace(config, trial=t), position) for t in trained.trials]
+    for inside, _ in others:
+        more = set(inside)
+        seen, out = seen + [i for i in out if i in more], [i for i in out if i not in more]
+    return seen, out
 
 
 def _part(

@@ -7,12 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.data.transforms import Transform
-from dspreg.errors import ConfigError, IntegrityError
 from dspreg.inference.stored_model import load_model_file
-from dspreg.runs.folder import RunFolder
-from dspreg.runs.schema import check_run
-from dspreg.runs.status import FAILURE, read_failure
-from dspreg.training.finalize import model_path_at
+from dspreg.runs.model_file import model_file
 from dspreg.training.model import Model
 
 
@@ -35,28 +31,6 @@ def load(
         The model in evaluation mode, with `model.classes`, and a function from a PIL image to a (3, H, W) tensor.
     """
     return load_model_file(model_file(run, which), device, trust)
-
-
-def model_file(run: str | Path, which: str = "selected") -> Path:
-    """Where a finished run keeps a model; every file of the run is verified."""
-    folder = RunFolder(run)
-    check_run(folder.path, folder.contents())
-    result = folder.result()
-    if result is None:
-        failure = read_failure(folder / FAILURE)
-        if failure is not None:
-            raise ConfigError(f"{folder.path} failed and has no model: {failure.reason}")
-        raise ConfigError(f"{folder.path} is not finished; run its train command again to finish it")
-    name = model_path_at(int(which)) if which.isdecimal() else f"{which}.safetensors"
-    path = folder / name
-    if path.exists() and name not in result["files"]:
-        raise IntegrityError(f"{path} does not belong to the run: result.json does not name it")
-    if not path.exists():
-        steps = ", ".join(str(int(each.stem.removeprefix("step-"))) for each in sorted((folder / "models").glob("*")))
-        there = [name for name in ("selected", "last") if (folder / f"{name}.safetensors").exists()]
-        kept = ", ".join(there + ([f"the steps {steps}"] if steps else [])) or "none: it was trained with --keep none"
-        raise ConfigError(f"{folder.path} kept no model {which!r}. It has {kept}")
-    return path
 
 
 def step_of(result: Mapping[str, Any], which: str) -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, cast
 
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.config.options import MOST, format_limit, reason_against
-from dspreg.config.train_config import Execution
-from dspreg.errors import ConfigError, Notice
+from dspreg.config.train_config import AUTO, CHANNELS_FIRST, Execution, TrainConfig, resolve_config
+from dspreg.errors import ConfigError, DspregError, Notice
 from dspreg.io.importing import import_object
 from dspreg.io.text import did_you_mean, shorten
 from dspreg.launch.progress import SweepProgress
@@ -21,6 +22,8 @@ from dspreg.protocol.sweep_file import Sweep
 from dspreg.runs.run import Run
 from dspreg.runs.status import RunState
 from dspreg.runs.store import RunStore
+
+LOOKED_AT = 100  # runs of a store, for how those of earlier sweeps were begun
 
 
 class Launcher(Protocol):
@@ -109,8 +112,9 @@ def sweep(
             launcher = make_launcher(launcher, jobs=jobs)
         elif jobs is not None:
             raise ConfigError(f"jobs={jobs} is for a launcher given by name; give it to {type(launcher).__name__}")
-        execution = launcher.setup(resolve_sweep(execution or Execution(), every))
         store = store if isinstance(store, RunStore) else RunStore(store)
+        execution = keep_layout(execution or Execution(), every, store)
+        execution = probe_layout(launcher.setup(resolve_sweep(execution, every)), every)
         store.make()
         store.plan(every)
 
@@ -124,16 +128,41 @@ def sweep(
 
 
 def resolve_sweep(execution: Execution, runs: Iterable[Run]) -> Execution:
-    """Where what is here has no double precision: a device on which all runs of the sweep can be trained.
+    """Where what is here has no double precision: a device on which all runs of the sweep can be trained. With
+    `compile`, that all of them can be.
 
     Elsewhere `auto` is left to the launcher, since a cluster may have what this machine has not.
     """
     from dspreg.devices import lacks_float64
     from dspreg.training.experiment import resolve_execution
 
-    if not lacks_float64(execution.device):
+    if not lacks_float64(execution.device) and not execution.compile:
         return execution
     return resolve_execution(execution, *(run.algorithm for run in runs))
+
+
+def keep_layout(execution: Execution, runs: Sequence[Run], store: RunStore) -> Execution:
+    """With the memory layout of runs begun before, if it is `auto`, so that all of the sweep can be compared."""
+    found = set()
+    for run in runs[:LOOKED_AT] if execution.layout == AUTO else ():
+        with suppress(DspregError):
+            found.add(store.folder(run).description()["environment"].get("layout", CHANNELS_FIRST))
+    return replace(execution, layout=found.pop()) if len(found) == 1 else execution
+
+
+def probe_layout(execution: Execution, runs: Sequence[Run]) -> Execution:
+    """With one memory layout for all runs, if it is still `auto`: what a probe of the first run's network finds."""
+    if execution.layout != AUTO or not runs:
+        return execution
+    from dspreg.data.registry import open_dataset
+    from dspreg.training.experiment import threads
+    from dspreg.training.fastest import choose_layout
+
+    try:
+        data = open_dataset(runs[0].dataset, execution.root, runs[0].name)
+    except DspregError:  # as every run will say
+        return execution
+    return choose_layout(execution, resolve_config(TrainConfig.of(runs[0].settings()), data), threads(execution))
 
 
 def list_runs(plan: Sweep, execution: Execution) -> list[Run]:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dspreg.config.train_config import Execution
+from dspreg.config.train_config import CHANNELS_FIRST, Execution
 from dspreg.data.registry import ROOT
 from dspreg.devices import AUTO
 from dspreg.errors import ConfigError, IntegrityError, InUse
@@ -62,6 +62,8 @@ class RayLauncher:
         require_cluster(self.address)
         if execution.device.startswith("cuda:"):
             raise ConfigError(f"--device {execution.device}: Ray assigns GPUs to runs. Give --device cuda")
+        if execution.layout == AUTO:  # a probe here would say nothing about the cluster
+            execution = replace(execution, layout=CHANNELS_FIRST)
         return execution if execution.device == AUTO else fill_for_cluster(execution)
 
     def launch(

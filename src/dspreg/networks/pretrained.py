@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dspreg.errors import ConfigError
 from dspreg.networks.backbones import SmallCNN
@@ -27,6 +28,7 @@ from dspreg.networks.weights import ExpectedWeights, Weights, read_weights
 from dspreg.randomness import untouched
 
 NO_WEIGHTS = Weights("none", "none", None)
+NEED_THEIR_INPUT = (nn.Hardtanh, nn.Hardswish, nn.SiLU)  # for a gradient; ReLU6 is a Hardtanh
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Backbone:
     mean: tuple[float, float, float]  # of the images it expects, per channel
     std: tuple[float, float, float]
     weights: Weights
+    has_batch_norm: bool = False
 
 
 class TimmFeaturizer(Featurizer):
@@ -52,6 +55,9 @@ class TimmFeaturizer(Featurizer):
         self.model = model
         self.dropout = nn.Dropout(dropout)
         self.frozen_bn = frozen_bn
+        for module in model.modules():
+            if isinstance(module, NEED_THEIR_INPUT):
+                module.inplace = False  # autograd would copy what they overwrite; the numbers are the same
         self.train()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -112,14 +118,15 @@ def make_backbone(
 
     width = width_of(model, name, image_size)
     mean, std = normalisation(model)
+    norm = any(isinstance(module, _BatchNorm) for module in model.modules())
 
     def from_scratch() -> Featurizer:
         return TimmFeaturizer(create_backbone(name, image_size), width, dropout, frozen_bn)
 
     if source is NO_WEIGHTS:
-        return Backbone(name, from_scratch, mean, std, source)
+        return Backbone(name, from_scratch, mean, std, source, norm)
     template = TimmFeaturizer(model, width, dropout, frozen_bn)
-    return Backbone(name, lambda: deepcopy(template), mean, std, source)
+    return Backbone(name, lambda: deepcopy(template), mean, std, source, norm)
 
 
 def size_of(name: str, image_size: int, classes: int) -> int:

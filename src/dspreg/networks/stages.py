@@ -25,6 +25,20 @@ def early_stages(featurizer: Featurizer) -> tuple[str, ...]:
     return tuple(name for name, _ in featurizer.named_modules() if name.rpartition(".")[2] in ("layer1", "layer2"))
 
 
+def map_stages(featurizer: Featurizer) -> tuple[str, ...]:
+    """Names of the modules that end a stage of feature maps, the stem left out; none if they are not known by name.
+
+    Of timm's models those at a quarter of the image's side or less, and the four of ResNets of any origin.
+    """
+    if model := timm_model(featurizer):
+        reductions = {each["reduction"] for each in model.stages}
+        if len(reductions) == 1:
+            return ()  # a transformer: tokens
+        return tuple(model.name(each) for each in model.stages if each["reduction"] >= min(EARLY))
+    names = [f"layer{i}" for i in range(1, 5)]
+    return tuple(name for name, _ in featurizer.named_modules() if name.rpartition(".")[2] in names)
+
+
 def channels_at(featurizer: Featurizer, place: str) -> int | None:
     """How many channels the map there has, where timm says so."""
     model = timm_model(featurizer)

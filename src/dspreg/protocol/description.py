@@ -24,6 +24,7 @@ class RunDescription:
         weights: Where the network's weights come from, with their SHA-256.
         environment: Versions, threads and device, of which the result's bits depend.
         where: Paths, the spec as the user wrote it, and how it was run. No part of the id.
+        soup: Where it was not trained but averaged from other runs: which, and how.
         id: The result id; empty before there is a folder.
     """
 
@@ -35,6 +36,7 @@ class RunDescription:
     weights: Mapping[str, Any]
     environment: Mapping[str, Any]
     where: Mapping[str, Any] = field(default_factory=dict)
+    soup: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -50,6 +52,7 @@ class RunDescription:
             "weights": dict(self.weights),
             "environment": dict(self.environment),
             "where": dict(self.where),
+            **({"soup": dict(self.soup)} if self.soup else {}),
         }
 
     @classmethod
@@ -65,6 +68,7 @@ class RunDescription:
             weights=value["weights"],
             environment=value["environment"],
             where=value.get("where", {}),
+            soup=value.get("soup", {}),
             id=value.get("id", ""),
         )
 
@@ -72,6 +76,11 @@ class RunDescription:
     def config(self) -> TrainConfig:
         """The settings as a configuration."""
         return TrainConfig.of(self.settings)
+
+    @property
+    def trials(self) -> tuple[int, ...]:
+        """Whose splits decide which images it was trained on: several, where runs of several were averaged."""
+        return tuple(self.soup.get("trials", (self.settings["trial"],)))
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -191,7 +191,8 @@ class RunFolder:
         if changes:
             lines = "\n".join(f"  {name}: {_brief(was)} → {_brief(now)}" for name, was, now in changes)
             environment = all(name.startswith("environment") for name, _, _ in changes)
-            device = next((f" (--device {was})" for name, was, _ in changes if name == "environment.device"), "")
+            flags = [_flag(name.removeprefix("environment."), was) for name, was, _ in changes]
+            device = f" ({' '.join(filter(None, flags))})" if any(flags) else ""
             way = (
                 f"results would not be bitwise identical. Restore the environment{device}, or resume with "
                 "--allow-changed-environment"
@@ -456,6 +457,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go)
 
 
+def _flag(name: str, was: Any) -> str:
+    """The flag that gives a training the environment it began in; empty where there is none."""
+    if name == "compile":
+        return "--compile" if was else "without --compile"
+    if name == "layout":
+        return f"--layout {was or 'channels-first'}"  # what was before there was a choice is not recorded
+    return f"--{name} {was}" if name in ("device", "threads") else ""
+
+
 def _brief(value: Any) -> str:
     """A value in short; the start of a SHA-256 is enough to see that it changed."""
     return value[:8] + "…" if isinstance(value, str) and len(value) == 64 else repr(value)
@@ -471,10 +481,18 @@ def essence(described: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in described.items() if k not in ("id", "where")}
 
 
+def _rows(value: Any) -> bool:
+    """Whether it is a list of objects, such as the members of a soup."""
+    return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
+
+
 def differences(was: Any, now: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Every leaf that differs, by its dotted name."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         for key in sorted({*was, *now}):
             yield from differences(was.get(key), now.get(key), f"{name}.{key}".lstrip("."))
+    elif _rows(was) and _rows(now) and len(was) == len(now):
+        for number, (before, after) in enumerate(zip(was, now, strict=True)):
+            yield from differences(before, after, f"{name}[{number}]")
     elif was != now:
         yield name, was, now

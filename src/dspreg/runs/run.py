@@ -21,7 +21,7 @@ from dspreg.config.train_config import TRAIN_OPTIONS, Execution
 from dspreg.errors import ConfigError
 from dspreg.io.atomic_files import canonical_json, sha256
 from dspreg.io.text import did_you_mean
-from dspreg.specs import shortest_spec
+from dspreg.specs import shortest_spec, without_locations
 
 OWN = ("dataset", "targets", "algorithm", "protocol", "trial", "draw")  # fields of a Run that TrainConfig has, too
 FURTHER = tuple(name for name in TRAIN_OPTIONS if name not in OWN)
@@ -85,7 +85,7 @@ class Run:
         return {
             "dataset": f"{ref.kind}:{self.data_name}" if ref.is_path else self.dataset,
             "targets": sorted(self.targets),
-            "algorithm": self.algorithm,
+            "algorithm": without_locations(self.algorithm),
             "protocol": self.protocol,
             "trial": self.trial,
             "draw": self.draw,
@@ -104,7 +104,8 @@ class Run:
         return hash(self.id)
 
     def __str__(self) -> str:
-        return f"{self.algorithm} on {self.data_name} → {', '.join(self.targets)}, trial {self.trial}, draw {self.draw}"
+        where = f"{self.data_name} → {', '.join(self.targets)}"
+        return f"{without_locations(self.algorithm)} on {where}, trial {self.trial}, draw {self.draw}"
 
     # Conversions.
 

@@ -23,7 +23,7 @@ FORMAT = "dspreg.result/1"
 WHOLE = 2**63  # whole numbers are below: larger ones count nothing, and overflow what they are put into
 FINITE = sys.float_info.max  # 10**400 is finite, too, and no float
 LONGEST = 4_096  # characters of a name, a spec or a version
-MOST_DOMAINS, MOST_CLASSES, MOST_ENVIRONMENTS = 10_000, 1_000_000, 10_000
+MOST_DOMAINS, MOST_CLASSES, MOST_ENVIRONMENTS, MOST_MEMBERS = 10_000, 1_000_000, 10_000, 10_000
 QUOTED = ("step", "validation", "accuracy")  # what result.json repeats of a record
 SETTINGS = TRAIN_OPTIONS.keys() - {"same_draws", "targets"}  # the first runs had one way to draw; targets are a list
 
@@ -75,6 +75,7 @@ def check_description(file: str, described: Mapping[str, Any]) -> None:
         if not (weights.get(name) is None or _is_text(weights[name])):
             _refuse(file, f"weights.{name}", weights[name], TEXT)
     _check_environment(file, "environment", environment)
+    _check_soup(file, described.get("soup"))
     where = _object(file, "where", described.get("where", {}))
     if not _is_text(where.get("algorithm", "")):
         _refuse(file, "where.algorithm", where["algorithm"], TEXT)
@@ -93,6 +94,25 @@ def _check_settings(file: str, settings: dict[str, Any], domains: Collection[str
     for name in _names(file, "settings.targets", settings.get("targets"), 0, len(domains) - 1):
         if name not in domains:
             _refuse(file, "settings.targets", name, f"one of the domains {BRIEF.repr([*domains])}")
+
+
+def _check_soup(file: str, soup: Any) -> None:
+    """Which runs were averaged; most were trained, and have none."""
+    if soup is None:
+        return
+    trials = _object(file, "soup", soup).get("trials")
+    if type(trials) is not list or not 1 <= len(trials) <= MOST_MEMBERS:
+        _refuse(file, "soup.trials", trials, f"a list of 1 to {MOST_MEMBERS:,} trials")
+    for trial in trials:
+        if not is_count(trial) or _wanted("trial", trial):
+            _refuse(file, "soup.trials", trial, TRAIN_OPTIONS["trial"].range)
+    members = soup.get("members")
+    if type(members) is not list or not 1 <= len(members) <= MOST_MEMBERS:
+        _refuse(file, "soup.members", members, f"a list of 1 to {MOST_MEMBERS:,} runs")
+    for number, each in enumerate(members):
+        for name in ("run", "which", "sha256"):
+            if not _is_text(_object(file, f"soup.members[{number}]", each).get(name)):
+                _refuse(file, f"soup.members[{number}].{name}", each.get(name), TEXT)
 
 
 def check_records(file: str, records: Sequence[Any], described: Mapping[str, Any]) -> None:

@@ -228,7 +228,10 @@ def report(stack: Algorithm) -> None:
     """An evaluation, with figures that differ from step to step and from domain to domain."""
     domains, t = stack.task.domains, stack.t
     accuracy = {name: 1 / (2 + d + t % 3) for d, name in enumerate(domains)}
-    stack.stack.report_validation(SourceValidation(t - 1, accuracy, {n: 1 - a for n, a in accuracy.items()}))
+    validation = SourceValidation(t - 1, accuracy, {n: 1 - a for n, a in accuracy.items()})
+    for layer in stack.layers():
+        stack.stack.report_validation_below(layer, validation)
+    stack.stack.report_validation(validation)
 
 
 def predicts_what_is_saved(make: Make, problem: Problem) -> None:

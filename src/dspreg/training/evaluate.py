@@ -13,7 +13,7 @@ from torch import Tensor
 from dspreg.algorithms.base import Algorithm
 from dspreg.data.loader import DomainSplit, SequentialBatches
 from dspreg.data.readers import iterate_batches
-from dspreg.devices import send
+from dspreg.devices import read_numbers, send, widest_float
 from dspreg.precision import full_precision
 from dspreg.randomness import Key
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
@@ -26,28 +26,43 @@ class Tally:
     Training selects models by them. `inference.metrics.Scores`, of `dspreg evaluate`, also counts classes and
     confidences, and refuses outputs that are not finite. Here such outputs are wrong predictions: a target that
     diverges must not end a training.
+
+    Attributes:
+        correct: Images. While they are counted this and what follows are scalars on the device, for nobody to wait for.
+        total: Images.
+        finite: Whether every logit was finite.
+        cross_entropy: Summed over images, if requested.
     """
 
-    correct: int = 0
+    correct: int | Tensor = 0
     total: int = 0
-    finite: bool = True  # whether every logit was finite
-    cross_entropy: float = 0.0  # summed over images, if requested
+    finite: bool | Tensor = True
+    cross_entropy: float | Tensor = 0.0
 
     @property
     def accuracy(self) -> float:
-        return self.correct / self.total
+        return int(self.correct) / self.total
 
     @property
     def loss(self) -> float:
-        return self.cross_entropy / self.total
+        return float(self.cross_entropy) / self.total
 
     def counting(self, logits: Tensor, y: Tensor, *, losses: bool = False) -> Tally:
         finite = logits.isfinite().all(dim=1)
-        hits = int(((logits.argmax(1) == y) & finite).sum())  # NaN is not a correct prediction
-        loss = float(F.cross_entropy(logits.cpu().double(), y.cpu(), reduction="sum")) if losses else 0.0
-        return Tally(
-            self.correct + hits, self.total + len(y), self.finite and bool(finite.all()), self.cross_entropy + loss
-        )
+        hits = ((logits.argmax(1) == y) & finite).sum()  # NaN is not a correct prediction
+        wide = logits.to(widest_float(logits.device))
+        loss = F.cross_entropy(wide, y, reduction="sum") if losses else 0.0
+        return Tally(self.correct + hits, self.total + len(y), finite.all() & self.finite, self.cross_entropy + loss)
+
+    @staticmethod
+    def read(tallies: Sequence[Tally]) -> list[Tally]:
+        """With numbers instead of scalars. The device is waited for once, however many batches were counted."""
+        scalars = [v for each in tallies for v in (each.correct, each.finite, each.cross_entropy)]
+        places = [place for place, value in enumerate(scalars) if isinstance(value, Tensor)]
+        numbers = dict(zip(places, read_numbers([t for t in scalars if isinstance(t, Tensor)]), strict=True))
+        found = [numbers.get(place, value) for place, value in enumerate(scalars)]
+        rows = zip(tallies, found[::3], found[1::3], found[2::3], strict=True)
+        return [Tally(int(hits), each.total, bool(finite), float(loss)) for each, hits, finite, loss in rows]
 
 
 def tallies(
@@ -80,7 +95,7 @@ def tallies(
         for p, logits, y in predicted:
             result[p] = result[p].counting(logits, y, losses=losses)
             pause()
-    return result
+    return Tally.read(result)
 
 
 def predictions(
@@ -101,4 +116,6 @@ def predictions(
     ):
         for (p, _), (x, y) in zip(order, read, strict=True):
             shown = batches.parts[p].transform.normalise(send(x, device))
-            yield p, algorithm.predict(shown), send(y, device)
+            with algorithm.stack.folding():
+                logits = algorithm.predict(shown)
+            yield p, logits, send(y, device)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,10 +19,12 @@ from dspreg import __version__
 from dspreg.algorithms import Algorithm, Task
 from dspreg.algorithms.registry import PUBLISHED, StackSpec
 from dspreg.config.defaults import search_seed
+from dspreg.config.options import MOST
 from dspreg.config.train_config import CHANNELS_LAST, Execution, TrainConfig, resolve_config
 from dspreg.data import DomainDataset
 from dspreg.data.base import labels_of
-from dspreg.data.cache import Kind, open_cache
+from dspreg.data.cache import open_cache
+from dspreg.data.cache_choice import choose_cache
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.images import Images
 from dspreg.data.loader import DomainSplit, MeasureSampler, TrainingSteps, reader_processes
@@ -36,6 +38,8 @@ from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.precision import LossScaler, autocast, check_precision
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
+from dspreg.training.compiling import compile_network, require_compilable, require_compiler
+from dspreg.training.fastest import choose_folding, choose_layout, describe_computation, keep_begun
 
 Progress = Callable[[int, int], None]
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # their versions may change results in the last bits
@@ -75,6 +79,11 @@ class Experiment:
         """Fingerprint of every domain; computed once, because it reads all files."""
         return {name: fingerprint(images, self.on_read) for name, images in self.images.items()}
 
+    def file_hashes(self) -> set[str]:
+        """SHA-256 of every image file."""
+        files = [each for each in self.images.values() if isinstance(each, Images) and self.fingerprints]
+        return {sha for each in files for sha in each.hashes}
+
     @cached_property
     def epoch(self) -> int:
         sizes = [len(self.splits[name][0]) for name in self.sources]
@@ -105,6 +114,9 @@ class Experiment:
             return make_adam(params, s, self.execution.device)
 
         algorithm = self.stack.build().setup(task, adam, self.execution.device)
+        algorithm.stack.folds_batch_norm = self.execution.fold_bn == "always"
+        if self.execution.compile:
+            compile_network(algorithm.net)
         if self.execution.precision == "fp16":
             algorithm.stack.scaler = LossScaler(self.execution.device)
         return algorithm
@@ -128,14 +140,10 @@ class Experiment:
         Source validation selects. The target's "in" split is reported; its "out" split is for oracle selection, and
         evaluated at the last step only.
         """
-        s = self.settings
-        chosen = []
-        for name in self.data.domains:
-            target = name in s.targets
-            for which in ("in", "out"):
-                if s.evaluate == "all" or which == ("in" if target else "out") or (target and last):
-                    shown = self.transform(s.augment_validation and not target)
-                    chosen.append((name, which, self.part(name, which, shown)))
+        s, chosen = self.settings, []
+        for name, which in evaluated_parts(self.data.domains, s, last=last):
+            shown = self.transform(s.augment_validation and name not in s.targets)
+            chosen.append((name, which, self.part(name, which, shown)))
         return chosen
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -184,6 +192,7 @@ def prepare_experiment(
     data: DomainDataset | None = None,
     on_read: Callable[[], None] = lambda: None,
     begun: str | None = None,
+    begun_in: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """Read the folders, split the domains, find the weights; every mistake is reported here, before any training.
 
@@ -195,6 +204,7 @@ def prepare_experiment(
         on_read: Called while files are hashed for their fingerprints; may raise.
         begun: The method in run.json of a training that is resumed. What was begun when another default held, which the
             spec leaves out, goes on with it.
+        begun_in: The environment in run.json. What is `auto` in `execution` goes on as it was begun.
     """
     config = TrainConfig.of(settings)
     if execution.domainbed_records:
@@ -218,7 +228,8 @@ def prepare_experiment(
     if len(targets) == len(data.domains):
         raise ConfigError(f"every domain of {data.name} is a target ({', '.join(targets)}); leave some to train on")
     execution = resolve_execution(execution, config.algorithm)
-    cache = open_cache(cast(Kind, execution.cache))
+    chosen = choose_cache(execution.cache, data, config.image_size)
+    execution, cache = replace(execution, cache=chosen.kind), open_cache(chosen.kind)
     images = {name: data.domain(name) for name in data.domains}
     splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
     check_splits(data, splits, config)
@@ -229,10 +240,16 @@ def prepare_experiment(
         dropout=config.dropout,
         frozen_bn=config.frozen_bn,
     )
+    if begun_in is not None:
+        execution = keep_begun(execution, begun_in)
+    else:
+        execution = choose_layout(choose_folding(execution, config, backbone), config, threads(execution))
     experiment = Experiment(config, execution, asked, stack, data, images, splits, backbone, on_read)
     files = [each for each in images.values() if isinstance(each, Images)]
+    if cache is not None and chosen.needed:
+        cache.make_room(chosen.needed, experiment.file_hashes())
     if execution.check_images == "once" and len(files) == len(images):  # others are in memory, or classes of the user
-        check_once(data, experiment.fingerprints.values(), progress)
+        check_once(data, experiment.fingerprints.values(), progress, cache)
     for each in files:
         each.cache = cache
     return experiment
@@ -241,7 +258,7 @@ def prepare_experiment(
 def resolve_stack(asked: StackSpec, config: TrainConfig) -> tuple[StackSpec, list[str]]:
     """The method with its options drawn and scaled for the run, and a sentence about each scaled option."""
     seed = search_seed(config.draw, config.trial, config.same_draws) if config.draw else None
-    return asked.resolve(seed=seed, steps=config.steps)
+    return asked.resolve(seed=seed, steps=config.steps, settings=asdict(config))
 
 
 def make_adam(params: Iterable[nn.Parameter], settings: TrainConfig, device: str) -> torch.optim.Adam:
@@ -260,15 +277,24 @@ def resolve_execution(execution: Execution, *algorithms: str) -> Execution:
     needs = lacks and any(measures_c(spec, execution) for spec in dict.fromkeys(algorithms))
     device = resolve_device(execution.device, float64=needs)
     check_precision(execution.precision, device)
+    if execution.compile:
+        for spec in dict.fromkeys(algorithms):
+            require_compilable(layers_of(StackSpec.parse(spec)), execution.precision)
+        require_compiler(device)
     return execution if device == execution.device else replace(execution, device=device)
 
 
 def measures_c(algorithm: str, execution: Execution) -> bool:
     """Whether c is measured in the training, by the method or for profiles: in double precision."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # given when the stack that is trained is built
-        layers = list(StackSpec.parse(algorithm).build().layers())
+    layers = layers_of(StackSpec.parse(algorithm))
     return execution.profile == "always" or any(getattr(layer, "uses_c", False) for layer in layers)
+
+
+def layers_of(stack: StackSpec) -> list[Algorithm]:
+    """The layers of a method, to look at: without a network, and without the notices given when it is trained."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        return list(stack.build().layers())
 
 
 def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list[int]]], config: TrainConfig) -> None:
@@ -287,6 +313,18 @@ def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list
                 Notice,
                 stacklevel=3,
             )
+
+
+def evaluated_parts(domains: Sequence[str], config: TrainConfig, *, last: bool) -> list[tuple[str, str]]:
+    """Domain and split of everything that one evaluation covers; see `Experiment.evaluation_parts`."""
+    return [
+        (name, which)
+        for name in domains
+        for which in ("in", "out")
+        if config.evaluate == "all"
+        or which == ("in" if name in config.targets else "out")
+        or (name in config.targets and last)
+    ]
 
 
 def randomness_key(data: str, config: TrainConfig) -> tuple[Key, ...]:
@@ -310,10 +348,9 @@ def split_domain(images: Sequence[Any], config: TrainConfig, position: int) -> t
 
 def environment(execution: Execution) -> dict[str, Any]:
     """What else results depend on, to the last bit."""
-    found: dict[str, Any] = {name: version(name) for name in PACKAGES}
-    if execution.layout == CHANNELS_LAST:  # the default is not recorded: older runs have no layout
-        found["layout"] = CHANNELS_LAST
-    return found | {
+    return {
+        **{name: version(name) for name in PACKAGES},
+        **describe_computation(execution),
         "dspreg": __version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -326,6 +363,13 @@ def environment(execution: Execution) -> dict[str, Any]:
 
 
 def threads(execution: Execution) -> int:
-    """As requested, or all cores that this process may use."""
+    """As requested, or as OMP_NUM_THREADS says, or all cores that this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return execution.threads or usable or 1
+    return execution.threads or threads_of_environment() or usable or 1
+
+
+def threads_of_environment() -> int | None:
+    """OMP_NUM_THREADS, which schedulers set to a job's share of the machine; of a list, "4,2", the first counts."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    number = int(given) if given.isdecimal() and len(given) < 10 else 0
+    return number if 0 < number <= MOST["threads"][0] else None

@@ -43,7 +43,7 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
         "targets": list(experiment.settings.targets),
         "environments": folder.description()["where"].get("environments", []),  # further ones that it was resumed in
         **{name: {k: by_step[t][k] for k in ("step", "validation", "accuracy")} for name, t in at.items()},
-        "refreshes": sum(1 for _ in folder.refreshes),
+        "refreshes": sum(each.get("event") == "refresh" for each in folder.refreshes),
     }
     folder.write("README.md", card(experiment, outcome).encode())
     folder.finish(outcome)
@@ -75,11 +75,6 @@ def description_of(experiment: Experiment, step: int) -> dict[str, Any]:
     built: dict[str, Any] = {name: getattr(s, name) for name in BUILT} | {"algorithm": experiment.stack.for_file()}
     built |= {"mean": b.mean, "std": b.std, "classes": list(experiment.data.classes)}
     return built | {"domains": list(experiment.sources), "step": step}
-
-
-def model_path_at(step: int) -> str:
-    """File of the model of an evaluated step, with `keep="all"`."""
-    return f"models/step-{step:08d}.safetensors"
 
 
 def card(experiment: Experiment, outcome: dict[str, Any]) -> str:

@@ -27,12 +27,13 @@ from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempt
 from dspreg.io.atomic_files import sha256
 from dspreg.precision import LEAST_SCALE, multiplying
 from dspreg.runs.folder import RunFolder
+from dspreg.runs.model_file import model_path_at
 from dspreg.runs.status import FAILURE, read_failure
 from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.evaluate import tallies
 from dspreg.training.experiment import Experiment, prepare_experiment, resolve_execution, threads
-from dspreg.training.finalize import finish_run, model_path_at, save_model
+from dspreg.training.finalize import finish_run, save_model
 from dspreg.training.model import saved_attributes_of, tensors_of
 from dspreg.training.records import TensorBoard, make_record, require_tensorboard
 from dspreg.training.state import START_PROFILE, Selected, State, StepLog, checksum
@@ -99,8 +100,9 @@ def train(
             between_batches()
 
         experiment = prepare_experiment(
-            config, execution, on_image, data=data, on_read=between_batches, begun=begun_method(folder)
-        )
+            config, execution, on_image, data=data, on_read=between_batches,
+            begun=begun_method(folder), begun_in=begun_environment(folder),
+        )  # fmt: skip
         algorithm = experiment.algorithm(between_batches, stop.check_waiting)  # its errors come before there is a run
         saved_attributes_of(algorithm)  # and so does the error of a layer whose prediction can't be saved
         described = experiment.description(plan).to_json()
@@ -118,10 +120,13 @@ def train(
         state = State(algorithm, folder)
         resume(state, checkpoints)
         on.on_train_start(experiment, state.t)
+        if state.t:
+            on.on_resume(list(folder.records))
         if (state.t == 0 and should_profile(state, execution)) or START_PROFILE in state.lost:
             on.on_phase("measuring c before training")
             first = state.algorithm if state.t == 0 else experiment.algorithm(between_batches, stop.check_waiting)
             write_start_profile(state, profile_stack(first).to_bytes())
+            on.on_phase("")
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
         steps = experiment.settings.steps
         saved = time.monotonic()
@@ -163,6 +168,12 @@ def begun_method(folder: RunFolder) -> str | None:
     """The method in run.json, if there is one; what else is wrong with that file `agree` will say."""
     settings = folder.description().get("settings") if (folder / "run.json").exists() else None
     return settings.get("algorithm") if isinstance(settings, dict) else None
+
+
+def begun_environment(folder: RunFolder) -> dict[str, Any] | None:
+    """The environment in run.json, if there is one."""
+    found = folder.description().get("environment") if (folder / "run.json").exists() else None
+    return found if isinstance(found, dict) else None
 
 
 @contextmanager
@@ -256,6 +267,7 @@ def evaluate(
     """Evaluate after the last step, select, and return the record."""
     started, s, t = time.perf_counter(), experiment.settings, state.t - 1
     chosen = experiment.evaluation_parts(last=state.t == s.steps)
+    validate_below(experiment, state, between_batches, on_wait)
     counted = tallies(
         state.algorithm,
         [part for _, _, part in chosen],
@@ -280,12 +292,47 @@ def evaluate(
         state.selected = Selected(t, validation, tensors_of(state.algorithm))
     if experiment.execution.keep == "all":
         save_model(experiment, state.folder, model_path_at(t), tensors_of(state.algorithm), t)
-    state.recorded = t
+    state.recorded, state.told = t, 0
     if state.t < s.steps:  # not after the last step: the model that was evaluated is the one to save
         sources = {name: accuracy[name]["out"] for name in experiment.sources}
         state.algorithm.stack.report_validation(SourceValidation(t, sources, loss))
         keep_events(state)
     return make_record(experiment, state, t, accuracy, validation, time.perf_counter() - started)
+
+
+def validate_below(
+    experiment: Experiment, state: State, between_batches: Callable[[], None], on_wait: Callable[[], None]
+) -> None:
+    """Tell layers that ask for it, before an evaluation, how what is below them predicts validation images.
+
+    The innermost first, since others may predict with what it changes. An evaluation may be stopped, and begins anew:
+    layers that were told before are not told again.
+    """
+    asking = [layer for layer in state.algorithm.layers() if overrides(type(layer), "before_evaluation")]
+    if not asking:
+        return
+    s, t = experiment.settings, state.t - 1
+    parts = [experiment.part(name, "out", experiment.transform(s.augment_validation)) for name in experiment.sources]
+    for layer in asking[::-1][state.told :]:
+        counted = tallies(
+            layer.base,
+            parts,
+            size=s.evaluation_batch,
+            key=(*experiment.key, t, "evaluate"),
+            device=experiment.execution.device,
+            workers=experiment.workers,
+            losses=True,
+            pause=between_batches,
+            on_wait=on_wait,
+        )
+        found = dict(zip(experiment.sources, counted, strict=True))
+        for domain, tally in found.items():
+            if not tally.finite:
+                raise Diverged(f"step {t}: the logits of {domain!r}, split 'out', are not finite", t)
+        accuracy, loss = ({n: getattr(tally, kind) for n, tally in found.items()} for kind in ("accuracy", "loss"))
+        state.algorithm.stack.report_validation_below(layer, SourceValidation(t, accuracy, loss))
+        state.told += 1
+        keep_events(state)
 
 
 def keep_events(state: State) -> None:

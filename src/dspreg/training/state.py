@@ -81,6 +81,7 @@ class State:
     sums: dict[str, list[float]] = field(default_factory=dict)  # the log since the last record: [sum, count]
     seconds: dict[str, list[float]] = field(default_factory=dict)  # the same for measured times
     recorded: int | None = None  # step of the last record
+    told: int = 0  # layers that `before_evaluation` was called of, for the evaluation that is next or under way
     selected: Selected | None = None
     lost: dict[str, str] = field(default_factory=dict)  # files to be made again, and the SHA-256 they had
     unread: list[tuple[StepLog, float]] = field(default_factory=list)  # steps whose log is on the device; their seconds
@@ -130,6 +131,7 @@ class State:
             "sums": self.sums,
             "seconds": self.seconds,
             "recorded": self.recorded,
+            **({"told": self.told} if self.told else {}),
             "selected": chosen and {"step": chosen.step, "validation": chosen.validation, "model": chosen.model},
             "records": self.folder.records.mark(),
             "refreshes": self.folder.refreshes.mark(),
@@ -153,6 +155,7 @@ class State:
         if scaler is not None and "scaler" in saved:  # not of a run that was in another precision before
             scaler.load_state_dict(saved["scaler"])
         self.sums, self.seconds, self.recorded = saved["sums"], saved["seconds"], saved["recorded"]
+        self.told = saved.get("told", 0)
         self.selected = Selected(**saved["selected"]) if saved["selected"] else None
         self.folder.written |= files
         if "where" in saved:

@@ -43,7 +43,7 @@ def train_step(algorithm: Algorithm, batches: Sequence[Batch], *, record: bool =
         domains = {batch.domain for batch in batches}
         buffers = scratch_buffers(algorithm.net) if domains <= seen else nullcontext()
         seen.update(domains)
-        with noise.replayed(), buffers:
+        with noise.replayed(), buffers, algorithm.stack.folding():
             return loss(algorithm(batches))
 
     objective = OutputObjective(evaluate, algorithm.loss)

@@ -1,0 +1,68 @@
+"""Whether decoded images are kept where nobody said so: `--cache auto`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from dspreg.data.base import DomainDataset
+from dspreg.data.cache import DISK_LIMIT, GIGABYTE, Kind, cache_directory, kept_bytes
+from dspreg.data.decode import BadImage, image_size
+from dspreg.data.images import Images
+
+SAMPLE = 64  # images whose size is looked at, spread over all
+
+
+@dataclass(frozen=True)
+class CacheChoice:
+    """Attributes:
+    kind: One of `none`, `disk` and `ram`.
+    reason: In a few words, where it was chosen here.
+    needed: Bytes of all images, where they were estimated.
+    """
+
+    kind: Kind
+    reason: str = ""
+    needed: int = 0
+
+
+def choose_cache(kind: str, dataset: DomainDataset, size: int) -> CacheChoice:
+    """What `auto` is for a data set here; any other kind is what it says.
+
+    `disk` for image files that are not small, if all of them, decoded and resized, take no more than 20 GB and half of
+    what is free on the cache's disk, and it can be written; `none` otherwise. Their size is estimated from 64 of them.
+
+    Args:
+        kind: `auto`, or another.
+        dataset: All its domains count: each of them may be a source or a target.
+        size: Height and width that images are resized to.
+    """
+    if kind != "auto":
+        return CacheChoice(cast(Kind, kind))
+    domains = [dataset.domain(name) for name in dataset.domains]
+    files = [file for images in domains if isinstance(images, Images) for file in images.files]
+    if dataset.small or not all(isinstance(images, Images) for images in domains):
+        return CacheChoice("none", "images are small, or in memory")
+    needed = round(len(files) * (mean_decoded_bytes(files) + 3 * size * size))
+    directory = cache_directory()
+    there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return CacheChoice("none", f"{directory} can't be written")
+    room = min(DISK_LIMIT, (shutil.disk_usage(there).free + kept_bytes(directory)) // 2)
+    amount = f"about {needed / GIGABYTE:.1f} of at most {room / GIGABYTE:.1f} GB"
+    return CacheChoice("disk" if needed <= room else "none", f"{amount} in {directory}", needed)
+
+
+def mean_decoded_bytes(files: list[Path]) -> float:
+    """Bytes of a decoded image, on average over some. What is no image does not count: reading it will say so."""
+    sizes = []
+    for file in files[:: max(1, len(files) // SAMPLE)]:
+        try:
+            width, height = image_size(file)
+        except BadImage:
+            continue
+        sizes.append(3 * width * height)
+    return sum(sizes) / len(sizes) if sizes else 0.0

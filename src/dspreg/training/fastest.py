@@ -1,0 +1,116 @@
+"""How a run computes what it computes: memory layout, and batch norm folded into convolutions or not.
+
+Both change results by rounding only, so they are part of a run's environment and not of its settings. `auto` becomes
+what a run was begun with. For a new run it is what is fastest here, and a short probe finds the layout.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import lru_cache
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dspreg.config.train_config import CHANNELS_FIRST, CHANNELS_LAST, FOLDED, Execution, TrainConfig
+from dspreg.errors import Notice
+from dspreg.networks.fold_batch_norm import fold_batch_norm
+from dspreg.networks.pretrained import Backbone, make_backbone
+from dspreg.randomness import untouched
+
+SMALLEST = 64  # pixels: below, steps are short and either layout will do
+IMAGES, ROUNDS = 12, 3  # fewer images stay in the processor's cache, where both are alike
+SECONDS = 2.0  # of CPU time per thread; no further round after that
+PAYS = 0.95  # of the time on channels-first images
+
+
+def describe_computation(execution: Execution) -> dict[str, str | bool]:
+    """What an environment says of it. Where it is as it always was there is nothing to say: older runs have none."""
+    found = {"layout": CHANNELS_LAST} if execution.layout == CHANNELS_LAST else {}
+    folded = {"batch_norm": FOLDED} if execution.fold_bn == "always" else {}
+    return found | folded | ({"compile": True} if execution.compile else {})
+
+
+def keep_begun(execution: Execution, environment: Mapping[str, Any]) -> Execution:
+    """With `auto` replaced by what the environment of a run says."""
+    if execution.layout == "auto":
+        execution = replace(execution, layout=environment.get("layout", CHANNELS_FIRST))
+    if execution.fold_bn == "auto":
+        fold = "always" if environment.get("batch_norm") == FOLDED else "never"
+        execution = replace(execution, fold_bn=fold)
+    return execution
+
+
+def choose_folding(execution: Execution, config: TrainConfig, backbone: Backbone) -> Execution:
+    """With `auto` replaced for a run that has not begun: on a CPU in fp32, if the network has frozen batch norm."""
+    if execution.fold_bn != "auto":
+        return execution
+    fold = _pays_to_fold(execution) and config.frozen_bn and backbone.has_batch_norm
+    return replace(execution, fold_bn="always" if fold else "never")
+
+
+def choose_layout(execution: Execution, config: TrainConfig, threads: int) -> Execution:
+    """With `auto` replaced for a run that has not begun: on a CPU by a probe, elsewhere as it always was.
+
+    Args:
+        execution: With the device resolved.
+        config: With every option filled in.
+        threads: CPU threads of the run.
+    """
+    if execution.layout != "auto":
+        return execution
+    layout = CHANNELS_FIRST
+    if execution.device == "cpu" and config.model != "small-cnn" and config.image_size >= SMALLEST:
+        share = probe_layouts(config.model, config.image_size, config.frozen_bn, _pays_to_fold(execution), threads)
+        layout = CHANNELS_LAST if share < PAYS else CHANNELS_FIRST
+        if layout == CHANNELS_LAST:
+            says = f"{config.model} at {config.image_size} pixels takes {share:.2f} of the time so, by a short probe"
+            warnings.warn(f"--layout auto is {layout} here: {says}", Notice, stacklevel=2)
+    return replace(execution, layout=layout)
+
+
+def _pays_to_fold(execution: Execution) -> bool:
+    """Measured on CPUs; under autocast nothing is folded."""
+    plain = execution.device == "cpu" and execution.precision == "fp32"
+    return execution.fold_bn != "never" and plain and not execution.compile  # which fuses by itself
+
+
+@lru_cache
+def probe_layouts(model: str, image_size: int, frozen_bn: bool, fold: bool, threads: int) -> float:
+    """CPU time of a pass and its gradient on channels-last images, divided by that on channels-first ones.
+
+    1 for a network whose convolutions do not overlap, such as a transformer's patches.
+    """
+    with untouched():
+        net = make_backbone(model, weights="none", image_size=image_size, frozen_bn=frozen_bn).make()
+        images = torch.rand(IMAGES, 3, image_size, image_size)
+    if not any(isinstance(m, nn.Conv2d) and m.kernel_size != m.stride for m in net.modules()):
+        return 1.0
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        first, last = images, images.contiguous(memory_format=torch.channels_last)
+        gradient_seconds(net, first, fold)  # both once, to warm up
+        gradient_seconds(net, last, fold)
+        shares: list[float] = []
+        started = time.process_time()  # on a busy machine a round takes longer, and says no less
+        while len(shares) < ROUNDS and (not shares or time.process_time() - started < threads * SECONDS):
+            shares.append(gradient_seconds(net, last, fold) / gradient_seconds(net, first, fold))
+    finally:
+        torch.set_num_threads(before)
+    return median(shares)
+
+
+def gradient_seconds(net: nn.Module, images: Tensor, fold: bool) -> float:
+    """CPU time of a pass and its gradient."""
+    started = time.process_time()
+    with fold_batch_norm() if fold else nullcontext():
+        out = net(images).square().mean()
+    torch.autograd.grad(out, [p for p in net.parameters() if p.requires_grad], allow_unused=True)
+    return time.process_time() - started

@@ -1,0 +1,74 @@
+"""`--cache auto`: kept on disk where everything fits, by a rule that is worked out here by hand."""
+
+import shutil
+from collections import namedtuple
+
+import pytest
+
+from dspreg.data import Digits, Folder, cache_choice
+from dspreg.data.cache_choice import choose_cache
+from helpers.images import picture, small_tree
+
+Usage = namedtuple("Usage", "total used free")
+SIZE = 16
+EACH = 3 * 12 * 9 + 3 * SIZE * SIZE  # bytes of `picture()`, decoded and resized
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("DSPREG_CACHE", str(tmp_path / "cache"))
+    found = Folder(small_tree(tmp_path / "set"))
+    assert picture(0).size == (12, 9)
+    return found
+
+
+def free(monkeypatch, space):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, space))
+
+
+def total(folder):
+    return EACH * sum(len(folder.domain(name)) for name in folder.domains)
+
+
+def test_on_disk_if_all_take_half_of_what_is_free_at_most(folder, monkeypatch):
+    free(monkeypatch, 2 * total(folder))
+    chosen = choose_cache("auto", folder, SIZE)
+    assert (chosen.kind, chosen.needed) == ("disk", total(folder))
+    free(monkeypatch, 2 * total(folder) - 2)
+    assert choose_cache("auto", folder, SIZE).kind == "none"
+
+
+def test_what_the_cache_holds_counts_as_free(folder, monkeypatch, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "used").write_text(str(total(folder)))
+    free(monkeypatch, total(folder))
+    assert choose_cache("auto", folder, SIZE).kind == "disk"
+
+
+def test_never_more_than_the_limit(folder, monkeypatch):
+    monkeypatch.setattr(cache_choice, "DISK_LIMIT", total(folder) - 1)
+    chosen = choose_cache("auto", folder, SIZE)
+    assert chosen.kind == "none"
+    assert "about 0.0 of at most 0.0 GB" in chosen.reason
+
+
+def test_not_where_it_can_t_be_written(folder, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DSPREG_CACHE", str(tmp_path / "file" / "cache"))
+    assert choose_cache("auto", folder, SIZE).kind == "none"
+
+
+def test_not_for_small_images_or_those_in_memory(monkeypatch, tmp_path):
+    monkeypatch.setenv("DSPREG_CACHE", str(tmp_path / "cache"))
+    assert choose_cache("auto", Digits(), 28).kind == "none"
+
+
+def test_any_other_kind_is_what_it_says(folder, monkeypatch):
+    free(monkeypatch, 0)
+    assert [choose_cache(kind, folder, SIZE).kind for kind in ("none", "disk", "ram")] == ["none", "disk", "ram"]
+
+
+def test_what_is_no_image_is_left_to_the_reading(folder, monkeypatch):
+    folder.domain("art").files[0].write_bytes(b"no image")
+    free(monkeypatch, 10 * total(folder))
+    assert choose_cache("auto", folder, SIZE).needed == total(folder)
