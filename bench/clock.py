@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import json
 import math
-import os
 import subprocess
 import sys
 import time
@@ -67,6 +66,18 @@ def interval(values: list[float]) -> tuple[float, float]:
     return ordered[reach], ordered[n - 1 - reach]
 
 
+# By a small process in between: the system counts what its parent had in memory to the peak of a new process.
+STARTER = """
+import json, os, sys, time
+started = time.perf_counter()
+words = sys.argv[1:]
+output = [(os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+_, status, used = os.wait4(os.posix_spawn(words[0], words, os.environ, file_actions=output), 0)
+seconds = time.perf_counter() - started, used.ru_utime + used.ru_stime
+print(json.dumps([*seconds, used.ru_maxrss, os.waitstatus_to_exitcode(status)]))
+"""
+
+
 class ProcessCost(NamedTuple):
     """Of one process from its start to its end."""
 
@@ -77,13 +88,12 @@ class ProcessCost(NamedTuple):
 
 def measure_process(words: Sequence[str | Path], ends_with: Sequence[int] = (0,)) -> ProcessCost:
     """Run a command, without its output."""
-    started = time.perf_counter()
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in ends_with:
-        raise SystemExit(f"{' '.join(map(str, words))} ended with exit code {process.returncode}")
-    return ProcessCost(time.perf_counter() - started, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+    given = [sys.executable, "-S", "-c", STARTER, *map(str, words)]
+    done = subprocess.run(given, capture_output=True, text=True, check=True)
+    clock, processor, kilobytes, code = json.loads(done.stdout)
+    if code not in ends_with:
+        raise SystemExit(f"{' '.join(map(str, words))} ended with exit code {code}\n{done.stderr}")
+    return ProcessCost(clock, processor, kilobytes / 1024)
 
 
 def peak(script: Path, *arguments: str) -> tuple[float, float]:

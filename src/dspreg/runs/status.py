@@ -216,7 +216,7 @@ def _scan(store: RunStore, attempts: int) -> StoreStatus:
     # leases first: a run that ends after this line has written its files
     leases = {each.run: each for each in list_leases(store.path / "claims.db")}
     found = StoreStatus(store.planned_entries(), attempts)
-    begun, failed = _list_names(store.path / "runs"), _list_names(store.path / "failures")
+    begun, failed = _list_names(store.path / "runs"), _list_names(store.path / "failures")  # name → is it a folder
     place = f"{store.path}{os.sep}runs{os.sep}"
     finished = derive_state(finished=True)
     finished_summary = finished.summary(attempts)
@@ -225,7 +225,8 @@ def _scan(store: RunStore, attempts: int) -> StoreStatus:
         failure, damage = None, ""
         try:
             if there:
-                require_folder(folder[:-1])
+                if not begun[run]:
+                    require_folder(folder[:-1])
                 if holds_file(folder + "result.json"):
                     found.states[run], found.summaries[run] = finished, finished_summary
                     continue
@@ -248,11 +249,13 @@ def group_of(entry: Mapping[str, Any]) -> tuple[str, str]:
     return DatasetRef.parse(entry["dataset"]).data_name(entry.get("name")), entry["algorithm"]
 
 
-def _list_names(folder: Path) -> set[str]:
+def _list_names(folder: Path) -> dict[str, bool]:
+    """All names, and whether each is a folder and no link: the system says so with the name, for nothing."""
     try:
-        return set(os.listdir(folder))
+        with os.scandir(folder) as there:
+            return {each.name: each.is_dir(follow_symlinks=False) for each in there}
     except FileNotFoundError:  # a store that was just made
-        return set()
+        return {}
     except OSError as error:
         raise ResourceError(f"{folder} can't be read: {error.strerror}") from error
 
