@@ -227,6 +227,13 @@ def test_a_hostile_archive_leaves_nothing(case, tmp_path, monkeypatch):
     assert str(refused.value).isprintable()
 
 
+@pytest.mark.parametrize("case", ["tar: ../", "tar: a/../../", "tar: a/..", "zip: ../", "zip: folder ../"])
+def test_what_leads_up_is_refused_for_that(case, tmp_path):
+    (tmp_path / "archive").write_bytes(HOSTILE[case])
+    with pytest.raises(Refused, match="would lie outside of the folder it is unpacked into"):
+        unpack(tmp_path / "archive", tmp_path / "out")
+
+
 GOOD = [("d/c/1.jpg", b"one"), ("d/c/2.jpg", b""), ("d/Räume/3 (x).jpg", b"three" * 1000), ("x", b"y")]
 
 

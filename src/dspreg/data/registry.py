@@ -21,7 +21,7 @@ ROOT = "data"
 
 def dataset_names() -> list[str]:
     """The data sets that are known by name."""
-    return [Digits.name, *MNIST_SETS, *BENCHMARKS]
+    return [Digits.name, *BENCHMARKS, *MNIST_SETS]
 
 
 def dataset_class(text: str) -> type[DomainDataset] | None:
@@ -86,7 +86,7 @@ def dataset_table() -> str:
     for name, digits in MNIST_SETS.items():
         where = f"{name} --root DIR, with DIR/{digits.subfolder}"
         rows.append((name, str(len(digits.domains)), str(len(digits.classes)), "70,000", where))
-    rows.append(("the hub's", "any", "any", "any", "hf:owner/set, a data set of images on the Hugging Face hub"))
+    rows.append(("the hub's", "any", "any", "any", "hf:owner/set, on the Hugging Face hub"))
     rows.append(("your folders", "any", "any", "any", "folder:PATH, with PATH/domain/class/image.jpg"))
     rows.append(("your table", "any", "any", "any", "index:FILE.csv, with columns path,label,domain"))
     rows.append(("your class", "any", "any", "any", "my_data.Mine, a DomainDataset here or on PYTHONPATH"))
