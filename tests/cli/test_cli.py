@@ -22,7 +22,8 @@ def run(*arguments):
 
 def test_algorithms_are_listed_one_per_line(capsys):
     assert main(["algorithms"]) == 0
-    head, *lines, _, cost = capsys.readouterr().out.splitlines()
+    head, *lines, _, experimental, _, cost = capsys.readouterr().out.splitlines()
+    assert experimental == "experimental, and in no table: FisherTune"
     assert head.split() == ["cost", "changes"]
     assert [line.split()[0] for line in lines] == sorted((c.__name__ for c in CLASSES), key=str.lower)
     assert len(lines) >= 24

@@ -291,7 +291,7 @@ def test_a_data_set_must_be_given(values):
 
 def test_all_letters_are_in_no_name():
     """A guard for the loops above: they would test nothing if names were empty."""
-    assert len(OPTIONS) == 39
+    assert len(OPTIONS) == 40
     assert all(set(key) <= {*string.ascii_lowercase, "_"} for key in OPTIONS)
 
 

@@ -20,7 +20,7 @@ from dspreg.training.experiment import environment
 from dspreg.training.loop import train
 from dspreg.training.step import train_step
 
-REFUSED = {"DSPReg", "GMDG", "MIRO", "MixStyle"}
+REFUSED = {"DSPReg", "DomainDrop", "GMDG", "MIRO", "MixStyle"}
 FURTHER = ["DSPReg(engine='lookahead')", "DSPReg(engine='momentum')", "DSPReg(engine='lazy(2)')", "SAM+Fish"]
 CONFIG = {"dataset": "digits", "targets": ("print",), "algorithm": "ERM", "steps": 3, "batch_size": 4}
 

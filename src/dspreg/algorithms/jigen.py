@@ -96,10 +96,11 @@ class JiGen(Algorithm):
 def permutations(number: int) -> Tensor:
     """The tiles as they are, then so many orders, the same in every run. (number + 1, 9)"""
     random = generator("JiGen", "permutations")
-    pool = torch.stack([torch.randperm(GRID**2, generator=random) for _ in range(1000)])
-    chosen = [torch.arange(GRID**2)]
-    nearest = torch.full((len(pool),), GRID**2)
-    for _ in range(number):
-        nearest = torch.minimum(nearest, (pool != chosen[-1]).sum(1))
-        chosen.append(pool[int(nearest.argmax())])
-    return torch.stack(chosen)
+    with torch.device("cpu"):  # also where a network is made without memory, to compare its shapes
+        pool = torch.stack([torch.randperm(GRID**2, generator=random) for _ in range(1000)])
+        chosen = [torch.arange(GRID**2)]
+        nearest = torch.full((len(pool),), GRID**2)
+        for _ in range(number):
+            nearest = torch.minimum(nearest, (pool != chosen[-1]).sum(1))
+            chosen.append(pool[int(nearest.argmax())])
+        return torch.stack(chosen)
