@@ -86,6 +86,7 @@ bench: $(READY)  ## what everything costs, and how exact it is: an hour on one t
 	$(BIN)/python bench/leases.py
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/stores.py
+	for part in images parameters domains runs; do $(BIN)/python bench/scale.py --part $$part || exit; done
 	$(BIN)/python bench/algorithms.py
 	$(BIN)/python bench/algorithms.py --part digits --out build/digits
 ifdef DSPREG_ROOT

@@ -9,13 +9,15 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,25 @@ def interval(values: list[float]) -> tuple[float, float]:
     ordered, n = sorted(values), len(values)
     reach = max(0, math.floor((n - 1.96 * math.sqrt(n)) / 2)) if n > 5 else 0
     return ordered[reach], ordered[n - 1 - reach]
+
+
+class ProcessCost(NamedTuple):
+    """Of one process from its start to its end."""
+
+    clock: float  # seconds
+    processor: float  # seconds
+    megabytes: float  # at the peak
+
+
+def measure_process(words: Sequence[str | Path], ends_with: Sequence[int] = (0,)) -> ProcessCost:
+    """Run a command, without its output."""
+    started = time.perf_counter()
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode not in ends_with:
+        raise SystemExit(f"{' '.join(map(str, words))} ended with exit code {process.returncode}")
+    return ProcessCost(time.perf_counter() - started, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 
 def peak(script: Path, *arguments: str) -> tuple[float, float]:

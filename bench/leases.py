@@ -59,20 +59,24 @@ def fill(runs: Iterable[str], leases: Leases) -> None:
     connection.execute("COMMIT")
 
 
+def measure_rates(size: int) -> tuple[float, float, float, float]:
+    """Leases per second in a sweep of this size: median, lowest and highest; and looks per second."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [hashlib.sha256(b"%d" % n).hexdigest()[:16] for n in range(size)]  # ids are hashes: in no order
+        leases = Leases(Path(folder, "claims.db"))
+        fill(runs, leases)
+        found = [rate(runs, leases) for _ in range(ROUNDS)]
+        leases.close()
+        return median(found), min(found), max(found), median(rate_of_looks(Path(folder)) for _ in range(ROUNDS))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, nargs="+", default=SIZES)
     print(f"{'runs':>9}  {'leases/s':>9}  {'lowest':>7}  {'highest':>7}  {'looks/s':>9}")
     for size in parser.parse_args().runs:
-        with tempfile.TemporaryDirectory() as folder:
-            runs = [hashlib.sha256(b"%d" % n).hexdigest()[:16] for n in range(size)]  # ids are hashes: in no order
-            leases = Leases(Path(folder, "claims.db"))
-            fill(runs, leases)
-            found = [rate(runs, leases) for _ in range(ROUNDS)]
-            looks = median(rate_of_looks(Path(folder)) for _ in range(ROUNDS))
-            row = f"{size:>9,}  {median(found):>9,.0f}  {min(found):>7,.0f}  {max(found):>7,.0f}  {looks:>9,.0f}"
-            print(row, flush=True)
-            leases.close()
+        usual, low, high, looks = measure_rates(size)
+        print(f"{size:>9,}  {usual:>9,.0f}  {low:>7,.0f}  {high:>7,.0f}  {looks:>9,.0f}", flush=True)
 
 
 if __name__ == "__main__":

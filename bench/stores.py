@@ -1,4 +1,4 @@
-"""Seconds of `dspreg report` and `dspreg status` for stores of 100 to 10,000 runs of 18 records.
+"""Seconds and memory of `dspreg report` and `dspreg status` for stores of 100 to 10,000 runs of 18 records.
 
     python bench/stores.py
 
@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+from clock import ProcessCost, measure_process
 from many_runs import make, runs
 
 SIZES, TRAINED = (100, 1_000, 10_000), 20
@@ -33,15 +31,10 @@ STORES: dict[str, Callable[[int], str]] = {
 COMMANDS = {"all finished": ("report", "status"), "most finished": ("status",), "all cancelled": ("status",)}
 
 
-def timed(command: str, store: Path) -> tuple[float, float]:
-    """Seconds on the clock and of the processor."""
-    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    words = [sys.executable, "-m", "dspreg.cli", command, str(store)]
-    ended = subprocess.run(words, check=False, stdout=subprocess.DEVNULL)
-    if ended.returncode not in (0, 5):  # 5: some runs failed, as they should
-        raise SystemExit(f"{command} ended with exit code {ended.returncode}")
-    took, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def measure_command(command: str, store: Path) -> ProcessCost:
+    """Of `dspreg status` or `dspreg report`, the start of Python included."""
+    words = [sys.executable, "-m", "dspreg.cli", command, store]
+    return measure_process(words, ends_with=(0, 5))  # 5: some runs failed, as they should
 
 
 def main() -> None:
@@ -51,7 +44,7 @@ def main() -> None:
     given = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    print(f"{'runs':>7}  {'store':13}  {'command':7}  {'seconds':>7}  {'of the processor':>16}")
+    print(f"{'runs':>7}  {'store':13}  {'command':7}  {'seconds':>7}  {'of the processor':>16}  {'MB':>5}")
     for count in given.runs:
         for name, state in STORES.items():
             with tempfile.TemporaryDirectory() as folder:
@@ -62,9 +55,10 @@ def main() -> None:
                 for _ in range(TRAINED):
                     leases.acquire(started)
                 for command in COMMANDS[name]:
-                    found = [timed(command, store.path) for _ in range(given.rounds)]
-                    clock, processor = (median(each) for each in zip(*found, strict=True))
-                    print(f"{count:>7,}  {name:13}  {command:7}  {clock:>7.2f}  {processor:>16.2f}", flush=True)
+                    found = [measure_command(command, store.path) for _ in range(given.rounds)]
+                    clock, processor, high = (median(each) for each in zip(*found, strict=True))
+                    cost = f"{clock:>7.2f}  {processor:>16.2f}  {high:>5.0f}"
+                    print(f"{count:>7,}  {name:13}  {command:7}  {cost}", flush=True)
                 leases.close()
 
 

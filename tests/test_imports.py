@@ -31,6 +31,7 @@ TABLE = {
     # without torch: results can be read on any laptop
     "errors": Place(1, NUMPY),
     "io": Place(2, frozenset(), frozenset({"jinja2", "matplotlib", "numpy", "rich", "safetensors"})),
+    "download": Place(3, frozenset(), frozenset({"huggingface_hub"})),
     "specs": Place(3),
     "domainbed/seeds.py": Place(2),  # stands below the rest of its package: draws, splits and defaults use its hash
     "distributions": Place(3, NUMPY),
@@ -48,7 +49,7 @@ TABLE = {
     "sensitivity": Place(5, VISION, SLOW),
     "penalty": Place(6, VISION),
     "algorithms": Place(7, TORCH),
-    "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW),
+    "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW | {"pyarrow"}),
     # what is done with it
     "training": Place(8, TORCH, SLOW),
     "inference": Place(9, TORCH, SLOW | {"onnxruntime"}),
@@ -258,10 +259,10 @@ INTERNAL = {
     "bench/assumptions.py": ("training.experiment", "steps through a real training by hand"),
     "bench/engines.py": ("penalty", "compares engines, which users name by text"),
     "bench/kinks.py": ("batches penalty", "calls engines one by one"),
-    "bench/leases.py": ("runs.leases", "times the leases themselves"),
+    "bench/leases.py": ("launch.queue runs.leases runs.store", "times the leases themselves"),
     "bench/many_runs.py": (
         "io.atomic_files runs.folder runs.store",
-        "forges ten thousand runs, untrained",
+        "forges up to a million runs, untrained",
     ),
     "bench/maps.py": ("paper.figures paper.heat_maps", "draws an item of the paper at other sizes"),
     "bench/noise.py": (
@@ -276,11 +277,15 @@ INTERNAL = {
         "algorithms.measure sensitivity.refresh sensitivity.running sensitivity.samples sensitivity.statistics",
         "measures s as a refresh does",
     ),
+    "bench/scale.py": ("errors launch.queue protocol.sweep_file", "starts sweeps that train nothing"),
     "bench/sensitivity.py": (
         "sensitivity.evaluation_mode sensitivity.meter sensitivity.refresh sensitivity.samples",
         "times one refresh without its training",
     ),
-    "bench/step.py": ("training.fastest training.state", "takes and logs a step as the loop of a training does"),
+    "bench/step.py": (
+        "networks.fold_batch_norm training.fastest training.state",
+        "takes and logs a step as the loop of a training does",
+    ),
     "bench/trajectory.py": (
         "batches data.readers penalty training.experiment training.serialization",
         "swaps engines between two steps, and saves its state",

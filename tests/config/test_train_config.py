@@ -1,6 +1,7 @@
 """Defaults and draws, literally as DomainBed and SWAD have them, and what is refused."""
 
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -388,3 +389,16 @@ def test_every_open_option_has_a_default_in_words():
     assert len(texts) == 15
     assert "None" not in "".join(texts.values())
     assert not any(each.is_open for each in EXECUTION_OPTIONS.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "number"),
+    [("3", 3), ("4,2", 4), ("", None), ("0", None), ("-1", None), ("many", None), ("9" * 5000, None)],
+)
+def test_threads_are_those_of_the_job_unless_they_are_given(monkeypatch, given, number):
+    from dspreg.training.experiment import threads
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)), raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert threads(Execution()) == (number or 7)
+    assert threads(Execution(threads=2)) == 2

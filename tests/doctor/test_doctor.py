@@ -10,12 +10,13 @@ from dspreg.algorithms import DSPReg
 from dspreg.cli import main
 from dspreg.data.benchmarks import PACS, DomainNet
 from dspreg.data.splits import split, steps_per_epoch
-from dspreg.doctor import Throughput, checks, estimate_run, measure_throughput
+from dspreg.doctor import Throughput, checks, estimate_range, estimate_run, measure_throughput, throughput
 from dspreg.doctor.bench import compare_speeds, compare_with_cpu
 from dspreg.doctor.estimate import work_of
 from dspreg.doctor.throughput import Cost, fit_line
 from dspreg.io.text import format_duration
 from dspreg.testing import ready, toy_task
+from helpers.stores import fail, planned
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -112,6 +113,58 @@ def test_an_estimate_adds_up_what_everything_costs():
     assert estimate_run(PACS, slow, workers=4) == pytest.approx(10 * (5_001 * 96 + w.evaluated))  # it waits for them
 
 
+def test_a_range_is_from_the_fastest_round_to_batches_that_gain_nothing():
+    train = {"ERM": Cost(2.0, 1.0), "DSPReg": Cost(4.0, 2.0)}
+    speed = Throughput(train, Cost(8.0, 0.5), Cost(10.0, 3.0), 0.25, 0.125, batch=8, fastest=0.9, slowest=1.5)
+    low, high = estimate_range(PACS, speed)
+    w = work_of(PACS)
+    assert low == pytest.approx(0.9 * estimate_run(PACS, speed))
+    step, prediction = 96 * (26 / 24 + 0.25), (20 / 24 + 0.25)  # 24 images took 2 + 24 and 8 + 12 seconds
+    assert high == pytest.approx(1.5 * (5_001 * step + w.evaluated * prediction))
+    assert low < estimate_run(PACS, speed) < high
+
+
+class Machine:
+    """A clock that goes on by what each work takes."""
+
+    def __init__(self, monkeypatch, per_image):
+        self.time, self.per_image = 0.0, per_image
+        monkeypatch.setattr(throughput.time, "perf_counter", lambda: self.time)
+        monkeypatch.setattr(throughput, "works_of", self.works)
+        monkeypatch.setattr(throughput, "read", lambda *_: self.spend(0.001))
+
+    def works(self, _erm, _backbone, _device, batches):
+        images = sum(map(len, batches))
+        costs = {"ERM": 1, "DSPReg": 2, "measure": 4, "evaluate": 0.3}
+        return {name: lambda cost=cost: self.spend(cost * images * self.per_image) for name, cost in costs.items()}
+
+    def spend(self, seconds):
+        self.time += seconds
+
+
+@pytest.mark.parametrize(("per_image", "batch", "most"), [(0.0001, 32, 11), (0.02, 27, 14), (0.3, 2, 17)])
+def test_speed_is_measured_in_ten_seconds_however_slow_a_step(monkeypatch, per_image, batch, most):
+    machine = Machine(monkeypatch, per_image)
+    found = measure_throughput("cpu", "small-cnn", 28)
+    assert machine.time < most
+    assert found.batch == batch
+    for name, cost in (("ERM", 1), ("DSPReg", 2)):
+        assert found.train[name].of(96) == pytest.approx(96 * cost * per_image)
+    assert found.measure.of(96) == pytest.approx(96 * 4 * per_image)
+    assert found.evaluate.of(96) == pytest.approx(96 * 0.3 * per_image)
+
+
+def test_the_health_of_a_store_is_looked_at(tmp_path):
+    store, runs = planned(tmp_path / "store")
+    assert checks.check_store(store.path).level == "ok"
+    fail(store, runs[0])
+    assert "retry" in checks.check_store(store.path).remedy
+    (store.path / "runs" / runs[1].id).write_text("a file where a folder belongs")
+    found = checks.check_store(store.path)
+    assert (found.level, "1 run can't be read" in found.says, runs[1].id in found.remedy) == ("problem", True, True)
+    assert next(each for each in checks.examine_machine("cpu") if each.topic == "store").says.startswith("none given")
+
+
 def test_costs_are_a_line_through_two_sizes():
     assert fit_line([3, 12], [5.0, 14.0]) == pytest.approx((2.0, 1.0))
     assert Cost(2.0, 1.0).of(96) == 98
@@ -125,7 +178,8 @@ def test_speed_is_measured_and_moves_nothing():
     assert all(0 <= each.fixed < 60 and 0 < each.per_image < 60 for each in costs)
     assert 0 < found.read_plain < 60
     assert 0 < found.read_augmented < 60
-    assert 4 <= found.batch <= 32
+    assert 2 <= found.batch <= 32
+    assert found.fastest <= 1 <= found.slowest
 
 
 def test_a_device_is_compared_with_the_cpu(monkeypatch):
@@ -140,7 +194,7 @@ def test_a_device_is_compared_with_the_cpu(monkeypatch):
 def test_the_command_prints_a_line_a_finding(capsys, tmp_path):
     assert main(["doctor", "--no-speed", "--device", "cpu"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    for topic in ("versions", "device", "cores", "memory", "disk", "cache", "shared memory", "weights"):
+    for topic in ("versions", "device", "cores", "memory", "disk", "cache", "shared memory", "weights", "store"):
         assert any(line[8:].startswith(topic) for line in lines), topic
     assert main(["doctor", "--no-speed", "--json", "--device", "cpu", "--root", str(tmp_path)]) == 0
     found = json.loads(capsys.readouterr().out)

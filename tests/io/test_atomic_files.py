@@ -207,7 +207,11 @@ def test_json_comes_back_as_it_was(tmp_path):
     assert (tmp_path / "f").read_bytes().endswith(b"}\n")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"a": 1}}', b"\xff", b'{"a": NaN}', b'{"a": 1e999}', b'"\\ud800"'])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b'{"a": 1}}', b"\xff", b'{"a": NaN}', b"[-Infinity]", b'{"a": 1e999}', b"[-1e400]", b'"\\ud800"',
+     b'{"\\uDC00": 1}', b"[" * 100_000],
+)  # fmt: skip
 def test_what_could_not_have_been_written_is_not_read(tmp_path, content):
     (tmp_path / "f").write_bytes(content)
     with pytest.raises(IntegrityError, match="f can't be read: "):

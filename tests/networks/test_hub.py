@@ -13,8 +13,8 @@ import timm
 import torch
 from safetensors.torch import save_file
 
+from dspreg.download.web import first_hop, is_reachable
 from dspreg.errors import ResourceError
-from dspreg.networks import hub as ours
 from dspreg.networks import make_backbone
 
 # One process for all of it: the hub's library reads its settings when it is imported, and torch takes seconds to start.
@@ -171,24 +171,24 @@ def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", silent)
     began = time.perf_counter()
-    assert not ours._reachable("https://hub.invalid")
+    assert not is_reachable("https://hub.invalid")
     assert time.perf_counter() - began < 5
 
 
 @pytest.mark.parametrize("endpoint", ["", "no address", "http://", "http://x:99999", "http://" + "x" * 300])
 def test_an_endpoint_that_is_no_address_is_out_of_reach(endpoint):
-    assert not ours._reachable(endpoint)
+    assert not is_reachable(endpoint)
 
 
 def test_behind_a_proxy_the_proxy_is_what_must_be_reached(monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-    assert ours._first_hop("https://hub.example") == ("hub.example", 443)
-    assert ours._first_hop("http://hub.example:8080") == ("hub.example", 8080)
+    assert first_hop("https://hub.example") == ("hub.example", 443)
+    assert first_hop("http://hub.example:8080") == ("hub.example", 8080)
     monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
-    assert ours._first_hop("https://hub.example") == ("proxy.example", 3128)
+    assert first_hop("https://hub.example") == ("proxy.example", 3128)
     monkeypatch.setenv("no_proxy", "hub.example")
-    assert ours._first_hop("https://hub.example") == ("hub.example", 443)
+    assert first_hop("https://hub.example") == ("hub.example", 443)
     monkeypatch.setenv("https_proxy", "proxy.example:3128")
-    assert ours._first_hop("https://other.example") == ("proxy.example", 3128)
+    assert first_hop("https://other.example") == ("proxy.example", 3128)

@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 
 from dspreg.errors import IntegrityError, ResourceError
-from dspreg.runs.leases import WINDOW, LeaseInfo, LeaseLost, Leases, list_leases
+from dspreg.runs.leases import HELD_OF, WINDOW, LeaseInfo, LeaseLost, Leases, list_leases
 from dspreg.runs.process_id import is_gone, this_process
 
 
@@ -112,6 +112,23 @@ def test_released_is_released(two):
     with pytest.raises(LeaseLost), one.guard(lease):
         pass
     assert other.acquire(["a"]).token == 2
+
+
+def test_the_leases_of_some_runs_are_found_without_a_look_at_the_others(two, clock, tmp_path):
+    one, other = two
+    held = [one.acquire([run]) for run in ("a", "b", "c", "d")]
+    one.release(held[1])
+    other.acquire(["e"])
+    clock.time += 11
+    wanted = ["d", "b", "e", "never", "a"]
+    assert one.list_held(wanted) == [each for each in one.list_all() if each.run in wanted]
+    assert [each.run for each in one.list_held(wanted)] == ["a", "d", "e"]
+    assert one.list_held([]) == []
+    with closing(sqlite3.connect(tmp_path / "claims.db")) as connection:
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {HELD_OF}", {"runs": "[]"}).fetchall()
+    said = [row[3] for row in plan]
+    assert any(text.startswith("SEARCH claims USING PRIMARY KEY") for text in said), said
+    assert not any(text.startswith("SCAN claims") for text in said), said
 
 
 def test_nobody_takes_over_during_a_write(tmp_path, clock, monkeypatch):

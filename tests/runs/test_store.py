@@ -37,6 +37,19 @@ def finish(store, run):
     return folder
 
 
+PAIR = Run(dataset="PACS", targets=("photo", "sketch"), algorithm="ERM", options={"weights": "größe\\u \n.safetensors"})
+
+
+@pytest.mark.parametrize("runs", [[], [ONE], [ONE, TWO, PAIR]])
+def test_a_plan_written_run_by_run_is_the_text_of_the_whole(store, runs):
+    store.plan(runs)
+    (path,) = store.plans()
+    whole = {"format": "dspreg.plan/1", "ids": [run.id for run in runs], "runs": [run.to_json() for run in runs]}
+    text = json.dumps(whole, allow_nan=False, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+    assert path.read_bytes() == text.encode()
+    assert store.planned_runs() == runs
+
+
 def test_from_new_to_finished(store):
     assert store.status(ONE).status == RunStatus.NOT_STARTED
     folder = begin(store, ONE)

@@ -1,4 +1,4 @@
-"""What layers are told before an evaluation: how what is below them predicts, once each, wherever training stops."""
+"""What layers are told before an evaluation: how what is below them predicts; once, however training is stopped."""
 
 import pytest
 import torch

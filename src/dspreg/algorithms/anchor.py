@@ -105,16 +105,15 @@ class Anchor(Algorithm):
         """Whether c is measured, so that a trainer keeps a profile before and after."""
         return bool(self.weight) and self.by != "ones"
 
+    def due(self, t: int, steps_per_epoch: int | None = None) -> bool:
+        """Whether w is measured before step t, as in DSP-Reg."""
+        return refresh_due(t, self.refresh_epochs, self.refresh_steps, steps_per_epoch or self.task.steps_per_epoch)
+
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
-        if (
-            self.uses_c and self.due() and self.refreshed_at != self.t
-        ):  # a layer above, such as Fish, may update several times in one step
+        due = self.uses_c and self.due(self.t)
+        if due and self.refreshed_at != self.t:  # a layer above, such as Fish, may update several times in one step
             self.w, self.refreshed_at = self.measure_weights(), self.t
         return self.base.update(direction, batches)
-
-    def due(self) -> bool:
-        """Whether w is measured before this step."""
-        return refresh_due(self.t, self.refresh_epochs, self.refresh_steps, self.task.steps_per_epoch)
 
     def measure_weights(self) -> ParamVector:
         """w on fresh samples of the source domains."""

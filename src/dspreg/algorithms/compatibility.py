@@ -28,6 +28,8 @@ class Compatibility:
         predicts_from_current_weights: They are made of the network's at that moment, so an average may stand above.
         owns_step: At the bottom of a stack: it makes its own steps, so that no layer above can change an arrow.
         option: The option of the layer that demands it, for the message: `"engine 'gauss_newton'"`.
+        not_compiled: Why the network can't be compiled under it, as the end of a sentence, with what to do; empty if it
+            can: `"listens to features inside the network"`. Hooks that stay on modules are found without this.
     """
 
     replaces: frozenset[str] = frozenset()
@@ -38,6 +40,7 @@ class Compatibility:
     predicts_from_current_weights: bool = False
     owns_step: bool = False
     option: str = ""
+    not_compiled: str = ""
 
 
 def overrides(cls: type[Algorithm], name: str) -> bool:

@@ -52,6 +52,12 @@ from dspreg.specs import DEFAULT_ENGINE, FILE_DEFAULTS
 from dspreg.vectors import ParamVector, average, trainable
 
 COEFFICIENTS = ("dynamic", "static", "ones", "mean", "shuffled", "matched", "reversed", "hard")
+COMPILED = "give it engine='lookahead', 'momentum' or 'lazy(30)'"
+NOT_COMPILED = {  # engine → why the network can't be compiled
+    "exact": f"with engine 'exact' differentiates twice, which torch.compile does not: {COMPILED}",
+    "gauss_newton": f"with engine 'gauss_newton' goes through the graph twice, which torch.compile hides: {COMPILED}",
+    "finite_difference": f"with engine 'finite_difference' holds every ReLU, which torch.compile hides: {COMPILED}",
+}
 ON_NO_SCHEDULE = {"static": "measures c once, before step 0", "ones": "never measures c"}
 
 
@@ -147,8 +153,13 @@ class DSPReg(Algorithm):
         self.coefficients, self.quantile = coefficients, quantile
         self.engine = engine
         self._engine = parse_engine(engine)
-        if weight and takes_plain(self._engine):
-            self.compatibility = Compatibility(replaces=frozenset({"gradient"}), option=f"engine {engine!r}")
+        if weight:
+            plain = takes_plain(self._engine)
+            self.compatibility = Compatibility(
+                replaces=frozenset({"gradient"} if plain else ()),
+                option=f"engine {engine!r}" if plain else "",
+                not_compiled=NOT_COMPILED.get(kind_of(inner_of(self._engine)).__name__, ""),
+            )
         self._start()
 
     def build(self, task: Task) -> Network:
@@ -191,14 +202,14 @@ class DSPReg(Algorithm):
         """Whether c is measured, so that a trainer keeps a profile before and after."""
         return bool(self.weight) and self.coefficients != "ones"
 
-    def due(self, t: int) -> bool:
-        """Whether c is measured before step t."""
+    def due(self, t: int, steps_per_epoch: int | None = None) -> bool:
+        """Whether c is measured before step t; the length of an epoch is that of the task, unless there is none yet."""
         match self.coefficients:
             case "ones":
                 return False
             case "static":
                 return t == 0
-        return refresh_due(t, self.refresh_epochs, self.refresh_steps, self.task.steps_per_epoch)
+        return refresh_due(t, self.refresh_epochs, self.refresh_steps, steps_per_epoch or self.task.steps_per_epoch)
 
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
         # a layer above, such as Fish, may update several times in one step

@@ -39,8 +39,8 @@ class EWC(Anchor):
     ):
         super().__init__(base, weight=weight, by="s", of="fisher", measure_batches=measure_batches, exclude=exclude)
 
-    def due(self) -> bool:
-        return self.t == 0
+    def due(self, t: int, steps_per_epoch: int | None = None) -> bool:  # noqa: ARG002
+        return t == 0
 
     def scale(self, w: ParamVector) -> float:  # noqa: ARG002
         return 2.0  # F as it is; Anchor's penalty has no ½

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.compatibility import Compatibility
-from dspreg.algorithms.pretrained_oracle import WithOracle, bound, variance, variances
+from dspreg.algorithms.pretrained_oracle import LISTENS, WithOracle, bound, variance, variances
 from dspreg.algorithms.task import Task
 from dspreg.batches import Outputs, at_least_float32, soft_labels
 from dspreg.distributions import Choice
@@ -40,7 +40,7 @@ class GMDG(WithOracle):
     A. Batches must have one size. Changes `build`, `forward` and `loss`; a forward pass of the oracle and an SVD more.
     """
 
-    compatibility = Compatibility(trains_featurizer=True)
+    compatibility = Compatibility(trains_featurizer=True, not_compiled=LISTENS)
     space = {
         "weight": Choice(0.01, 0.1),
         "shift": Choice(0.001, 0.01, 0.1),

@@ -21,6 +21,10 @@ class Segment:
     loss: float  # of the weights there, not of the mean
     weights: ParamVector
 
+    @property
+    def steps(self) -> int:
+        return self.last - self.first + 1
+
 
 @dataclass(frozen=True)
 class Window:
@@ -68,7 +72,7 @@ class LossValley:
         """A segment that has just come to its end."""
         if self.ended:
             return
-        self.recent = [*self.recent, segment][-max(self.n_converge, self.n_tolerance) :]
+        self.recent = [*self.recent, segment][-max(self.n_converge, self.n_tolerance, 2) :]
         if self.window is None:
             self._try_to_converge()
             return
@@ -103,16 +107,25 @@ class LossValley:
     def result(self) -> Window:
         """The window if training ended here: with the segments that still wait while the valley lasts.
 
-        Where it has not converged, it is the last segment alone.
+        Where it has not converged, it is the last segment alone; with the one before it, step by step, where a run that
+        ends between two evaluations has cut it short, to a single step at the worst.
         """
         if self.window is None:
-            last = self.recent[-1]
-            return Window(last.weights, last.first, last.last, 1)
+            return self._newest()
         window, rest = self.window, [] if self.ended else self.recent[-self.n_tolerance :][1:]
         while rest and least_loss(rest) <= self.threshold:
             window = window.adding(rest[0])
             rest = rest[1:]
         return window
+
+    def _newest(self) -> Window:
+        last, before = self.recent[-1], self.recent[-2] if len(self.recent) > 1 else None
+        if before is None or last.steps >= before.steps:
+            return Window(last.weights, last.first, last.last, 1)
+        share = last.steps / (last.steps + before.steps)
+        new = [last.weights[name] for name in before.weights]
+        mean = torch._foreach_lerp(list(before.weights.values()), new, share)
+        return Window(ParamVector(zip(before.weights, mean, strict=True)), before.first, last.last, 2)
 
     # For checkpoints.
 

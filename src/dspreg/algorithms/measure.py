@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,16 @@ def refresh_due(t: int, epochs: int, steps: int | None, steps_per_epoch: int) ->
     if steps is not None:
         return t > 0 and t % steps == 0
     return (t + steps_per_epoch) % (epochs * steps_per_epoch) == 0
+
+
+def refresh_steps(layers: Iterable[Algorithm], steps: int, steps_per_epoch: int) -> list[int]:
+    """The steps of a training before which c is measured, one entry for each layer that does so; before `setup`, too.
+
+    A layer that measures c says so by `uses_c` and `due(t, steps_per_epoch)`.
+    """
+    measuring = [layer for layer in layers if getattr(layer, "uses_c", False)]
+    dues = [due for layer in measuring if (due := getattr(layer, "due", None)) is not None]
+    return [t for t in range(steps) for due in dues if due(t, steps_per_epoch)]
 
 
 def profile_stack(algorithm: Algorithm) -> Profile:

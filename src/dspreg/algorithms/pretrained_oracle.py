@@ -11,12 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.stack import regroup
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
 from dspreg.networks.feature_hooks import capture_features, default_places, frozen_copy, probe_outputs, require_places
+
+LISTENS = "listens to features inside the network, which torch.compile hides"
 
 
 class WithOracle(Algorithm):
@@ -31,6 +34,7 @@ class WithOracle(Algorithm):
     The oracle is in evaluation mode, not trained and not saved: `build` makes it anew from the same weights.
     """
 
+    compatibility = Compatibility(not_compiled=LISTENS)
     weight: float
     lr_mult: float
     places: str | Sequence[str] | None

@@ -28,8 +28,9 @@ class SWAD(AverageWithStatistics):
     `n_converge` evaluations in a row do not go below the first of them. It ends when the last `n_tolerance` are all
     above 1 + `tolerance_ratio` times the mean of those; `loss_valley.LossValley` has the rule in full. At every
     evaluation it predicts as if training ended there: before the valley with the mean of the last segment, as the
-    original does if it never comes, and after it with the same mean on and on. Training is that of the base, to the
-    bit. A layer that has its own prediction goes below: 'ARM+SWAD'.
+    original does if it never comes (with the one before it where the end of the run cuts it short), and after it with
+    the same mean on and on. Training is that of the base, to the bit. A layer that has its own prediction goes below:
+    'ARM+SWAD'.
 
     Segments follow the evaluations, so --evaluate-every matters, and is shorter in a short run: Cha et al. publish 100
     for 5,001 steps (50 on VLCS, with tolerance_ratio 0.2; 500 for DomainNet's 15,001) and the swad protocol. Running

@@ -27,6 +27,7 @@ from dspreg.cli import (
     status,
     sweep,
     train,
+    weights,
 )
 from dspreg.cli.output import failure_reason, protected_output
 from dspreg.cli.parser import Parser
@@ -49,6 +50,7 @@ COMMANDS = (
     export,
     soup,
     data,
+    weights,
     algorithms,
     doctor,
 )
@@ -64,7 +66,9 @@ EXAMPLES = """examples:
   dspreg evaluate runs/site-4
   dspreg predict runs/site-4 new/*.jpg --csv
   dspreg soup runs/a runs/b runs/c --greedy --out runs/soup
+  dspreg data get PACS
   dspreg data verify folder:photos
+  dspreg weights get resnet50.tv_in1k
   dspreg algorithms DSPReg
   dspreg doctor
 

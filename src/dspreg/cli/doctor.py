@@ -18,13 +18,13 @@ MODEL, IMAGE_SIZE = "resnet50.tv_in1k", 224
 MARKS = {"ok": "ok", "notice": "note", "problem": "PROBLEM"}
 
 EXAMPLES = """examples:
-  dspreg doctor                                  everything below, in half a minute
+  dspreg doctor                                  everything below, in a quarter of a minute
   dspreg doctor --root data --store runs/pacs    also the data sets and the runs that are there
   dspreg doctor --device cuda --bench            also precisions and layouts, and the device's numbers beside the CPU's
   dspreg doctor --no-speed --json                for programs, in two seconds
 
-it looks at versions, device, cores, memory, disk, shared memory, cache and weights, measures for ten seconds how fast a
-training is on made images, and says how long a run of PACS will take. It changes nothing.
+it looks at versions, device, cores, memory, disk, shared memory, cache, weights and the health of a store, measures for
+ten seconds how fast a training is on made images, and says how long a run of PACS will take. It changes nothing.
 exit codes: 0; 6 if a training would fail of something that was found"""
 
 
@@ -75,7 +75,7 @@ def speed_lines(speed: Throughput, model: str, device: str) -> Iterator[str]:
     """What was measured, and how long a run of PACS takes by it."""
     from dspreg.data.benchmarks import PACS
     from dspreg.data.loader import reader_processes
-    from dspreg.doctor import estimate_run
+    from dspreg.doctor import estimate_range, estimate_run
 
     costs = {
         "a step of ERM": speed.train["ERM"],
@@ -90,9 +90,13 @@ def speed_lines(speed: Throughput, model: str, device: str) -> Iterator[str]:
     yield f"  {'reading and augmenting, on one core':40}{1000 * speed.read_augmented:14.1f}"
     # on a CPU, processes that read take the cores from the training
     workers = 0 if device == "cpu" else reader_processes(None, small=False)
-    erm, penalised = (format_duration(estimate_run(PACS, speed, name, workers)) for name in ("ERM", "DSPReg"))
+    texts = []
+    for name in ("ERM", "DSPReg"):
+        low, high = (format_duration(each) for each in estimate_range(PACS, speed, name, workers))
+        about = format_duration(estimate_run(PACS, speed, name, workers))
+        texts.append(f"{about} ({low} to {high})")
     yield ""
-    yield f"a PACS run of ERM (5,001 steps) will take about {erm} here, of DSP-Reg {penalised}"
+    yield f"a PACS run of ERM (5,001 steps) will take about {texts[0]} here, of DSP-Reg {texts[1]}"
 
 
 def bench_lines(device: str, model: str, batch: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import choose_device, dataset, device_flag, integer, trust, which
+from dspreg.cli.options import choose_device, dataset, dataset_with_columns, device_flag, integer, trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.io.text import align_columns, escape_terminal
@@ -63,7 +63,8 @@ def run(given: Any) -> int:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("evaluating", total=None)
         found = evaluate_run(
-            given.run_folder, dataset=given.dataset, root=given.root, name=given.name, domains=given.domain,
+            given.run_folder, dataset=dataset_with_columns(given.dataset, given) or None, root=given.root,
+            name=given.name, domains=given.domain,
             adapt=given.adapt, which=given.which, device=device, workers=given.workers, batch=given.batch,
             trust=given.trust,
             progress=lambda done, total: bar.update(task, completed=done, total=total),

@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dspreg.cli.measure_text import comparison_text, held_out_text, profile_text
-from dspreg.cli.options import choose_device, dataset, device_flag, integer, positive, trust, which
+from dspreg.cli.options import (
+    choose_device,
+    dataset,
+    dataset_with_columns,
+    device_flag,
+    integer,
+    positive,
+    trust,
+    which,
+)
 from dspreg.cli.parser import Commands, add_command
 from dspreg.config.measure_config import ESTIMATORS, OF, VARIANCES, MeasureConfig
 from dspreg.errors import ConfigError
@@ -219,7 +228,8 @@ def _call_measure(given: Any, of_network: Callable[..., T], of_run: Callable[...
     device = choose_device(given.device, float64=True)
     config = MeasureConfig(
         mean=given.mean, std=given.std,
-        dataset=given.dataset, root=given.root, name=given.name, domains=given.domain, images=given.images,
+        dataset=dataset_with_columns(given.dataset, given) or None, root=given.root, name=given.name,
+        domains=given.domain, images=given.images,
         batch=given.batch, of=given.of, estimator=given.estimator, draws=given.draws, eps=given.eps, only=given.only,
         variance=given.variance,
         exclude=given.exclude, null=not given.no_null, layer=given.layer, seed=given.seed, device=device,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import MISSING
 from typing import Any
 
+from dspreg.config.dataset_ref import COLUMNS, DatasetRef
 from dspreg.config.defaults import PROTOCOLS, default_text
 from dspreg.config.options import Option
 from dspreg.config.parse import parse_integer
@@ -94,6 +96,12 @@ def say_device(device: str) -> None:
     print(f"device: {describe_device(device)}", file=sys.stderr, flush=True)
 
 
+def say_progress(text: str) -> None:
+    """A line for the log of a job, on stderr."""
+    with suppress(OSError):  # the terminal may be gone, which must not end a training
+        print(f"dspreg: {text}", file=sys.stderr, flush=True)
+
+
 def trust(parser: argparse._ActionsContainer) -> None:
     """Whose code the files of a run may have imported."""
     says = "a module or package that the run's files may have imported, for a method or data set of your own; may be "
@@ -107,6 +115,22 @@ def dataset(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data, or the run's)")
     text = "name of a folder: or index: data set (default: the last part of its path)"
     parser.add_argument("--name", metavar="NAME", help=text)
+    columns(parser)
+
+
+def columns(parser: argparse._ActionsContainer) -> None:
+    """Which columns of a data set of the hub are what."""
+    for what in COLUMNS:
+        text = f"the {what} in a data set hf:owner/set (default: guessed, and said)"
+        parser.add_argument(f"--{what}-column", metavar="NAME", help=text)
+
+
+def dataset_with_columns(text: str | None, given: Any) -> str:
+    """A data set with the columns that were given beside it, as part of its text; "" without a data set."""
+    chosen = {what: value for what in COLUMNS if (value := getattr(given, f"{what}_column", None))}
+    if chosen and not text:
+        raise ConfigError("columns are chosen of a data set of the hub; add --dataset hf:owner/set")
+    return str(DatasetRef.parse(text or "").with_columns(chosen)) if chosen else text or ""
 
 
 def integer(of: str, at_least: int = 1) -> Callable[[str], int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import mean
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from dspreg.config.defaults import DatasetFacts
 from dspreg.config.train_config import Execution, TrainConfig, resolve_config
@@ -20,7 +20,11 @@ from dspreg.runs.schema import check_run
 from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
 
+if TYPE_CHECKING:
+    from dspreg.launch.probe import Prober
+
 GB = 1e9
+PROBED = "hours one after the other; without a finished run by a few steps on this machine, one run at a time:"
 LOOKED_AT = 1_000  # runs of a large plan whose status is looked at: a second or so
 
 
@@ -34,13 +38,17 @@ class Part:
     step_seconds: list[float] = field(default_factory=list)  # per step, evaluations included, of each finished run
     steps: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)  # bytes each finished run left
+    unfinished: list[Run] = field(default_factory=list)  # those that were looked at
+    probed: float | None = None  # seconds of all that are left, by a few steps
 
     @property
     def left(self) -> int:
         return self.count - self.statuses[RunStatus.FINISHED]
 
     def hours(self) -> float | None:
-        """Estimate for the remaining runs, from the finished ones."""
+        """Estimate for the remaining runs, from the finished ones, or from a few steps of one."""
+        if not self.step_seconds and self.probed is not None:
+            return self.probed / 3600
         if not self.step_seconds:
             return None if self.left else 0.0
         steps = self.steps_planned or round(mean(self.steps))
@@ -69,19 +77,31 @@ class Part:
                 self.steps.append(steps)
                 self.sizes.append(bytes_of(folder))
         self.statuses[status] += 1
+        if status is not RunStatus.FINISHED:
+            self.unfinished.append(run)
+
+    def probe(self, prober: Prober) -> None:
+        """Try a few steps, where there is something left and nothing finished. A large plan has all runs like the first
+        ones."""
+        if self.left and not self.step_seconds and self.unfinished:
+            seconds = prober.seconds(self.unfinished)
+            self.probed = None if seconds is None else seconds * self.left / len(self.unfinished)
 
 
 Parts = dict[tuple[str, str], Part]
 
 
-def plan_text(runs: Sequence[Run], store: RunStore | None, execution: Execution) -> str:
-    """A row per data set and algorithm, and all together."""
+def plan_text(runs: Sequence[Run], store: RunStore | None, execution: Execution, prober: Prober | None = None) -> str:
+    """A row per data set and algorithm, and all together; with a `prober`, hours also where nothing is finished."""
     parts: Parts = defaultdict(Part)
     for run in runs:
         part = parts[run.data_name, run.algorithm]
         part.count += 1
         part.look_at(run, store)
-    return "\n".join([table_text(parts), *cost_notes(parts, [(run, 1) for run in runs], execution)])
+    if prober is not None:
+        for part in parts.values():
+            part.probe(prober)
+    return "\n".join([table_text(parts), *cost_notes(parts, [(run, 1) for run in runs], execution, prober)])
 
 
 def large_plan_text(
@@ -89,6 +109,7 @@ def large_plan_text(
     first_runs: Callable[[str, str], Iterable[Run]],
     store: RunStore | None,
     execution: Execution,
+    prober: Prober | None = None,
 ) -> Iterator[str]:
     """The same of more runs than there is time to look at one by one: the table, and then what takes seconds.
 
@@ -97,6 +118,7 @@ def large_plan_text(
         first_runs: The runs of a data set and an algorithm, which are not taken to their end.
         store: Where they go.
         execution: How they are run.
+        prober: Tries a few steps where nothing is finished.
     """
     parts: Parts = {}
     looked_at = max(1, LOOKED_AT // len(counts))
@@ -107,11 +129,13 @@ def large_plan_text(
         samples.append((found[0], count))
         for run in found:
             part.look_at(run, store)
+        if prober is not None:
+            part.probe(prober)
     yield table_text(parts)
     yield (
         f"finished and failed: of the first {looked_at:,} of each row" if store else f"in all {sum(counts.values()):,}"
     )
-    yield from cost_notes(parts, samples, execution)
+    yield from cost_notes(parts, samples, execution, prober)
 
 
 def table_text(parts: Parts) -> str:
@@ -123,13 +147,16 @@ def table_text(parts: Parts) -> str:
     return "\n".join(align_columns(rows, 2))
 
 
-def cost_notes(parts: Parts, runs: Iterable[tuple[Run, int]], execution: Execution) -> list[str]:
+def cost_notes(
+    parts: Parts, runs: Iterable[tuple[Run, int]], execution: Execution, prober: Prober | None = None
+) -> list[str]:
     """Where hours and gigabytes come from; `runs` with how many there are of each."""
     measured = sum(len(part.sizes) for part in parts.values())
+    probed = [PROBED, *map(escape_terminal, prober.lines)] if prober is not None and prober.lines else []
     if measured:
-        return [f"hours one after the other, and gigabytes, as the {measured:,} finished took and left"]
-    unknown = "hours: unknown until a run of the same data set and algorithm is finished"
-    return [unknown, *kept_models(runs, execution)]
+        return [f"hours one after the other, and gigabytes, as the {measured:,} finished took and left", *probed]
+    unknown = ["hours: unknown until a run of the same data set and algorithm is finished; --probe tries a few steps"]
+    return [*(probed or unknown), *kept_models(runs, execution)]
 
 
 def kept_models(runs: Iterable[tuple[Run, int]], execution: Execution) -> list[str]:

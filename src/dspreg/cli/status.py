@@ -12,6 +12,7 @@ from dspreg.cli.options import integer
 from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.status_text import status_json, status_text
 from dspreg.launch.queue import ATTEMPTS
+from dspreg.protocol.run_times import RunTimes, estimate_time_left
 from dspreg.runs.archive import is_archive, open_store
 from dspreg.runs.status import StoreStatus, scan_store
 from dspreg.runs.store import RunStore
@@ -24,7 +25,7 @@ EXAMPLES = """examples:
   dspreg status runs/pacs --json     for programs, with the status of every run
 
 it writes nothing and needs only permission to read the store. A run counts as finished when its result is there: sweep
-and report verify the files, status does not.
+and report verify the files, status does not. The time left is that of finished runs of the same data set and algorithm.
 exit codes: 0; 5 if nothing is left to do and a run failed; 2 if STORE is not a store."""
 
 
@@ -43,12 +44,10 @@ def run(given: Any) -> int:
     with open_store(given.store) as folder:
         store = RunStore(folder)
         store.check()
-        if given.json:
+        if given.json or given.once or is_archive(given.store) or not sys.stdout.isatty():
             found = scan_store(store, given.attempts)
-            print(json.dumps(status_json(found), indent=1))
-        elif given.once or is_archive(given.store) or not sys.stdout.isatty():
-            found = scan_store(store, given.attempts)
-            print(status_text(found))
+            left = estimate_time_left(found, RunTimes(store))
+            print(json.dumps(status_json(found, left), indent=1) if given.json else status_text(found, left=left))
         else:
             found = watch(store, given.attempts)
     return 5 if found.is_final and "failed" in found.summaries.values() else 0
@@ -60,10 +59,10 @@ def watch(store: RunStore, attempts: int) -> StoreStatus:
     from rich.live import Live
     from rich.text import Text
 
-    console, found = Console(), scan_store(store, attempts)
+    console, found, times = Console(), scan_store(store, attempts), RunTimes(store)
     with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as live:
         while True:
-            text = status_text(found, console.height - 1)
+            text = status_text(found, console.height - 1, estimate_time_left(found, times))
             live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
             if found.is_final or getattr(sys.stdout, "failure", None):  # nobody looks any more
                 break

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dspreg.io.text import align_columns, escape_terminal
+from dspreg.protocol.run_times import StoreTimeLeft
 from dspreg.runs.leases import LEASE_SECONDS, LeaseInfo
 from dspreg.runs.process_id import machine_and_pid
 from dspreg.runs.status import SUMMARIES, StoreStatus, group_of
@@ -17,8 +18,14 @@ NOTE = "finished: its result is there; sweep and report verify the files, status
 RENEWALS = "steps as of the last heartbeat, twice a minute"
 
 
-def status_text(found: StoreStatus, height: int | None = None) -> str:
-    """The whole status, or what fits into `height` lines: then each part is cut, with the number of missing lines."""
+def status_text(found: StoreStatus, height: int | None = None, left: StoreTimeLeft | None = None) -> str:
+    """The whole status, or what fits into `height` lines: then each part is cut, with the number of missing lines.
+
+    Args:
+        found: All runs.
+        height: Of a terminal.
+        left: When the last run will have ended.
+    """
     if not found.runs:
         return "nothing is planned here yet"
     head, *rows, total = align_columns(list(_rows(found)), 2)
@@ -27,6 +34,8 @@ def status_text(found: StoreStatus, height: int | None = None) -> str:
     if height is not None:
         room = _rooms(height, len(rows), len(held), len(failed))
     lines = [head, *_cut(rows, room[0], lambda some: some), total, NOTE]
+    if left is not None and left.left:
+        lines.append(escape_terminal(str(left)))
     if held:
         lines += ["", "being trained:", *_cut(held, room[1], lambda some: _running(found, some)), RENEWALS]
     if failed:
@@ -36,13 +45,13 @@ def status_text(found: StoreStatus, height: int | None = None) -> str:
 
 def _rooms(height: int, rows: int, held: int, failed: int) -> tuple[int, int, int]:
     """Lines for each part: at least one, and most for the runs in training."""
-    spare = height - 3 - 1 - (4 if held else 0) - (3 if failed else 0)  # headings, and a line for what is missing
+    spare = height - 3 - 2 - (4 if held else 0) - (3 if failed else 0)  # headings, and a line for what is missing
     some = max(1, min(held, spare // 2))
     few = max(1, min(failed, LISTED, (spare - some) // 2))
     return max(1, min(rows, spare - some * bool(held) - few * bool(failed))), some, few
 
 
-def status_json(found: StoreStatus) -> dict[str, Any]:
+def status_json(found: StoreStatus, left: StoreTimeLeft | None = None) -> dict[str, Any]:
     """For programs: counts, every run's state, and details of the runs that are in training or failed."""
     groups = _summaries_by_group(found)
     return {
@@ -52,7 +61,14 @@ def status_json(found: StoreStatus) -> dict[str, Any]:
         "being trained": [_lease_json(run, each, found.states[run].steps) for run, each in found.leases.items()],
         "failed": [{"id": run, "reason": s.reason, "attempts": s.attempts, "state": found.summaries[run]}
                    for run, s in found.failures.items()],
+        "time left": left and _time_json(left),
     }  # fmt: skip
+
+
+def _time_json(left: StoreTimeLeft) -> dict[str, Any]:
+    unknown = [{"dataset": d, "algorithm": a, "runs": count} for (d, a), count in left.unknown.items()]
+    seconds = None if left.seconds is None else round(left.seconds, 1)
+    return {"seconds": seconds, "runs": left.left, "at a time": left.jobs, "not counted": unknown}
 
 
 def _summaries_by_group(found: StoreStatus) -> Mapping[tuple[str, str], list[str]]:

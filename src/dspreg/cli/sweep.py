@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import add_option, say_device
+from dspreg.cli.options import add_option, columns, dataset_with_columns, say_device, say_progress
 from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.plan_text import large_plan_text, plan_text
 from dspreg.cli.train import stopping
@@ -23,9 +23,12 @@ from dspreg.runs.run import Run
 from dspreg.runs.status import RunState, RunStatus
 from dspreg.runs.store import RunStore
 
+if TYPE_CHECKING:
+    from dspreg.launch.probe import Prober
+
 EXAMPLES = """examples:
   dspreg sweep --dataset digits --algorithms ERM DSPReg --trials 3 --draws 1 --only training --store runs/digits
-  dspreg sweep pacs.yaml --store runs/pacs --dry-run
+  dspreg sweep pacs.yaml --store runs/pacs --dry-run --probe
   dspreg sweep pacs.yaml --store runs/pacs --set steps=300 --device cuda
   dspreg sweep dspreg.paper.items:components --root data --store runs/ablations
 
@@ -65,6 +68,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("file", metavar="FILE", nargs="?", help="a sweep in YAML, a recipe.py, or a function's path")
     parser.add_argument("--store", metavar="DIR", help="where the runs go: new, or of earlier sweeps")
     parser.add_argument("--dry-run", action="store_true", help="print runs, hours and gigabytes, and train nothing")
+    parser.add_argument("--probe", action="store_true",
+                        help="with --dry-run: hours by a few steps, where no run is finished")  # fmt: skip
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
                         help="one option of train, for all runs")  # fmt: skip
     group = parser.add_argument_group("what is trained")
@@ -78,6 +83,7 @@ def add(commands: Commands) -> None:
     add_launch_options(group)
     for each in EXECUTION_OPTIONS.values():
         add_option(group, each, OTHERWISE.get(each.name))
+    columns(group)
     parser.set_defaults(run=run)
 
 
@@ -96,16 +102,30 @@ def add_launch_options(group: Any) -> None:
 
 
 def run(given: Any) -> int:
+    if given.datasets:
+        given.datasets = [dataset_with_columns(text, given) for text in given.datasets]
     plan, execution = read_plan(given)
-    runs = list_few(plan, execution, given) if isinstance(plan, Sweep) else plan
-    store = None if runs is None else open_store(runs, given, execution)
+    prober = make_prober(given, execution)
+    runs = list_few(plan, execution, given, prober) if isinstance(plan, Sweep) else plan
+    store = None if runs is None else open_store(runs, given, execution, prober)
     if runs is None or store is None:
-        return 0
+        return 0 if prober is None else prober.exit_code
     with stopping() as pause:
         return launch(runs, store, given, execution, pause)
 
 
-def list_few(plan: Sweep, execution: Execution, given: Any) -> list[Run] | None:
+def make_prober(given: Any, execution: Execution) -> Prober | None:
+    """What tries a few steps, if `--probe` asks for it."""
+    if not given.probe:
+        return None
+    if not given.dry_run:
+        raise ConfigError("--probe says what a sweep will take, and trains none of it: add --dry-run")
+    from dspreg.launch.probe import Prober
+
+    return Prober(execution, whole("--jobs", given.jobs or "1", 0) or 1, say_progress)
+
+
+def list_few(plan: Sweep, execution: Execution, given: Any, prober: Prober | None = None) -> list[Run] | None:
     """The runs of a sweep, once it is known that they are not more than is meant.
 
     They are counted before they are made, which takes minutes for a million; None once `--dry-run` has said what they
@@ -116,7 +136,10 @@ def list_few(plan: Sweep, execution: Execution, given: Any) -> list[Run] | None:
     total, most = sum(counts.values()), most_runs(given)
     if given.dry_run and total > most:
         store = check_store(given)
-        for text in large_plan_text(counts, lambda d, a: plan.iterate_part(d, a, domains(d)), store, execution):
+        if prober is not None:
+            check_specs(plan.algorithms)  # before anything is tried
+        parts = large_plan_text(counts, lambda d, a: plan.iterate_part(d, a, domains(d)), store, execution, prober)
+        for text in parts:
             print(text, flush=True)
         print(f"to start them: --max-runs {total}")
         check_specs(plan.algorithms)
@@ -147,12 +170,12 @@ def check_store(given: Any) -> RunStore | None:
     return store
 
 
-def open_store(runs: Sequence[Run], given: Any, execution: Execution) -> RunStore | None:
+def open_store(runs: Sequence[Run], given: Any, execution: Execution, prober: Prober | None = None) -> RunStore | None:
     """Where `--store` says, if runs may go there; None once `--dry-run` has printed what they are."""
     check_specs(run.algorithm for run in runs)
     store = check_store(given)
     if given.dry_run:
-        print(plan_text(runs, store, execution))
+        print(plan_text(runs, store, execution, prober))
         return None
     if store is None:
         raise ConfigError("where should the runs go? Add --store DIR, or --dry-run to list them")
@@ -193,7 +216,7 @@ def launch(
     """Train the runs that are left, and print how each ended; returns the exit code."""
     from rich.console import Console
 
-    from dspreg.launch.progress import SweepProgress, SweepProgressBars
+    from dspreg.launch.progress import SweepClock, SweepProgressBars, SweepProgressLog
     from dspreg.training.experiment import resolve_execution
 
     console, done = Console(stderr=True), 0
@@ -210,9 +233,15 @@ def launch(
         again = "" if final else f"; attempt {state.attempts} of {attempts}, tried again later"
         say(f"[{done}/{len(runs)}] {escape_terminal(str(run))}: {outcome(state)}{when}{again}")
 
+    clock = SweepClock(store, runs, max(1, int(given.jobs or 1)), attempts)
+    bars = (
+        partial(SweepProgressBars, console, len(runs))
+        if console.is_terminal
+        else partial(SweepProgressLog, say_progress)
+    )
     ended = launch_sweep(
         runs, store, launcher=launcher, execution=execution, attempts=attempts, on_run=on_run, pause=pause,
-        progress=SweepProgressBars(console, len(runs)) if console.is_terminal else SweepProgress(),
+        progress=bars(clock),
     )  # fmt: skip
     bad = [run for run in runs if ended[run.id].status is not RunStatus.FINISHED]
     say(f"{len(runs) - len(bad)} of {len(runs)} runs finished in {store.path}")

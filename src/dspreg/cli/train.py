@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import add_option, say_device
+from dspreg.cli.options import add_option, columns, dataset_with_columns, say_device, say_progress
 from dspreg.cli.parser import Commands, add_command
 from dspreg.config.parse import format_config, parse_assignment, parse_option, parse_targets, read_options, split_config
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS, TRAIN_OPTIONS, Execution, TrainConfig, resolve_config
@@ -20,7 +20,10 @@ from dspreg.errors import ConfigError, Notice, Preempted
 from dspreg.io.text import escape_terminal
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dspreg.data import DomainDataset
+    from dspreg.training.callbacks import TrainingCallback
 
 EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print
@@ -46,6 +49,7 @@ def add(commands: Commands) -> None:
         group = parser.add_argument_group(title)
         for each in options.values():
             add_option(group, each)
+    columns(group)
     parser.set_defaults(run=run)
 
 
@@ -68,15 +72,13 @@ def train_one(given: Any, pause: Any) -> int:
         raise ConfigError("which domain is held out? Add --target DOMAIN, or --target none to train on all of them")
     from rich.console import Console
 
-    from dspreg.training.callbacks import ProgressBar
     from dspreg.training.experiment import resolve_execution
     from dspreg.training.loop import train
 
     execution = resolve_execution(execution, config.algorithm)
     say_device(execution.device)
     say_cache(execution, data, config)
-    console = Console(stderr=True)
-    callbacks = [ProgressBar(console)] if console.is_terminal else []
+    callbacks = progress_callbacks(Console(stderr=True))
     finished_before = (Path(given.out) / "result.json").exists()
     result = train(config, execution, given.out, callbacks=callbacks, pause=pause, data=data)
     print(summary(result, Path(given.out), finished_before))
@@ -90,6 +92,18 @@ def say_cache(execution: Execution, data: DomainDataset, config: TrainConfig) ->
     chosen = choose_cache(execution.cache, data, config.image_size or data.image_size)
     if chosen.reason and not data.small:
         print(f"decoded images: --cache {chosen.kind}, {chosen.reason}", file=sys.stderr, flush=True)
+
+
+def progress_callbacks(console: Console) -> list[TrainingCallback]:
+    """What is left, as a bar on a terminal and as lines in a log."""
+    from dspreg.training.callbacks import ProgressBar
+    from dspreg.training.time_left import RunClock, TimeLeftLog
+
+    if not console.is_terminal:
+        clock = RunClock()
+        return [clock, TimeLeftLog(say_progress, clock)]
+    bar = ProgressBar(console)
+    return [bar, TimeLeftLog(bar.progress.console.print, bar.clock)]
 
 
 def open_data(config: TrainConfig, execution: Execution, *, quiet: bool) -> DomainDataset:
@@ -123,6 +137,8 @@ def collect_options(given: Any) -> dict[str, Any]:
             values[name] = parse_targets(part for text in value for part in text.split(","))
         elif value is not None:
             values[name] = parse_option(name, value, f"--{name.replace('_', '-')}")
+    if named := dataset_with_columns(values.get("dataset"), given):
+        values["dataset"] = named
     return values
 
 

@@ -1,16 +1,19 @@
-"""What stands after `--dataset`: a name, `folder:PATH` or `index:FILE.csv`."""
+"""What stands after `--dataset`: a name, `folder:PATH`, `index:FILE.csv` or `hf:owner/set`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
+from urllib.parse import quote, unquote
 
 from dspreg.errors import ConfigError
 from dspreg.io.text import path_name
 
-Kind = Literal["name", "folder", "index"]
+Kind = Literal["name", "folder", "index", "hf"]
 PATHS: dict[Kind, str] = {"folder": "folder", "index": "file"}  # prefix → what its path leads to
+HUB = "hf:"
+COLUMNS = ("image", "label", "domain")
 
 
 @dataclass(frozen=True)
@@ -18,9 +21,9 @@ class DatasetRef:
     """A reference to a data set; whether it exists is for `dspreg.data.registry` to say.
 
     Attributes:
-        kind: `"folder"` and `"index"` are the user's own images, given by a path; `"name"` is everything else: a
-            data set we know, or the import path of the user's own class.
-        target: The path, or the name.
+        kind: `"folder"` and `"index"` are the user's own images, given by a path; `"hf"` is a data set on the Hugging
+            Face hub; `"name"` is everything else: a data set we know, or the import path of the user's own class.
+        target: The path, or the name; of the hub, `owner/set@revision?label=COLUMN&…`.
     """
 
     kind: Kind
@@ -35,18 +38,58 @@ class DatasetRef:
                 if not path:
                     raise ConfigError(f"{text!r} names no {what}. Write {kind}:PATH.")
                 return cls(kind, path)
+        if text.startswith(HUB):
+            ref = cls("hf", text.removeprefix(HUB))
+            if not ref.repo:
+                raise ConfigError(f"{text!r} names no data set. Write hf:owner/set, or hf:owner/set@revision.")
+            ref.columns()
+            return ref
         return cls("name", text)
 
     def __str__(self) -> str:
         return self.target if self.kind == "name" else f"{self.kind}:{self.target}"
 
     @property
+    def repo(self) -> str:
+        """Of the hub: `owner/set`."""
+        return self.target.partition("?")[0].partition("@")[0]
+
+    @property
+    def revision(self) -> str | None:
+        """Of the hub: branch, tag or commit, if one is given."""
+        return self.target.partition("?")[0].partition("@")[2] or None
+
+    def columns(self) -> dict[str, str]:
+        """Of the hub: which columns are the image, the label and the domain, as far as that is said."""
+        found = {}
+        for part in filter(None, self.target.partition("?")[2].split("&")):
+            key, _, value = part.partition("=")
+            if key not in COLUMNS or not value or key in found:
+                raise ConfigError(f"{part!r} in {str(self)!r} is none of image=, label= and domain=COLUMN, each once")
+            found[key] = unquote(value)
+        return found
+
+    def with_columns(self, given: dict[str, str]) -> DatasetRef:
+        """The same with the columns that a user gave, which are then part of every record.
+
+        Raises:
+            ConfigError: It is no data set of the hub.
+        """
+        if self.kind != "hf":
+            raise ConfigError(f"columns are chosen of data sets of the hub, hf:owner/set, and not of {str(self)!r}")
+        columns = {**self.columns(), **given}
+        text = "&".join(f"{key}={quote(columns[key], safe='')}" for key in COLUMNS if key in columns)
+        return DatasetRef("hf", self.target.partition("?")[0] + (f"?{text}" if text else ""))
+
+    @property
     def is_path(self) -> bool:
         """Whether it is given by a path, and may be given a name of its own."""
-        return self.kind != "name"
+        return self.kind in PATHS
 
     def data_name(self, name: str | None = None) -> str:
         """What the data set is called in records and tables: its own name, or for a path `name` or the path's end."""
+        if self.kind == "hf":
+            return self.repo
         if not self.is_path:
             return self.target
         last = path_name(self.target)

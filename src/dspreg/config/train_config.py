@@ -91,19 +91,20 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How it is run. Device, threads, precision, layout and fold_bn alone touch the result, by rounding."""
+    """How it is run. Device, threads, precision, layout, fold_bn and compile alone touch the result, by rounding."""
 
     root: str | None = option("folder that holds the data sets (default: data)", None)
     name: str | None = option("name of a folder: or index: data set (default: the last part of its path)", None)
     device: str = option("cpu, cuda, cuda:1, mps, or auto: the first of cuda, mps and cpu that is there", "auto")
-    threads: int | None = option("CPU threads (default: all cores); results are bitwise identical only for the same "
-                                 "number", None, at_least=1)  # fmt: skip
+    threads: int | None = option("CPU threads (default: OMP_NUM_THREADS, or all cores); results are bitwise identical "
+                                 "only for the same number", None, at_least=1)  # fmt: skip
     precision: str = option("bf16 and fp16 run the network under autocast, fp16 with scaled losses; tf32 is for CUDA",
                             "fp32", choices=("fp32", "tf32", "bf16", "fp16"), aliases={"float32": "fp32"})  # fmt: skip
     layout: str = option("memory format of images; auto: on a CPU the faster one, by a short probe of the network",
                          "auto", choices=("auto", CHANNELS_FIRST, CHANNELS_LAST))  # fmt: skip
     fold_bn: str = option("compute frozen batch norm within the convolution before it, which is faster; auto: on a CPU "
                           "in fp32", "auto", choices=("auto", "always", "never"))  # fmt: skip
+    compile: bool = option("compile the network with torch.compile, where the method allows it; takes a minute", False)
     workers: int | None = option("processes that read images; results do not depend on it", None, at_least=0)
     cache: str = option("keep decoded images between runs; auto: on disk, where they fit", "auto",
                         choices=("auto", "none", "ram", "disk"))  # fmt: skip

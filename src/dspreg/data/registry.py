@@ -10,6 +10,8 @@ from dspreg.data.benchmarks import BENCHMARKS
 from dspreg.data.csv_index import Index
 from dspreg.data.digits import Digits
 from dspreg.data.folders import Folder
+from dspreg.data.hub_dataset import HubDataset
+from dspreg.data.mnist import MNIST_SETS
 from dspreg.errors import ConfigError
 from dspreg.io.importing import Trust, import_object, is_import_path
 from dspreg.io.text import nearest
@@ -19,12 +21,12 @@ ROOT = "data"
 
 def dataset_names() -> list[str]:
     """The data sets that are known by name."""
-    return [Digits.name, *BENCHMARKS]
+    return [Digits.name, *MNIST_SETS, *BENCHMARKS]
 
 
 def dataset_class(text: str) -> type[DomainDataset] | None:
     """The class of a data set whose domains and classes are known before its files are there."""
-    return Digits if text == Digits.name else BENCHMARKS.get(text)
+    return Digits if text == Digits.name else BENCHMARKS.get(text) or MNIST_SETS.get(text)
 
 
 def open_dataset(
@@ -33,8 +35,8 @@ def open_dataset(
     """Open the data set a text stands for.
 
     Args:
-        text: `"digits"`, one of the five benchmarks, `"folder:PATH"`, `"index:FILE.csv"`, or the import path of your
-            own `DomainDataset`, which is called with `root`.
+        text: `"digits"`, one of the five benchmarks, RotatedMNIST or ColoredMNIST, `"folder:PATH"`, `"index:FILE.csv"`,
+            `"hf:owner/set"`, or the import path of your own `DomainDataset`, which is called with `root`.
         root: Where the benchmarks lie, `data` unless given; for an index, what its paths are relative to.
         name: Of a folder or an index in records and tables.
         trust: For a text that a file holds: modules that it may name besides dspreg's own, as in `dspreg.load`.
@@ -45,10 +47,14 @@ def open_dataset(
         return Folder(ref.target, name)
     if ref.kind == "index":
         return Index(ref.target, root, name)
+    if ref.kind == "hf":
+        return HubDataset(ref)
     if text == Digits.name:
         return Digits()
     if text in BENCHMARKS:
         return BENCHMARKS[text](ROOT if root is None else root)
+    if text in MNIST_SETS:
+        return MNIST_SETS[text](ROOT if root is None else root)
     if is_import_path(text):
         return _import_dataset(text, trust)(ROOT if root is None else root)
     known = dataset_names()
@@ -57,7 +63,7 @@ def open_dataset(
         near = f"folder:{text}"
     raise ConfigError(
         f"unknown data set {text!r}.{f' Did you mean {near!r}?' if near else ''} Known: {', '.join(known)}. "
-        f"For your own images write folder:PATH or index:FILE.csv, "
+        f"For your own images write folder:PATH or index:FILE.csv, for one of the hub hf:owner/set, "
         f"for your own class its import path, e.g. 'my_data.Mine'."
     )
 
@@ -77,6 +83,10 @@ def dataset_table() -> str:
         images = f"{sum(made.counts.values()):,}"
         where = f"{name} --root DIR, with DIR/{made.subfolder}"
         rows.append((name, str(len(made.domains)), str(len(made.classes)), images, where))
+    for name, digits in MNIST_SETS.items():
+        where = f"{name} --root DIR, with DIR/{digits.subfolder}"
+        rows.append((name, str(len(digits.domains)), str(len(digits.classes)), "70,000", where))
+    rows.append(("the hub's", "any", "any", "any", "hf:owner/set, a data set of images on the Hugging Face hub"))
     rows.append(("your folders", "any", "any", "any", "folder:PATH, with PATH/domain/class/image.jpg"))
     rows.append(("your table", "any", "any", "any", "index:FILE.csv, with columns path,label,domain"))
     rows.append(("your class", "any", "any", "any", "my_data.Mine, a DomainDataset here or on PYTHONPATH"))

@@ -202,8 +202,8 @@ def check_once(
     Raises:
         DataError: Some can't be decoded; names the first and how to see all.
     """
-    stamp = stamps() / hashlib.sha256("".join(fingerprints).encode()).hexdigest()
-    if stamp.exists():
+    fingerprints = list(fingerprints)
+    if _stamp(fingerprints).exists():
         return
     found = verify(dataset, progress, cache)
     if found.bad:
@@ -213,9 +213,19 @@ def check_once(
             f"{plural(len(found.bad), 'image')} of {dataset.name} can't be used:\n{named}{more}\n"
             f"Mend or remove them; `dspreg data verify` names all of them"
         )
+    mark_sound(fingerprints)
+
+
+def mark_sound(fingerprints: Iterable[str]) -> None:
+    """Remember that `check_once` need not look at the domains with these fingerprints."""
+    stamp = _stamp(fingerprints)
     with suppress(OSError):  # a reminder, nothing more: without it the images are looked at again next time
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.touch()
+
+
+def _stamp(fingerprints: Iterable[str]) -> Path:
+    return stamps() / hashlib.sha256("".join(fingerprints).encode()).hexdigest()
 
 
 def find_leaks(domains: Mapping[str, Domain], targets: Sequence[str]) -> Iterator[str]:

@@ -20,10 +20,11 @@ from dspreg.data.cache import DISK_LIMIT, SHARED_MEMORY, cache_directory
 from dspreg.devices import describe_device, resolve_device
 from dspreg.doctor.findings import Finding
 from dspreg.errors import ConfigError, DspregError
+from dspreg.io.text import join_few, plural
 from dspreg.launch.queue import ATTEMPTS
 from dspreg.networks.hub import find_cached
 from dspreg.networks.timm_models import hub_location, pretrained_config
-from dspreg.runs.status import scan_store
+from dspreg.runs.status import RunStatus, scan_store
 from dspreg.runs.store import RunStore
 
 GB = 1e9
@@ -53,8 +54,11 @@ def examine_machine(
     yield check_weights(model)
     if root is not None:
         yield check_data(Path(root))
-    if store is not None:
-        yield check_store(Path(store))
+    yield (
+        check_store(Path(store))
+        if store is not None
+        else Finding("store", "ok", "none given; --store DIR looks into one")
+    )
 
 
 def check_versions() -> Finding:
@@ -213,6 +217,16 @@ def check_store(path: Path) -> Finding:
         return Finding("store", "problem", str(error))
     counts = Counter(found.summaries.values())
     says = f"{path}: " + (", ".join(f"{number:,} {name}" for name, number in counts.items()) or "no runs")
+    damaged = [run for run, state in found.states.items() if state.status is RunStatus.DAMAGED]
+    if damaged:
+        remedy = f"put {join_few(damaged, 3)} back from a copy, or remove their folders to train them again"
+        return Finding("store", "problem", f"{says}; {plural(len(damaged), 'run')} can't be read", remedy)
+    left = [run for run, lease in found.leases.items() if not lease.alive]
+    if left and not counts.get("running"):
+        remedy = f"`dspreg sweep … --store {path}` goes on where they are"
+        return Finding(
+            "store", "notice", f"{says}; {plural(len(left), 'process', 'processes')} died in training", remedy
+        )
     if counts.get("failed"):
         return Finding("store", "notice", says, f"`dspreg status {path}` says why; `dspreg retry {path}` tries again")
     return Finding("store", "ok", says)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import cast
 
@@ -11,7 +11,7 @@ from dspreg.algorithms.measure import BATCHES, refresh_due
 from dspreg.config.defaults import DatasetFacts, default_options
 from dspreg.data.benchmarks import Benchmark
 from dspreg.data.splits import steps_per_epoch
-from dspreg.doctor.throughput import Throughput
+from dspreg.doctor.throughput import DOMAINS, Cost, Throughput
 
 BATCH = 32  # images of a batch that c is measured on
 PROFILES = 2  # c before and after training, counted as a refresh each
@@ -53,6 +53,23 @@ def work_of(data: type[Benchmark]) -> Work:
         measured.append(sum(min(BATCH * BATCHES, count) for count in inside))
     images = batch * (len(data.counts) - 1)
     return Work(steps, images, fmean(evaluated), options["evaluation_batch"], fmean(refreshes), fmean(measured))
+
+
+def estimate_range(
+    data: type[Benchmark], speed: Throughput, algorithm: str = "ERM", workers: int = 0
+) -> tuple[float, float]:
+    """Seconds of a run, at least and at most.
+
+    At least: every step is as fast as the fastest that was seen. At most: as slow as the slowest, and a batch as large
+    as in training is no cheaper per image than the one that was measured.
+    """
+    images = len(DOMAINS) * speed.batch
+    flat = {name: Cost(0.0, cost.of(images) / images) for name, cost in
+            {**speed.train, "evaluate": speed.evaluate, "measure": speed.measure}.items()}  # fmt: skip
+    train = {name: flat[name] for name in speed.train}
+    slow = replace(speed, train=train, evaluate=flat["evaluate"], measure=flat["measure"])
+    shortest = speed.fastest * estimate_run(data, speed, algorithm, workers)
+    return shortest, speed.slowest * estimate_run(data, slow, algorithm, workers)
 
 
 def estimate_run(data: type[Benchmark], speed: Throughput, algorithm: str = "ERM", workers: int = 0) -> float:

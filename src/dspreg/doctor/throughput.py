@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import median
 from typing import NamedTuple
 
 import torch
@@ -47,6 +48,8 @@ class Throughput:
         read_augmented, read_plain: Seconds to decode one file and make a training or an evaluation image of it, on one
             core.
         batch: Images per domain of the larger batch that was measured.
+        fastest, slowest: The fastest and the slowest round of one step, as shares of the median: how steady the machine
+            is.
     """
 
     train: dict[str, Cost]
@@ -55,6 +58,8 @@ class Throughput:
     read_augmented: float
     read_plain: float
     batch: int
+    fastest: float = 1.0
+    slowest: float = 1.0
 
 
 def measure_throughput(
@@ -62,31 +67,56 @@ def measure_throughput(
 ) -> Throughput:
     """Measure on made images and random weights, which cost what real ones do: two sizes of batches, and a line.
 
+    All is measured on one image of each domain, and a step of ERM on as many as there is time for. What else there is
+    no time for on those is taken to grow with the batch as that step does.
+
     Args:
         device: Where, as torch calls it.
         model: The backbone.
         image_size: Pixels.
-        seconds: About how long it may take, when a step of twelve images takes less than a second.
+        seconds: About how long it may take. What is slower is measured once.
     """
-    backbone, share = make_backbone(model, weights="none", image_size=image_size), seconds / 12
+    until = time.perf_counter() + seconds
+    backbone, share = make_backbone(model, weights="none", image_size=image_size), seconds / 16
+    picture = make_jpeg()
+    augmented, plain = (
+        median_seconds(partial(read, picture, image_size, augment), share / 4, "cpu") for augment in (True, False)
+    )
     erm = make_stack(ERM(), backbone, device)
-    sizes = (1, max(4, find_batch(erm, device, image_size, share)))
-    seen: dict[str, list[float]] = defaultdict(list)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # a network with random weights is no training
-        for size in sizes:
-            for name, work in works_of(erm, backbone, device, make_batches(size, device, image_size)).items():
-                seen[name].append(seconds_of(work, share, device))
-    costs = {name: fit_line([len(DOMAINS) * size for size in sizes], found) for name, found in seen.items()}
-    picture = make_jpeg()
+        small = works_of(erm, backbone, device, make_batches(1, device, image_size))
+        rounds = times_of(small["ERM"], share, device, least=3)
+        few = {"ERM": median(rounds)}
+        few |= {name: median_seconds(work, share, device) for name, work in small.items() if name != "ERM"}
+        batch = affordable_batch(few["ERM"], until - time.perf_counter())
+        large = works_of(erm, backbone, device, make_batches(batch, device, image_size))
+        many = {"ERM": median_seconds(large["ERM"], share, device)}
+        growth = many["ERM"] / few["ERM"]
+        for name in ("evaluate", "DSPReg", "measure"):
+            affordable = 2 * growth * few[name] < until - time.perf_counter()
+            many[name] = median_seconds(large[name], share, device) if affordable else growth * few[name]
+    sizes = [len(DOMAINS), len(DOMAINS) * batch]
+    costs = {name: fit_line(sizes, [few[name], many[name]]) for name in few}
     return Throughput(
         train={name: costs[name] for name in ("ERM", "DSPReg")},
         evaluate=costs["evaluate"],
         measure=costs["measure"],
-        read_augmented=seconds_of(lambda: read(picture, image_size, augment=True), share, "cpu"),
-        read_plain=seconds_of(lambda: read(picture, image_size, augment=False), share, "cpu"),
-        batch=sizes[1],
+        read_augmented=augmented,
+        read_plain=plain,
+        batch=batch,
+        fastest=min(rounds) / few["ERM"],
+        slowest=max(rounds) / few["ERM"],
     )
+
+
+def affordable_batch(step: float, left: float) -> int:
+    """Images per domain of the larger batch, if a step on one image of each takes so long.
+
+    As many as in training, if warming up and one round then take no more than half of the time that is left; or fewer,
+    and at least two.
+    """
+    return max(2, min(LARGEST, int(left / 4 / step)))
 
 
 def works_of(
@@ -127,18 +157,6 @@ def make_batches(size: int, device: str, image_size: int) -> list[Batch]:
     return made
 
 
-def find_batch(algorithm: Algorithm, device: str, image_size: int, seconds: float) -> int:
-    """Images per domain whose step takes no more than this: as many as in training, where the machine allows it."""
-    size = 1
-    while size < LARGEST:
-        batches = make_batches(size, device, image_size)
-        train_step(algorithm, batches)  # the first of a size allocates
-        if 2 * elapsed(lambda batches=batches: train_step(algorithm, batches), device) > seconds:  # type: ignore[misc]
-            break
-        size *= 2
-    return size
-
-
 def predict(algorithm: Algorithm, batches: Sequence[Batch]) -> None:
     with evaluation_mode(algorithm), torch.inference_mode():
         algorithm.predict(torch.cat([each.x for each in batches]))
@@ -164,11 +182,22 @@ def read(picture: bytes, image_size: int, augment: bool) -> None:
 def seconds_of(work: Callable[[], object], budget: float, device: str) -> float:
     """The median of as many rounds as fit, at least one after one that warms up."""
     work()
+    return median(times_of(work, budget, device))
+
+
+def median_seconds(work: Callable[[], object], budget: float, device: str) -> float:
+    """The same, where the round that warms up counts if it alone takes longer than all may: it is slower by little."""
+    first = elapsed(work, device)
+    return first if first > budget else median(times_of(work, budget, device))
+
+
+def times_of(work: Callable[[], object], budget: float, device: str, least: int = 1) -> list[float]:
+    """Seconds of as many rounds as fit, and of at least so many."""
     found: list[float] = []
     started = time.perf_counter()
-    while not found or time.perf_counter() - started < budget:
+    while len(found) < least or time.perf_counter() - started < budget:
         found.append(elapsed(work, device))
-    return sorted(found)[len(found) // 2]
+    return found
 
 
 def elapsed(work: Callable[[], object], device: str) -> float:

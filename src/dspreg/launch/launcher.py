@@ -128,14 +128,15 @@ def sweep(
 
 
 def resolve_sweep(execution: Execution, runs: Iterable[Run]) -> Execution:
-    """Where what is here has no double precision: a device on which all runs of the sweep can be trained.
+    """Where what is here has no double precision: a device on which all runs of the sweep can be trained. With
+    `compile`, that all of them can be.
 
     Elsewhere `auto` is left to the launcher, since a cluster may have what this machine has not.
     """
     from dspreg.devices import lacks_float64
     from dspreg.training.experiment import resolve_execution
 
-    if not lacks_float64(execution.device):
+    if not lacks_float64(execution.device) and not execution.compile:
         return execution
     return resolve_execution(execution, *(run.algorithm for run in runs))
 

@@ -14,11 +14,13 @@ from dspreg.runs.status import RunState
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a run."""
+    """Progress of a run, with the seconds that it still takes and those of the whole run, by its own clock."""
 
     step: int
     steps: int  # 0: not known yet
     doing: str = ""
+    left: float | None = None  # not known yet
+    whole: float | None = None
 
 
 @dataclass(frozen=True)

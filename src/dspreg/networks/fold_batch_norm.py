@@ -111,7 +111,7 @@ class _Convolution:
     def activations(self) -> int:
         """About as many numbers as the output has."""
         stride = self.rest[0] if self.rest else self.others.get("stride", 1)
-        strides = (stride,) if isinstance(stride, int) else tuple(stride)
+        strides: tuple[int, ...] = (stride,) if isinstance(stride, int) else tuple(stride)
         reduction = math.prod(strides * (self.x.ndim - 2) if len(strides) == 1 else strides)
         return int(self.x.numel() // self.x.shape[1] * len(self.weight) // reduction)
 

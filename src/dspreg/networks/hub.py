@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import socket
-from contextlib import suppress
 from pathlib import Path
-from threading import Thread
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
+from dspreg.download.web import is_reachable
 from dspreg.errors import ResourceError
 
 FILE = "model.safetensors"  # the only format that cannot run code
 CONNECT_TIMEOUT = 0.8  # seconds, for DNS and the connection; by default, the download retries for most of a minute
 RESPONSE_TIMEOUT = 5.0  # seconds, for the hub's first response
-PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 
 
 def find_cached(repo: str) -> Path | None:
@@ -49,7 +44,7 @@ def download_weights(repo: str, model: str) -> Path:
 
     if constants.HF_HUB_OFFLINE:
         raise failure("the hub cannot be reached, since HF_HUB_OFFLINE is set, and they are not in its cache")
-    if not _reachable(constants.ENDPOINT):
+    if not is_reachable(constants.ENDPOINT, CONNECT_TIMEOUT):
         raise failure(f"the hub cannot be reached at {constants.ENDPOINT}, and they are not in its cache")
     try:
         # metadata first: the download retries a failing request, with a timeout of a minute each
@@ -63,31 +58,3 @@ def download_weights(repo: str, model: str) -> Path:
     except Exception as error:  # huggingface_hub lets the errors of three other libraries through
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise failure(f"the hub could not deliver {FILE} of {repo} ({lines[0].rstrip('.')})") from error
-
-
-def _reachable(endpoint: str) -> bool:
-    """Whether a connection can be opened; in a thread, because a DNS lookup has no timeout."""
-    reached = []
-
-    def connect() -> None:
-        with suppress(OSError, ValueError):  # ValueError: an invalid host or port
-            socket.create_connection(_first_hop(endpoint), timeout=CONNECT_TIMEOUT).close()
-            reached.append(True)
-
-    thread = Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(CONNECT_TIMEOUT)
-    return bool(reached)
-
-
-def _first_hop(endpoint: str) -> tuple[str, int]:
-    """Host and port to connect to: those of the proxy, if there is one, else the hub's."""
-    url = urlsplit(endpoint)
-    if not proxy_bypass(url.hostname or ""):
-        proxies = getproxies()
-        proxy = proxies.get(url.scheme) or proxies.get("all")
-        if proxy:
-            url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    if not url.hostname:
-        raise ValueError(f"{endpoint!r} has no host")
-    return url.hostname, url.port or PORTS.get(url.scheme, 443)

@@ -1,9 +1,9 @@
 """What is compared with what: runs under different conditions stand in different rows, which say how they differ.
 
-Protocol, torch, threads, device, precision and layout are compared over the whole report, as averages run over data
-sets. Steps, network, weights, images and all other settings are compared within a data set, since every data set has
-its own. Options that search draws count only where nothing was searched. A run that is planned and not begun stands in
-the rows of those that were asked for alike.
+Protocol, torch, threads, device, precision, layout and compile are compared over the whole report, as averages run over
+data sets. Steps, network, weights, images and all other settings are compared within a data set, since every data set
+has its own. Options that search draws count only where nothing was searched. A run that is planned and not begun stands
+in the rows of those that were asked for alike.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from dspreg.errors import ConfigError
 from dspreg.protocol.selection import RunResult
 
-SHARED = ("protocol", "torch", "threads", "device", "precision", "layout")
+SHARED = ("protocol", "torch", "threads", "device", "precision", "layout", "compile")
 Key = tuple[str, str]  # data set, label of the row
 Group = tuple[str, str, str]  # data set, algorithm, plan: what was asked for alike
 

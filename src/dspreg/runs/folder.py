@@ -191,7 +191,8 @@ class RunFolder:
         if changes:
             lines = "\n".join(f"  {name}: {_brief(was)} → {_brief(now)}" for name, was, now in changes)
             environment = all(name.startswith("environment") for name, _, _ in changes)
-            device = next((f" (--device {was})" for name, was, _ in changes if name == "environment.device"), "")
+            flags = [_flag(name.removeprefix("environment."), was) for name, was, _ in changes]
+            device = f" ({' '.join(filter(None, flags))})" if any(flags) else ""
             way = (
                 f"results would not be bitwise identical. Restore the environment{device}, or resume with "
                 "--allow-changed-environment"
@@ -454,6 +455,15 @@ def _let_go() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_let_go)
+
+
+def _flag(name: str, was: Any) -> str:
+    """The flag that gives a training the environment it began in; empty where there is none."""
+    if name == "compile":
+        return "--compile" if was else "without --compile"
+    if name == "layout":
+        return f"--layout {was or 'channels-first'}"  # what was before there was a choice is not recorded
+    return f"--{name} {was}" if name in ("device", "threads") else ""
 
 
 def _brief(value: Any) -> str:

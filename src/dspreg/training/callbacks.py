@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+
+from dspreg.io.text import format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
 
 LOOK_EVERY = 0.5  # seconds between two losses on a terminal
+FIELDS = ("rate", "left", "loss", "validation", "penalty")  # of a progress bar
 
 
 class TrainingCallback:
@@ -29,8 +32,11 @@ class TrainingCallback:
     def on_train_start(self, experiment: Experiment, step: int) -> None:
         """Training starts, or resumes after `step` steps."""
 
+    def on_resume(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Training resumes after these records, of earlier calls; follows `on_train_start`."""
+
     def on_phase(self, description: str) -> None:
-        """A longer phase that is not a step begins, such as an evaluation or a measurement."""
+        """A longer phase that is not a step begins, such as an evaluation or a measurement; empty: steps follow."""
 
     def on_progress(self) -> None:
         """A small unit of work is done: one pass of a step, one batch of an evaluation or of a measurement. A training
@@ -59,6 +65,10 @@ class CallbackList(TrainingCallback):
     def on_train_start(self, experiment: Experiment, step: int) -> None:
         for each in self.callbacks:
             each.on_train_start(experiment, step)
+
+    def on_resume(self, records: Sequence[Mapping[str, Any]]) -> None:
+        for each in self.callbacks:
+            each.on_resume(records)
 
     def on_phase(self, description: str) -> None:
         for each in self.callbacks:
@@ -127,21 +137,25 @@ class ProgressBar(TrainingCallback):
     Args:
         console: A console of Rich on stderr.
         title: Shown instead of algorithm and targets.
+
+    Attributes:
+        clock: Of the training, with its estimate of the time left.
     """
 
     def __init__(self, console: Console, title: str = ""):
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        from dspreg.training.time_left import RunClock  # which is a callback itself
 
         wide = console.width >= 110
-        texts = ("{task.description}", "{task.fields[rate]}", "{task.fields[loss]}")
-        name, rate, loss = (TextColumn(text) for text in texts)
-        more = (TextColumn("{task.fields[validation]}"), TextColumn("{task.fields[penalty]}"))
-        left = TimeRemainingColumn(compact=True)
+        texts = ("{task.description}", *(f"{{task.fields[{name}]}}" for name in FIELDS))
+        name, rate, left, loss, *more = (TextColumn(text) for text in texts)
         columns = (name, BarColumn(16), MofNCompleteColumn(), rate, left, loss, *more)
         narrow = (name, MofNCompleteColumn(), rate, left, loss, *more)  # in eighty columns the bar itself goes first
         self.progress = Progress(*(columns if wide else narrow), console=console, transient=True)
         self.room = 40 if wide else 16
         self.title = title
+        self.clock = RunClock()
         self.task: Any = None
         self.looked_at = float("-inf")
         self.progress.start()
@@ -149,26 +163,35 @@ class ProgressBar(TrainingCallback):
     def on_image_check(self, done: int, total: int) -> None:
         if self.task is None:
             self.task = self._add("looking at every image, once", total)
-        self.progress.update(self.task, completed=done)
+        left = self.progress.tasks[0].time_remaining
+        self.progress.update(self.task, completed=done, left="" if left is None else format_duration(left))
 
     def _add(self, title: str, total: int, done: int = 0) -> Any:
-        fields: dict[str, Any] = dict.fromkeys(("rate", "loss", "validation", "penalty"), "")
+        fields: dict[str, Any] = dict.fromkeys(FIELDS, "")
         title = title if len(title) <= self.room else title[: self.room - 1] + "…"
         return self.progress.add_task(title, total=total, completed=done, **fields)
 
     def on_train_start(self, experiment: Experiment, step: int) -> None:
+        self.clock.on_train_start(experiment, step)
         s = experiment.settings
         title = self.title or f"{s.algorithm} → {', '.join(s.targets) or 'no target'}"
         if self.task is not None:
             self.progress.remove_task(self.task)
         self.task = self._add(title, s.steps, step)
 
+    def on_resume(self, records: Sequence[Mapping[str, Any]]) -> None:
+        self.clock.on_resume(records)
+
     def on_phase(self, description: str) -> None:
+        self.clock.on_phase(description)
         self.progress.update(self.task, loss=description)
 
     def on_step_end(self, step: int, log: Mapping[str, float]) -> None:
-        speed = self.progress.tasks[0].speed
+        self.clock.on_step_end(step, log)
+        speed, left = self.progress.tasks[0].speed, self.clock.seconds_left()
         fields: dict[str, Any] = {"rate": f"{speed:.2f}/s" if speed else ""}
+        if left is not None:
+            fields["left"] = format_duration(left)
         ratio = next((name for name in log if name.endswith(".ratio")), None)
         if ratio is not None or time.monotonic() - self.looked_at > LOOK_EVERY:  # not at each step: see above
             self.looked_at = time.monotonic()
@@ -178,6 +201,7 @@ class ProgressBar(TrainingCallback):
         self.progress.update(self.task, completed=step + 1, **fields)
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
+        self.clock.on_evaluation(record)
         self.progress.update(self.task, validation=f"val {record['validation']:.0%}")
 
     def on_train_end(self) -> None:

@@ -19,6 +19,7 @@ from dspreg import __version__
 from dspreg.algorithms import Algorithm, Task
 from dspreg.algorithms.registry import PUBLISHED, StackSpec
 from dspreg.config.defaults import search_seed
+from dspreg.config.options import MOST
 from dspreg.config.train_config import CHANNELS_LAST, Execution, TrainConfig, resolve_config
 from dspreg.data import DomainDataset
 from dspreg.data.base import labels_of
@@ -38,6 +39,7 @@ from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.precision import LossScaler, autocast, check_precision
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
+from dspreg.training.compiling import compile_network, require_compilable, require_compiler
 from dspreg.training.fastest import choose_folding, choose_layout, describe_computation, keep_begun
 
 Progress = Callable[[int, int], None]
@@ -130,6 +132,8 @@ class Experiment:
 
         algorithm = self.stack.build().setup(task, adam, self.execution.device)
         algorithm.stack.folds_batch_norm = self.execution.fold_bn == "always"
+        if self.execution.compile:
+            compile_network(algorithm.net)
         if self.execution.precision == "fp16":
             algorithm.stack.scaler = LossScaler(self.execution.device)
         return algorithm
@@ -290,15 +294,24 @@ def resolve_execution(execution: Execution, *algorithms: str) -> Execution:
     needs = lacks and any(measures_c(spec, execution) for spec in dict.fromkeys(algorithms))
     device = resolve_device(execution.device, float64=needs)
     check_precision(execution.precision, device)
+    if execution.compile:
+        for spec in dict.fromkeys(algorithms):
+            require_compilable(layers_of(StackSpec.parse(spec)), execution.precision)
+        require_compiler(device)
     return execution if device == execution.device else replace(execution, device=device)
 
 
 def measures_c(algorithm: str, execution: Execution) -> bool:
     """Whether c is measured in the training, by the method or for profiles: in double precision."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)  # given when the stack that is trained is built
-        layers = list(StackSpec.parse(algorithm).build().layers())
+    layers = layers_of(StackSpec.parse(algorithm))
     return execution.profile == "always" or any(getattr(layer, "uses_c", False) for layer in layers)
+
+
+def layers_of(stack: StackSpec) -> list[Algorithm]:
+    """The layers of a method, to look at: without a network, and without the notices given when it is trained."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        return list(stack.build().layers())
 
 
 def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list[int]]], config: TrainConfig) -> None:
@@ -367,6 +380,13 @@ def environment(execution: Execution) -> dict[str, Any]:
 
 
 def threads(execution: Execution) -> int:
-    """As requested, or all cores that this process may use."""
+    """As requested, or as OMP_NUM_THREADS says, or all cores that this process may use."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return execution.threads or usable or 1
+    return execution.threads or threads_of_environment() or usable or 1
+
+
+def threads_of_environment() -> int | None:
+    """OMP_NUM_THREADS, which schedulers set to a job's share of the machine; of a list, "4,2", the first counts."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    number = int(given) if given.isdecimal() and len(given) < 10 else 0
+    return number if 0 < number <= MOST["threads"][0] else None

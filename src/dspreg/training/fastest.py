@@ -26,14 +26,15 @@ from dspreg.randomness import untouched
 
 SMALLEST = 64  # pixels: below, steps are short and either layout will do
 IMAGES, ROUNDS = 12, 3  # fewer images stay in the processor's cache, where both are alike
-SECONDS = 2.0  # no further round after that
+SECONDS = 2.0  # of CPU time per thread; no further round after that
 PAYS = 0.95  # of the time on channels-first images
 
 
-def describe_computation(execution: Execution) -> dict[str, str]:
+def describe_computation(execution: Execution) -> dict[str, str | bool]:
     """What an environment says of it. Where it is as it always was there is nothing to say: older runs have none."""
     found = {"layout": CHANNELS_LAST} if execution.layout == CHANNELS_LAST else {}
-    return found | ({"batch_norm": FOLDED} if execution.fold_bn == "always" else {})
+    folded = {"batch_norm": FOLDED} if execution.fold_bn == "always" else {}
+    return found | folded | ({"compile": True} if execution.compile else {})
 
 
 def keep_begun(execution: Execution, environment: Mapping[str, Any]) -> Execution:
@@ -76,7 +77,8 @@ def choose_layout(execution: Execution, config: TrainConfig, threads: int) -> Ex
 
 def _pays_to_fold(execution: Execution) -> bool:
     """Measured on CPUs; under autocast nothing is folded."""
-    return execution.fold_bn != "never" and execution.device == "cpu" and execution.precision == "fp32"
+    plain = execution.device == "cpu" and execution.precision == "fp32"
+    return execution.fold_bn != "never" and plain and not execution.compile  # which fuses by itself
 
 
 @lru_cache
@@ -97,8 +99,8 @@ def probe_layouts(model: str, image_size: int, frozen_bn: bool, fold: bool, thre
         gradient_seconds(net, first, fold)  # both once, to warm up
         gradient_seconds(net, last, fold)
         shares: list[float] = []
-        started = time.perf_counter()
-        while len(shares) < ROUNDS and (not shares or time.perf_counter() - started < SECONDS):
+        started = time.process_time()  # on a busy machine a round takes longer, and says no less
+        while len(shares) < ROUNDS and (not shares or time.process_time() - started < threads * SECONDS):
             shares.append(gradient_seconds(net, last, fold) / gradient_seconds(net, first, fold))
     finally:
         torch.set_num_threads(before)

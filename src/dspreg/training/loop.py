@@ -122,10 +122,13 @@ def train(
         state = State(algorithm, folder)
         resume(state, checkpoints)
         on.on_train_start(experiment, state.t)
+        if state.t:
+            on.on_resume(list(folder.records))
         if (state.t == 0 and should_profile(state, execution)) or START_PROFILE in state.lost:
             on.on_phase("measuring c before training")
             first = algorithm if state.t == 0 else experiment.algorithm(between_batches, stop.check_waiting, readers)
             write_start_profile(state, profile_stack(first).to_bytes())
+            on.on_phase("")
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
         steps = experiment.settings.steps
         saved = time.monotonic()
@@ -315,9 +318,11 @@ def validate_below(
     The innermost first, since others may predict with what it changes. An evaluation may be stopped, and begins anew:
     layers that were told before are not told again.
     """
+    asking = [layer for layer in state.algorithm.layers() if overrides(type(layer), "before_evaluation")]
+    if not asking:
+        return
     s, t = experiment.settings, state.t - 1
     parts = [experiment.part(name, "out", experiment.transform(s.augment_validation)) for name in experiment.sources]
-    asking = [layer for layer in state.algorithm.layers() if overrides(type(layer), "before_evaluation")]
     for layer in asking[::-1][state.told :]:
         counted = tallies(
             layer.base,

@@ -1,0 +1,1 @@
+"""Files from other machines: downloaded whole or not at all, unpacked safely, listed with their checksums."""
