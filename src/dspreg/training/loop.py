@@ -126,7 +126,8 @@ def train(
             on.on_resume(list(folder.records))
         if (state.t == 0 and should_profile(state, execution)) or START_PROFILE in state.lost:
             on.on_phase("measuring c before training")
-            first = algorithm if state.t == 0 else experiment.algorithm(between_batches, stop.check_waiting, readers)
+            anew = state.t > 0  # only its profile was lost
+            first = experiment.algorithm(between_batches, stop.check_waiting, readers) if anew else state.algorithm
             write_start_profile(state, profile_stack(first).to_bytes())
             on.on_phase("")
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
