@@ -312,7 +312,7 @@ def validate_below(
     state: State,
     between_batches: Callable[[], None],
     on_wait: Callable[[], None],
-    workers: int | ReaderPool,
+    workers: int | ReaderPool = 0,
 ) -> None:
     """Tell layers that ask for it, before an evaluation, how what is below them predicts validation images.
 
