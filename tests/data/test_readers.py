@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dspreg.data import readers
+from dspreg.data import reader_messages, readers
 from dspreg.data.decode import BadImage
 from dspreg.data.readers import iterate_batches
 from dspreg.errors import ConfigError, Notice, Preempted, ResourceError
@@ -103,7 +103,7 @@ class Odd:
 @pytest.mark.parametrize("way", ["memory", "pipe"])
 def test_tensors_arrive_with_their_bits_and_strides(way, monkeypatch):
     if way == "pipe":
-        monkeypatch.setattr(readers, "write_to_memory", lambda _: None)
+        monkeypatch.setattr(reader_messages, "write_to_memory", lambda _: None)
     for i, made in enumerate(iterate_batches(Odd(), range(len(TENSORS)), 2)):
         ((x, text, n),) = made["deep"]
         assert (text, n, made["none"]) == ("text", i, None)
@@ -315,7 +315,7 @@ def stop_halfway(connection, _batch):
 
 
 def stop_before_the_memory(connection, batch):
-    connection.send(readers.SentBatch(batch, 100, True))
+    connection.send(reader_messages.SentBatch(batch, 100, True))
     os.kill(os.getpid(), signal.SIGSTOP)
 
 

@@ -14,7 +14,6 @@ import pytest
 from dspreg.cli import main
 from dspreg.cli.train import stopping
 from dspreg.data import images as data_images
-from dspreg.data.loader import Positions
 from dspreg.errors import Preempted, ResourceError
 from dspreg.training import loop, train
 from dspreg.training.callbacks import TrainingCallback
@@ -135,7 +134,7 @@ def test_within_a_step_nothing_is_kept_of_it(images, tmp_path, whole, monkeypatc
 
     def step(algorithm, batches, **options):
         if algorithm.t == 5:
-            monkeypatch.setattr(Positions, "__getitem__", lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+            stop_readers()
             monkeypatch.setattr(loop.Checkpoints, "save", lambda *_: pytest.fail("kept"))
             terminate()
         return take_step(algorithm, batches, **options)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dspreg.batches import Batch
 from dspreg.data.images import Images
-from dspreg.data.readers import iterate_batches
+from dspreg.data.readers import ReaderPool, iterate_batches
 from dspreg.data.sampling import draw_measure_batches, draw_training_batch
 from dspreg.data.transforms import Transform
 from dspreg.devices import send
@@ -105,7 +105,7 @@ class MeasureSampler:
     parts: Sequence[DomainSplit]
     key: tuple[Key, ...]
     device: str = "cpu"
-    workers: int = 0
+    workers: int | ReaderPool = 0
     on_wait: Callable[[], None] = lambda: None  # as in `iterate_batches`
 
     def __call__(self, t: int, batches: int) -> Mapping[str, Sequence[Batch]]:

@@ -8,35 +8,32 @@ from __future__ import annotations
 
 import atexit
 import math
-import mmap
 import multiprocessing
 import os
 import signal
 import socket
 import struct
 import time
-import traceback
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from dspreg.errors import ConfigError, DspregError, Notice, ResourceError
+from dspreg.data import reader_messages
+from dspreg.data.reader_messages import Failure, pack_request, send_batch, unpack_request
+from dspreg.errors import ConfigError, Notice, ResourceError
 from dspreg.io.text import plural
 
-AHEAD = 2  # batches that a process makes before the first of them is asked for
-LARGE = 65_536  # bytes; smaller tensors go through the pipe, so that labels that are kept keep no images
+AHEAD = 2  # batches of a pass that a process makes before the first of them is asked for
 PATIENCE = 300.0  # seconds without a batch, unless $DSPREG_READER_PATIENCE says otherwise
 NOTICE_AFTER = 30.0  # seconds
 TICK = 0.5  # seconds between two looks at whether to go on waiting
-HALF_SENT = 20  # seconds that the rest of a batch may take once its first bytes are there
+HALF_SENT = 20  # seconds that the rest of a message may take once its first bytes are there
 GRACE = 0.5  # seconds in which a process may end by itself
 ORPHANED = 5.0  # seconds between two looks at whether the trainer is there
 
@@ -44,7 +41,7 @@ READERS: weakref.WeakSet[Reader] = weakref.WeakSet()  # all that were started an
 
 
 def iterate_batches(
-    source: Any, order: Iterable[Any], workers: int, on_wait: Callable[[], None] = lambda: None
+    source: Any, order: Iterable[Any], workers: int | ReaderPool, on_wait: Callable[[], None] = lambda: None
 ) -> Generator[Any, None, None]:
     """Yield source[i] for every i in `order`, in that order, made by `workers` processes (0: here).
 
@@ -54,36 +51,84 @@ def iterate_batches(
     Args:
         source: Has `__getitem__`; tensors in what it returns must be on the CPU.
         order: What to ask it for.
-        workers: Where so many can't be started there are fewer, with a notice.
+        workers: Where so many can't be started there are fewer, with a notice. The processes of a pool do not end.
         on_wait: Called every half second while a batch is waited for; may raise.
     """
     which = order if isinstance(order, (range, list)) else list(order)
     patience = reader_patience()
-    readers = start_readers(source, which, min(workers, len(which)))
-    if not readers:
-        for i in which:
-            yield source[i]
+    if isinstance(workers, ReaderPool):
+        yield from workers.iterate(source, which, patience, on_wait)
         return
-    try:
+    with ReaderPool(min(workers, len(which)), [source]) as own:
+        yield from own.iterate(source, which, patience, on_wait)
+
+
+class ReaderPool:
+    """Processes for many passes over images, which may take turns: each has its own batches read ahead.
+
+    They are started when the first batch is asked for, and end with the `with` statement. Batches that are asked for
+    after that are made here, and so are all where no process can be started.
+
+    Args:
+        count: At most so many.
+        shared: What sources consist of, such as parts of a data set. The processes have it from their start, so that
+            it is never sent; what else a source consists of is sent with each request.
+    """
+
+    def __init__(self, count: int, shared: Iterable[Any]) -> None:
+        self.count, self.shared = count, list(shared)
+        self.places = {id(each): place for place, each in enumerate(self.shared)}
+        self.readers: list[Reader] | None = None  # None: not started yet
+
+    def __enter__(self) -> ReaderPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        readers, self.readers = self.readers, []
+        end_readers(readers or [])
+
+    def iterate(
+        self, source: Any, which: Sequence[Any], patience: float, on_wait: Callable[[], None]
+    ) -> Generator[Any, None, None]:
+        """Yield source[i] for every i in `which`, as `iterate_batches` does."""
+        if self.readers is None:
+            self.readers = start_readers(self.shared, self.count)
+        readers = self.readers
+        if not readers:
+            for i in which:
+                yield source[i]
+            return
+        made: dict[int, Any] = {}  # the n-th batch, or its error, from its arrival until it is asked for
+
+        def ask(n: int) -> None:
+            if n < len(which):
+                readers[n % len(readers)].ask(pack_request(source, which[n], self.places), made, n)
+
+        ahead = AHEAD * len(readers)
+        for n in range(ahead):
+            ask(n)
         for n in range(len(which)):
-            yield readers[n % len(readers)].receive(patience, on_wait)
-    finally:
-        end_readers(readers)
+            while n not in made:
+                readers[n % len(readers)].receive(patience, on_wait)
+            if isinstance(made[n], Failure):
+                made[n].reraise()
+            ask(n + ahead)
+            yield made.pop(n)
 
 
-def start_readers(source: Any, which: Sequence[Any], count: int) -> list[Reader]:
-    """So many, each with its share of the work; fewer or none where the system refuses."""
+def start_readers(shared: Sequence[Any], count: int) -> list[Reader]:
+    """So many; fewer or none where the system refuses."""
     while count:
         readers: list[Reader] = []
         try:
-            readers.extend(Reader(source, which[n::count]) for n in range(count))  # those before an error are kept
+            readers.extend(Reader(shared) for _ in range(count))  # those before an error are kept
             return readers
         except OSError as error:  # of processes, memory or file descriptors
             end_readers(readers)
             fewer = len(readers) // 2  # the training needs some itself
             instead = f"{plural(fewer, 'process', 'processes')} of {count}" if fewer else "the training's own process"
             text = f"no more than {len(readers)} processes that read images could be started ({error.strerror})"
-            warnings.warn(f"{text}; they are read in {instead}, more slowly", Notice, stacklevel=4)
+            warnings.warn(f"{text}; they are read in {instead}, more slowly", Notice, stacklevel=5)
             count = fewer
     return []
 
@@ -101,40 +146,46 @@ def reader_patience() -> float:
 
 
 class Reader:
-    """One process that makes its share of the batches, in order, as they are asked for."""
+    """One process that makes batches, in the order in which they are asked for."""
 
-    def __init__(self, source: Any, share: Sequence[Any]) -> None:
+    def __init__(self, shared: Sequence[Any]) -> None:
         self.connection, theirs = multiprocessing.Pipe()
-        self.asked, self.share = 0, len(share)
+        self.asked: deque[tuple[dict[int, Any], int]] = deque()  # where to put what comes; after its pass nobody looks
         READERS.add(self)
         with theirs:
-            arguments = (source, share, theirs, os.getpid())
+            arguments = (shared, theirs, os.getpid())
             self.process = multiprocessing.Process(target=make_batches, args=arguments, daemon=True)
             try:
-                limit_receiving(self.connection, HALF_SENT)
+                limit_waiting(self.connection, HALF_SENT)
                 self.process.start()
             except BaseException:
                 READERS.discard(self)
                 self.connection.close()
                 raise
         self.pid = self.process.pid
-        for _ in range(AHEAD):
-            self._ask()
 
-    def receive(self, patience: float, on_wait: Callable[[], None]) -> Any:
-        """Its next batch, or the error that it ended in."""
+    def ask(self, request: bytes, made: dict[int, Any], n: int) -> None:
+        """For a batch, which `receive` will put into made[n]."""
+        self.asked.append((made, n))
+        try:
+            self.connection.send_bytes(request)
+        except BlockingIOError:  # there was room for part of it only
+            raise ResourceError(self._stalled(HALF_SENT)) from None
+        except ConnectionError:  # it is gone: there may still be batches of it to receive, and then we hear of it
+            pass
+
+    def receive(self, patience: float, on_wait: Callable[[], None]) -> None:
+        """Put its next batch, or the error instead of it, where it was asked for."""
         self._wait(patience, on_wait)
         try:
             sent = self.connection.recv()
-            if isinstance(sent, Failure):
-                sent.reraise()
-            batch = sent.unpack(self.connection)
+            batch = sent if isinstance(sent, Failure) else sent.unpack(self.connection)
         except BlockingIOError:  # part of it came, and then nothing
             raise ResourceError(self._stalled(HALF_SENT)) from None
         except (EOFError, ConnectionError):
             raise ResourceError(self._obituary()) from None
-        self._ask()
-        return batch
+        made, n = self.asked.popleft()
+        made[n] = batch
 
     def end(self, within: float) -> None:
         """Wait for its end, and then no longer. It has no pipe any more, or ignores that."""
@@ -145,12 +196,6 @@ class Reader:
             self.process.join(GRACE)
         if not self.process.is_alive():  # where even a kill has to wait for the disk, the system will end it
             self.process.close()
-
-    def _ask(self) -> None:
-        if self.asked < self.share:
-            self.asked += 1
-            with suppress(OSError):  # it is gone: there may still be batches of it to receive, and then we hear of it
-                self.connection.send_bytes(b"1")
 
     def _wait(self, patience: float, on_wait: Callable[[], None]) -> None:
         started, noticed = time.monotonic(), False
@@ -187,11 +232,12 @@ class Reader:
         )
 
 
-def limit_receiving(connection: Connection, seconds: int) -> None:
+def limit_waiting(connection: Connection, seconds: int) -> None:
     """Let a message that stops halfway raise a `BlockingIOError`; it has begun, so that no disk is waited for."""
     if os.name == "posix":
         with socket.socket(fileno=os.dup(connection.fileno())) as end:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, 0))
+            for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                end.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", seconds, 0))
 
 
 def end_readers(readers: Iterable[Reader]) -> None:
@@ -233,8 +279,8 @@ def describe_process(pid: int | None) -> str:
 # In the process.
 
 
-def make_batches(source: Any, share: Sequence[Any], connection: Connection, trainer: int) -> None:
-    """Make a batch whenever one is asked for, until there are no more or nobody is there."""
+def make_batches(shared: Sequence[Any], connection: Connection, trainer: int) -> None:
+    """Make a batch whenever one is asked for, until nobody is there."""
     # A terminal or a scheduler signals the whole group; the trainer finishes its step first and needs the next batch.
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
@@ -242,143 +288,21 @@ def make_batches(source: Any, share: Sequence[Any], connection: Connection, trai
     for reader in list(READERS):  # a fork has the trainer's ends of all pipes: no reader would see them close
         reader.connection.close()
     torch.set_num_threads(1)
+    reader_messages.SHARED[:] = shared
     with suppress(EOFError, ConnectionError):
-        for i in share:
+        while True:
             while not connection.poll(ORPHANED):
                 if os.getppid() != trainer:
                     return
-            connection.recv_bytes()
+            request = connection.recv_bytes()
             try:
-                batch = source[i]
+                source, key = unpack_request(request)
+                batch = source[key]
             except Exception as error:
                 connection.send(Failure.of(error))
-                return
-            send_batch(connection, batch)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An error on its way to the trainer."""
-
-    error: Exception
-    where: str  # its traceback
-
-    @classmethod
-    def of(cls, error: Exception) -> Failure:
-        where = "".join(traceback.format_exception(error))
-        try:
-            ForkingPickler.loads(ForkingPickler.dumps(error))
-        except Exception:  # of a class that only its own process can make
-            error = RuntimeError(f"{type(error).__name__}: {error}")
-        return cls(error, where)
-
-    def reraise(self) -> None:
-        if isinstance(self.error, DspregError):  # says all itself
-            raise self.error from None
-        raise self.error from ReaderTraceback(f"\n\nin a process that reads images:\n{self.where}")
-
-
-class ReaderTraceback(Exception):
-    """Where an error of a reader came from."""
-
-
-@dataclass(frozen=True)
-class SentTensor:
-    """A tensor without its numbers, or with few of them."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    content: bytes | None  # None: of a large one, at `start` of what follows
-    start: int = 0
-
-    def unpack(self, following: Any) -> Tensor:
-        if 0 in self.shape:
-            return torch.empty(self.shape, dtype=self.dtype)
-        buffer = following if self.content is None else bytearray(self.content)
-        flat = torch.frombuffer(buffer, dtype=self.dtype, count=math.prod(self.shape), offset=self.start)
-        return flat.as_strided(self.shape, self.stride)
-
-
-@dataclass(frozen=True)
-class SentBatch:
-    """A batch with its large tensors apart, which come after it: as a file in memory, or through the pipe."""
-
-    value: Any
-    size: int  # bytes of all large tensors
-    in_memory: bool
-
-    def unpack(self, connection: Connection) -> Any:
-        following = self._following(connection)
-        return replace_leaves(self.value, SentTensor, lambda sent: sent.unpack(following))
-
-    def _following(self, connection: Connection) -> Any:
-        if not self.size:
-            return None
-        if not self.in_memory:
-            return bytearray(connection.recv_bytes())
-        handle = recv_handle(connection)
-        try:
-            return mmap.mmap(handle, self.size)
-        finally:
-            os.close(handle)
-
-
-def send_batch(connection: Connection, batch: Any) -> None:
-    large: list[memoryview] = []
-    size = 0
-
-    def pack(tensor: Tensor) -> SentTensor:
-        nonlocal size
-        dense = tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
-        tensor = tensor.detach() if dense else tensor.detach().contiguous()
-        flat = tensor.as_strided((tensor.numel(),), (1,))
-        content = flat.view(torch.uint8).numpy().data
-        about = (tensor.dtype, tuple(tensor.shape), tensor.stride())
-        if content.nbytes < LARGE:
-            return SentTensor(*about, content.tobytes())
-        start = size
-        size += -(-content.nbytes // 64) * 64  # every tensor starts where its numbers may lie
-        large.extend((content, memoryview(bytes(size - start - content.nbytes))))
-        return SentTensor(*about, None, start)
-
-    value = replace_leaves(batch, Tensor, pack)
-    memory = write_to_memory(large) if large else None
-    connection.send(SentBatch(value, size, memory is not None))
-    if memory is not None:
-        send_handle(connection, memory, None)
-        os.close(memory)
-    elif large:
-        connection.send_bytes(b"".join(large))
-
-
-def write_to_memory(parts: Sequence[memoryview]) -> int | None:
-    """A file descriptor of nameless memory with these bytes, which no /dev/shm limits; None where there is none."""
-    if not hasattr(os, "memfd_create"):
-        return None
-    try:
-        memory = os.memfd_create("batch")
-    except OSError:
-        return None
-    try:
-        for part in parts:
-            while len(part):
-                part = part[os.write(memory, part) :]
-    except OSError:
-        os.close(memory)
-        return None
-    return memory
-
-
-def replace_leaves(value: Any, kind: type, make: Callable[[Any], Any]) -> Any:
-    """The same lists, tuples and dictionaries with everything of a kind replaced."""
-    if isinstance(value, kind):
-        return make(value)
-    if isinstance(value, dict):
-        return {key: replace_leaves(each, kind, make) for key, each in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(replace_leaves(each, kind, make) for each in value)
-    return value
+            else:
+                send_batch(connection, batch)
+                del batch  # not kept while the next request is waited for
 
 
 @atexit.register

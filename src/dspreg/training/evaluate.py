@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.data.loader import DomainSplit, SequentialBatches
-from dspreg.data.readers import iterate_batches
+from dspreg.data.readers import ReaderPool, iterate_batches
 from dspreg.devices import read_numbers, send, widest_float
 from dspreg.precision import full_precision
 from dspreg.randomness import Key
@@ -72,7 +72,7 @@ def tallies(
     size: int,
     key: tuple[Key, ...] = (),
     device: str = "cpu",
-    workers: int = 0,
+    workers: int | ReaderPool = 0,
     losses: bool = False,
     pause: Callable[[], None] = lambda: None,
     on_wait: Callable[[], None] = lambda: None,
@@ -85,7 +85,7 @@ def tallies(
         size: Images per batch; another size rounds logits differently.
         key: Random key of the augmentation, for parts that have one.
         device: Device of the algorithm.
-        workers: Processes that read images.
+        workers: Processes that read images, or the pool of them.
         losses: Also compute the cross-entropy.
         pause: Called between batches; may raise to stop early.
         on_wait: Called while a batch is waited for; may raise as well.
@@ -103,7 +103,7 @@ def predictions(
     batches: SequentialBatches,
     *,
     device: str = "cpu",
-    workers: int = 0,
+    workers: int | ReaderPool = 0,
     on_wait: Callable[[], None] = lambda: None,
 ) -> Generator[tuple[int, Tensor, Tensor], None, None]:
     """Part, logits (B, C) and labels (B,) of every batch, on the device."""

@@ -7,7 +7,7 @@ import platform
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any
@@ -28,6 +28,7 @@ from dspreg.data.cache_choice import choose_cache
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.images import Images
 from dspreg.data.loader import DomainSplit, MeasureSampler, TrainingSteps, reader_processes
+from dspreg.data.readers import ReaderPool
 from dspreg.data.registry import open_dataset
 from dspreg.data.splits import split, split_stratified, steps_per_epoch
 from dspreg.data.transforms import Transform
@@ -60,6 +61,7 @@ class Experiment:
     splits: Mapping[str, tuple[list[int], list[int]]]  # domain → positions of "in" and "out"
     backbone: Backbone
     on_read: Callable[[], None] = lambda: None  # called while files are hashed; may raise
+    parts: dict[tuple[str, str, Transform], DomainSplit] = field(default_factory=dict, init=False, compare=False)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -90,23 +92,38 @@ class Experiment:
         return steps_per_epoch(sizes, self.settings.batch_size * len(sizes))
 
     def part(self, domain: str, which: str, transform: Transform) -> DomainSplit:
-        return DomainSplit(domain, self.images[domain], self.splits[domain][("in", "out").index(which)], transform)
+        """A split of a domain: the same object whenever it is asked for, so that readers know it."""
+        positions = self.splits[domain][("in", "out").index(which)]
+        return self.parts.setdefault(
+            (domain, which, transform), DomainSplit(domain, self.images[domain], positions, transform)
+        )
+
+    def reader_pool(self) -> ReaderPool:
+        """Processes that read images for all of a training: steps, evaluations, and what c is measured on."""
+        shown = [self.transform(augment) for augment in (False, True)]
+        every = [self.part(name, which, each) for name in self.images for which in ("in", "out") for each in shown]
+        return ReaderPool(self.workers, every)
 
     def transform(self, augment: bool) -> Transform:
         last = self.execution.layout == CHANNELS_LAST
         return Transform(self.settings.image_size, self.backbone.mean, self.backbone.std, augment, last)
 
     def algorithm(
-        self, on_progress: Callable[[], None] = lambda: None, on_wait: Callable[[], None] = lambda: None
+        self,
+        on_progress: Callable[[], None] = lambda: None,
+        on_wait: Callable[[], None] = lambda: None,
+        readers: ReaderPool | None = None,
     ) -> Algorithm:
         """The stack with its network and optimiser, at step 0.
 
         Args:
             on_progress: Called at every pass of a step.
             on_wait: Called while images to measure on are waited for; may raise.
+            readers: Of the training. Without them, processes are started for each measurement.
         """
         parts = [self.part(name, "in", self.transform(False)) for name in self.sources]
-        samples = MeasureSampler(parts, self.key, self.execution.device, self.workers, on_wait)
+        workers = self.workers if readers is None else readers
+        samples = MeasureSampler(parts, self.key, self.execution.device, workers, on_wait)
         task = Task(self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress)
         s = self.settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from dspreg.batches import Batch
 from dspreg.config.train_config import Execution, TrainConfig
 from dspreg.data import DomainDataset
 from dspreg.data.loader import XY, send_ahead
-from dspreg.data.readers import iterate_batches
+from dspreg.data.readers import ReaderPool, iterate_batches
 from dspreg.data.registry import open_dataset
 from dspreg.data.verify import find_leaks
 from dspreg.devices import resolve_device
@@ -87,6 +87,7 @@ def train(
         reproducible(execution),
         resource_errors(SMALLER),
         failures_kept(folder),
+        ExitStack() as until_the_end,
     ):
         if execution.tensorboard:
             require_tensorboard()
@@ -103,7 +104,8 @@ def train(
             config, execution, on_image, data=data, on_read=between_batches,
             begun=begun_method(folder), begun_in=begun_environment(folder),
         )  # fmt: skip
-        algorithm = experiment.algorithm(between_batches, stop.check_waiting)  # its errors come before there is a run
+        readers = until_the_end.enter_context(experiment.reader_pool())  # none is started before it is needed
+        algorithm = experiment.algorithm(between_batches, stop.check_waiting, readers)  # errors come before the run
         saved_attributes_of(algorithm)  # and so does the error of a layer whose prediction can't be saved
         described = experiment.description(plan).to_json()
         was_finished = (folder / "result.json").exists()  # then no result can change
@@ -124,19 +126,20 @@ def train(
             on.on_resume(list(folder.records))
         if (state.t == 0 and should_profile(state, execution)) or START_PROFILE in state.lost:
             on.on_phase("measuring c before training")
-            first = state.algorithm if state.t == 0 else experiment.algorithm(between_batches, stop.check_waiting)
+            anew = state.t > 0  # only its profile was lost
+            first = experiment.algorithm(between_batches, stop.check_waiting, readers) if anew else state.algorithm
             write_start_profile(state, profile_stack(first).to_bytes())
             on.on_phase("")
         board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
         steps = experiment.settings.steps
         saved = time.monotonic()
-        read = iterate_batches(experiment.steps(), range(state.t, steps), experiment.workers, stop.check_waiting)
+        read = iterate_batches(experiment.steps(), range(state.t, steps), readers, stop.check_waiting)
         batches = send_ahead(read, execution.device)
         try:
             while True:
                 if evaluation_due(experiment, state):
                     on.on_phase("evaluating")
-                    record = evaluate(experiment, state, between_batches, stop.check_waiting)
+                    record = evaluate(experiment, state, between_batches, stop.check_waiting, readers)
                     folder.records.append(record)
                     on.on_evaluation(record)
                     if board:
@@ -155,7 +158,7 @@ def train(
                 checkpoints.save(state.t, state.pack())
             raise
         finally:
-            batches.close()  # ends the processes that read, also where somebody keeps the error
+            batches.close()  # nothing is read ahead any more
         if should_profile(state, execution):
             on.on_phase("measuring c after training")
             folder.write("profiles/end.safetensors", profile_stack(state.algorithm).to_bytes())
@@ -262,19 +265,23 @@ def reads_every_step(device: str) -> bool:
 
 
 def evaluate(
-    experiment: Experiment, state: State, between_batches: Callable[[], None], on_wait: Callable[[], None]
+    experiment: Experiment,
+    state: State,
+    between_batches: Callable[[], None],
+    on_wait: Callable[[], None],
+    workers: int | ReaderPool = 0,
 ) -> dict[str, Any]:
     """Evaluate after the last step, select, and return the record."""
     started, s, t = time.perf_counter(), experiment.settings, state.t - 1
     chosen = experiment.evaluation_parts(last=state.t == s.steps)
-    validate_below(experiment, state, between_batches, on_wait)
+    validate_below(experiment, state, between_batches, on_wait, workers)
     counted = tallies(
         state.algorithm,
         [part for _, _, part in chosen],
         size=s.evaluation_batch,
         key=(*experiment.key, t, "evaluate"),
         device=experiment.execution.device,
-        workers=experiment.workers,
+        workers=workers,
         losses=any(overrides(type(layer), "on_evaluation") for layer in state.algorithm.layers()),
         pause=between_batches,
         on_wait=on_wait,
@@ -301,7 +308,11 @@ def evaluate(
 
 
 def validate_below(
-    experiment: Experiment, state: State, between_batches: Callable[[], None], on_wait: Callable[[], None]
+    experiment: Experiment,
+    state: State,
+    between_batches: Callable[[], None],
+    on_wait: Callable[[], None],
+    workers: int | ReaderPool = 0,
 ) -> None:
     """Tell layers that ask for it, before an evaluation, how what is below them predicts validation images.
 
@@ -320,7 +331,7 @@ def validate_below(
             size=s.evaluation_batch,
             key=(*experiment.key, t, "evaluate"),
             device=experiment.execution.device,
-            workers=experiment.workers,
+            workers=workers,
             losses=True,
             pause=between_batches,
             on_wait=on_wait,
