@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import dspreg
+from dspreg.algorithms.registry import StackSpec
 from dspreg.cli import main
 from dspreg.config.measure_config import MeasureConfig
 from dspreg.config.train_config import Execution
@@ -72,9 +73,9 @@ def test_where_c_is_measured_a_device_without_double_precision_is_left_out(there
                 "DSPReg(weight=0)": False, "Anchor": True, "Anchor(by='ones')": False,
                 "EWC": True, "L2SP": False, "FisherTune": True}  # fmt: skip
     for spec, needed in measured.items():
-        assert measures_c(spec, Execution()) is needed
+        assert measures_c(StackSpec.parse(spec), Execution()) is needed
         assert resolve_execution(Execution(), "ERM", spec).device == ("cpu" if needed else "mps")
-    assert measures_c("ERM", Execution(profile="always"))
+    assert measures_c(StackSpec.parse("ERM"), Execution(profile="always"))
     assert resolve_execution(Execution(device="mps"), "ERM").device == "mps"
     with pytest.raises(ConfigError, match="'mps': c is measured"):  # before any run uses up an attempt on it
         dspreg.sweep(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dspreg.algorithms import Algorithm, Compatibility, Mixup, parse
+from dspreg.algorithms import Algorithm, Compatibility, Mixup, SourceValidation, parse
 from dspreg.algorithms.compatibility import arrows_of
 from dspreg.errors import ConfigError
 from dspreg.testing import ready, toy_batches, toy_task

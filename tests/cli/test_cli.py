@@ -25,7 +25,9 @@ def test_algorithms_are_listed_one_per_line(capsys):
     head, *lines, _, experimental, _, cost = capsys.readouterr().out.splitlines()
     assert experimental == "experimental, and in no table: FisherTune"
     assert head.split() == ["cost", "changes"]
-    assert [line.split()[0] for line in lines] == sorted((c.__name__ for c in CLASSES), key=str.lower)
+    assert [line.split()[0] for line in lines] == sorted(
+        (c.__name__ for c in CLASSES if not c.experimental), key=str.lower
+    )
     assert len(lines) >= 24
     for line in lines:
         assert index.__dict__[line.split()[0]].__doc__.split("\n")[0] in line

@@ -6,7 +6,8 @@ from collections import namedtuple
 import pytest
 
 from dspreg.data import Digits, Folder, cache_choice
-from dspreg.data.cache_choice import choose_cache
+from dspreg.data.cache_choice import choose_cache, open_chosen_cache
+from dspreg.errors import DataError, Notice, ResourceError
 from helpers.images import picture, small_tree
 
 Usage = namedtuple("Usage", "total used free")
@@ -72,3 +73,28 @@ def test_what_is_no_image_is_left_to_the_reading(folder, monkeypatch):
     folder.domain("art").files[0].write_bytes(b"no image")
     free(monkeypatch, 10 * total(folder))
     assert choose_cache("auto", folder, SIZE).needed == total(folder)
+
+
+def test_a_cache_that_can_not_be_opened_after_all_is_none(folder, monkeypatch):
+    """`auto` is nobody's wish: a disk that refuses must not end a training. One that was asked for does."""
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    free(monkeypatch, 10**12)
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    with pytest.warns(Notice, match="--cache auto is none here: .*can't be written"):
+        chosen, cache = open_chosen_cache("auto", folder, SIZE)
+    assert (chosen.kind, cache) == ("none", None)
+    with pytest.raises(DataError, match="can't be written"):
+        open_chosen_cache("disk", folder, SIZE)
+
+
+def test_descriptors_that_are_used_up_are_no_fault_of_the_data(folder, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(24, "Too many open files")
+
+    free(monkeypatch, 10**12)
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    with pytest.raises(ResourceError, match="can't be opened"):
+        open_chosen_cache("auto", folder, SIZE)

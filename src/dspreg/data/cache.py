@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dspreg.errors import ConfigError, DataError, Notice
+from dspreg.errors import ConfigError, DataError, Notice, ResourceError, missing_resource
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,6 +58,8 @@ class Cache:
                 pass
             self._make_room()
         except OSError as error:
+            if missing := missing_resource(error):  # of the machine's, such as descriptors: nothing else will open
+                raise ResourceError(f"the image cache {self.directory} can't be opened: {missing}") from error
             raise DataError(
                 f"the image cache {self.directory} can't be written ({error.strerror or error}). Set DSPREG_CACHE to a "
                 f"folder you may write, or train without a cache."

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from dspreg.data.base import DomainDataset
-from dspreg.data.cache import DISK_LIMIT, GIGABYTE, Kind, cache_directory, kept_bytes
+from dspreg.data.cache import DISK_LIMIT, GIGABYTE, Cache, Kind, cache_directory, kept_bytes, open_cache
 from dspreg.data.decode import BadImage, image_size
 from dspreg.data.images import Images
+from dspreg.errors import DataError, Notice
 
 SAMPLE = 64  # images whose size is looked at, spread over all
 
@@ -54,6 +56,18 @@ def choose_cache(kind: str, dataset: DomainDataset, size: int) -> CacheChoice:
     room = min(DISK_LIMIT, (shutil.disk_usage(there).free + kept_bytes(directory)) // 2)
     amount = f"about {needed / GIGABYTE:.1f} of at most {room / GIGABYTE:.1f} GB"
     return CacheChoice("disk" if needed <= room else "none", f"{amount} in {directory}", needed)
+
+
+def open_chosen_cache(kind: str, dataset: DomainDataset, size: int) -> tuple[CacheChoice, Cache | None]:
+    """What `choose_cache` chose, and opened. Where `auto` chose one that can't be used after all, there is none."""
+    chosen = choose_cache(kind, dataset, size)
+    try:
+        return chosen, open_cache(chosen.kind)
+    except DataError as error:
+        if kind != "auto":
+            raise
+        warnings.warn(f"--cache auto is none here: {error}", Notice, stacklevel=3)
+        return CacheChoice("none", str(error)), None
 
 
 def mean_decoded_bytes(files: list[Path]) -> float:

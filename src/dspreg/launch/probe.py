@@ -60,7 +60,7 @@ class Probed:
         stack, _ = resolve_stack(StackSpec.parse(config.algorithm), config)
         inside = [len(probed.splits[name][0]) for name in probed.sources]
         epoch = steps_per_epoch(inside, config.batch_size * len(inside))
-        profiles = 2 * (probed.execution.profile != "never" and measures_c(config.algorithm, probed.execution))
+        profiles = 2 * (probed.execution.profile != "never" and measures_c(stack, probed.execution))
         work = Work(
             config.steps,
             count_evaluations(config.steps, config.evaluate_every),

@@ -23,8 +23,7 @@ from dspreg.config.options import MOST
 from dspreg.config.train_config import CHANNELS_LAST, Execution, TrainConfig, resolve_config
 from dspreg.data import DomainDataset
 from dspreg.data.base import labels_of
-from dspreg.data.cache import open_cache
-from dspreg.data.cache_choice import choose_cache
+from dspreg.data.cache_choice import open_chosen_cache
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.images import Images
 from dspreg.data.loader import DomainSplit, MeasureSampler, TrainingSteps, reader_processes
@@ -245,8 +244,8 @@ def prepare_experiment(
     if len(targets) == len(data.domains):
         raise ConfigError(f"every domain of {data.name} is a target ({', '.join(targets)}); leave some to train on")
     execution = resolve_execution(execution, config.algorithm)
-    chosen = choose_cache(execution.cache, data, config.image_size)
-    execution, cache = replace(execution, cache=chosen.kind), open_cache(chosen.kind)
+    chosen, cache = open_chosen_cache(execution.cache, data, config.image_size)
+    execution = replace(execution, cache=chosen.kind)
     images = {name: data.domain(name) for name in data.domains}
     splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
     check_splits(data, splits, config)
@@ -291,7 +290,7 @@ def resolve_execution(execution: Execution, *algorithms: str) -> Execution:
         ConfigError: There is no such device, or it can't do what is asked for.
     """
     lacks = lacks_float64(execution.device)  # looked at first: where nothing is lacking, no spec needs to be read
-    needs = lacks and any(measures_c(spec, execution) for spec in dict.fromkeys(algorithms))
+    needs = lacks and any(measures_c(StackSpec.parse(spec), execution) for spec in dict.fromkeys(algorithms))
     device = resolve_device(execution.device, float64=needs)
     check_precision(execution.precision, device)
     if execution.compile:
@@ -301,9 +300,9 @@ def resolve_execution(execution: Execution, *algorithms: str) -> Execution:
     return execution if device == execution.device else replace(execution, device=device)
 
 
-def measures_c(algorithm: str, execution: Execution) -> bool:
+def measures_c(stack: StackSpec, execution: Execution) -> bool:
     """Whether c is measured in the training, by the method or for profiles: in double precision."""
-    layers = layers_of(StackSpec.parse(algorithm))
+    layers = layers_of(stack)
     return execution.profile == "always" or any(getattr(layer, "uses_c", False) for layer in layers)
 
 

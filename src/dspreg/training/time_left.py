@@ -68,7 +68,7 @@ class RunClock(TrainingCallback):
         s, execution = experiment.settings, experiment.execution
         self.steps, self.done, self.every = s.steps, step, s.evaluate_every
         self.refreshes = refresh_steps(layers_of(experiment.stack), s.steps, experiment.epoch)
-        self.profiles = int(execution.profile != "never" and measures_c(s.algorithm, execution))
+        self.profiles = int(execution.profile != "never" and measures_c(experiment.stack, execution))
         self.works_ahead, self.compiles = execution.device != "cpu", execution.compile
         self.evaluated_at = self.now()
         self._turn("")
