@@ -3,7 +3,6 @@
 import gc
 import multiprocessing
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from dspreg.data import reader_messages, readers
 from dspreg.data.decode import BadImage
 from dspreg.data.readers import iterate_batches
 from dspreg.errors import ConfigError, Notice, Preempted, ResourceError
-from helpers.limits import in_child, limit_shared_memory, require_mounts
+from helpers.limits import in_child, limit_descriptors, limit_shared_memory, require_mounts
 
 
 class Numbers:
@@ -144,8 +143,7 @@ def test_a_small_dev_shm_does_not_matter(kib):
 
 def test_few_file_descriptors():
     def act():
-        used = len(os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 6, used + 6))
+        limit_descriptors(5)
         with pytest.warns(Notice, match="Too many open files"):
             made = list(iterate_batches(Numbers(200_000), range(12), 8))
         return same(made, 12, 200_000)
@@ -155,8 +153,7 @@ def test_few_file_descriptors():
 
 def test_no_file_descriptor_at_all():
     def act():
-        used = len(os.listdir("/proc/self/fd")) - 1
-        resource.setrlimit(resource.RLIMIT_NOFILE, (used, used))
+        limit_descriptors(0)
         with pytest.warns(Notice, match="in the training's own process"):
             return same(list(iterate_batches(Numbers(), range(3), 2)), 3, 10)
 
@@ -369,3 +366,15 @@ def test_a_ctrl_c_while_readers_are_ended_leaves_none_of_them(monkeypatch):
         pytest.fail("interrupted")
     assert ended == ["a", "b"]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_batch_that_no_descriptor_is_left_for_is_told():
+    def act():
+        made = iterate_batches(Numbers(200_000), range(12), 2)
+        next(made)
+        limit_descriptors(1)  # which the socket takes that the batch comes through
+        with pytest.raises(ResourceError, match="no file descriptor is left"):
+            list(made)
+        return True
+
+    assert in_child(act)

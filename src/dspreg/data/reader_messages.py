@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dspreg.errors import DspregError
+from dspreg.errors import DspregError, ResourceError
 
 LARGE = 65_536  # bytes; smaller tensors go through the pipe, so that labels that are kept keep no images
 
@@ -118,7 +118,12 @@ class SentBatch:
             return None
         if not self.in_memory:
             return bytearray(connection.recv_bytes())
-        handle = recv_handle(connection)
+        try:
+            handle = recv_handle(connection)
+        except RuntimeError as error:  # the system drops a descriptor that this process has no number left for
+            raise ResourceError(
+                "no file descriptor is left to receive images with; fewer --workers, or more of ulimit -n"
+            ) from error
         try:
             return mmap.mmap(handle, self.size)
         finally:
