@@ -25,6 +25,11 @@ def images(tmp_path_factory):
     return tiny.make_images(tmp_path_factory.mktemp("images") / "woods")
 
 
+@pytest.fixture(autouse=True)
+def nothing_remembered(tmp_path, monkeypatch):
+    monkeypatch.setenv("DSPREG_CACHE", str(tmp_path / "cache"))
+
+
 @pytest.fixture
 def probed(monkeypatch):
     """Networks that were probed, of which each is faster on channels-last images."""
@@ -110,13 +115,41 @@ def test_a_sweep_decides_once_and_as_it_did_before(images, tmp_path, probed, mon
     sweep(runs[:2], tmp_path / "store", execution=tiny.execution())
     assert len(probed) == 1
     monkeypatch.setattr(fastest, "probe_layouts", lambda *_: 1.5)  # the machine is busy with something else now
+    monkeypatch.setenv("DSPREG_CACHE", str(tmp_path / "another"))
     sweep(runs, tmp_path / "store", execution=tiny.execution())
     store = RunStore(tmp_path / "store")
     assert {recorded(store.folder(run).path) for run in runs} == {("channels-last", "folded")}
 
 
+def test_a_probe_is_remembered_for_what_it_measured(tmp_path, probed, monkeypatch):
+    asked = ("test_resnet", 64, True, True, 1)
+    assert [fastest.layout_share(*asked) for _ in range(2)] == [0.5, 0.5]
+    assert len(probed) == 1
+    fastest.layout_share("test_resnet", 64, True, True, 2)  # other threads
+    monkeypatch.setattr(fastest, "_processor", lambda: "another")
+    fastest.layout_share(*asked)
+    assert len(probed) == 3
+    assert len(list((tmp_path / "cache" / "layouts").iterdir())) == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"share": 0.1}', b'{"asked": 1, "share": "0.1"}', b"[1]", b"1"])
+def test_a_damaged_memory_is_probed_again(tmp_path, probed, content):
+    asked = ("test_resnet", 64, True, True, 1)
+    fastest.layout_share(*asked)
+    (file,) = (tmp_path / "cache" / "layouts").iterdir()
+    file.write_bytes(content)
+    assert fastest.layout_share(*asked) == 0.5
+    assert len(probed) == 2
+
+
+def test_a_cache_that_cant_be_written_costs_a_probe_only(tmp_path, probed, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("DSPREG_CACHE", str(tmp_path / "file"))
+    assert [fastest.layout_share("test_resnet", 64, True, True, 1) for _ in range(2)] == [0.5, 0.5]
+    assert len(probed) == 2
+
+
 def test_the_probe_itself():
-    fastest.probe_layouts.cache_clear()
     before = torch.random.get_rng_state(), torch.get_num_threads()
     assert 0.1 < fastest.probe_layouts("test_resnet", 64, True, True, 1) < 10
     assert fastest.probe_layouts("test_vit", 160, True, True, 1) == 1

@@ -13,13 +13,13 @@ from pathlib import Path
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.data.folders import Folder
 from dspreg.data.sources.rows import Columns, extension, folder_names, read_rows, require_pyarrow
-from dspreg.data.verify import stamps
 from dspreg.download.hub_files import HubFiles, check_repo, list_files
 from dspreg.download.manifest import NAME, changed_sizes, read_manifest, take_manifest
 from dspreg.download.transfer import download_all
 from dspreg.download.web import Undelivered
 from dspreg.errors import DataError, IntegrityError, Notice, ResourceError
 from dspreg.io.atomic_files import make_folder, os_errors_as_cant_write, read_regular_file, sha256, write
+from dspreg.io.user_cache import user_cache
 
 FILE = re.compile(r"[\w &'()+,.=-]{1,150}\.(jpe?g|png|bmp|webp)", re.I)
 
@@ -49,7 +49,7 @@ class HubDataset(Folder):
 
 def cache_folder() -> Path:
     """Where data sets of the hub are kept."""
-    return stamps().parent / "hub"
+    return user_cache("hub")
 
 
 def _fetch(ref: DatasetRef) -> Path:

@@ -12,9 +12,10 @@ from typing import NamedTuple
 from dspreg import __version__
 from dspreg.data.base import DomainDataset
 from dspreg.data.images import Images
-from dspreg.data.verify import Verification, stamps
+from dspreg.data.verify import Verification
 from dspreg.errors import IntegrityError
 from dspreg.io.atomic_files import read_json, write_json
+from dspreg.io.user_cache import user_cache
 
 
 class Remembered(NamedTuple):
@@ -58,4 +59,4 @@ def _place(dataset: DomainDataset) -> Path | None:
                 return None
             line = [name, label, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
             known.update(json.dumps(line).encode() + b"\n")
-    return stamps().parent / "verified" / f"{known.hexdigest()}.json"
+    return user_cache("verified") / f"{known.hexdigest()}.json"

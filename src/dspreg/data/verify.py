@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from dspreg.data.folders import ImageFolders
 from dspreg.data.images import THREADS, Images
 from dspreg.errors import DataError
 from dspreg.io.text import align_columns, escape_terminal, join_few, plural
+from dspreg.io.user_cache import user_cache
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -265,7 +265,7 @@ def find_leaks(domains: Mapping[str, Domain], targets: Sequence[str]) -> Iterato
 
 def stamps() -> Path:
     """The folder that remembers which files were found sound, by their contents."""
-    return Path(os.environ.get("DSPREG_CACHE") or Path.home() / ".cache" / "dspreg") / "sound"
+    return user_cache("sound")
 
 
 def _looks(pool: ThreadPoolExecutor, domain: Domain, cache: Cache | None) -> Iterator[tuple[int, Look]]:

@@ -6,12 +6,14 @@ what a run was begun with. For a new run it is what is fastest here, and a short
 
 from __future__ import annotations
 
+import platform
 import time
 import warnings
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,7 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.config.train_config import CHANNELS_FIRST, CHANNELS_LAST, FOLDED, Execution, TrainConfig
-from dspreg.errors import Notice
+from dspreg.errors import IntegrityError, Notice, ResourceError
+from dspreg.io.atomic_files import canonical_json, make_folder, read_json, sha256, write_json
+from dspreg.io.user_cache import user_cache
 from dspreg.networks.fold_batch_norm import fold_batch_norm
 from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.randomness import untouched
@@ -67,12 +71,41 @@ def choose_layout(execution: Execution, config: TrainConfig, threads: int) -> Ex
         return execution
     layout = CHANNELS_FIRST
     if execution.device == "cpu" and config.model != "small-cnn" and config.image_size >= SMALLEST:
-        share = probe_layouts(config.model, config.image_size, config.frozen_bn, _pays_to_fold(execution), threads)
+        share = layout_share(config.model, config.image_size, config.frozen_bn, _pays_to_fold(execution), threads)
         layout = CHANNELS_LAST if share < PAYS else CHANNELS_FIRST
         if layout == CHANNELS_LAST:
             says = f"{config.model} at {config.image_size} pixels takes {share:.2f} of the time so, by a short probe"
             warnings.warn(f"--layout auto is {layout} here: {says}", Notice, stacklevel=2)
     return replace(execution, layout=layout)
+
+
+def layout_share(model: str, image_size: int, frozen_bn: bool, fold: bool, threads: int) -> float:
+    """What `probe_layouts` measured, kept in the user's cache for this processor and torch: later runs start at once.
+
+    It also lets runs that are begun at different times, on a machine more or less busy, be computed in the same way.
+    """
+    asked = {"model": model, "image_size": image_size, "frozen_bn": frozen_bn, "fold": fold, "threads": threads}
+    asked |= {"processor": _processor(), "torch": torch.__version__, "images": IMAGES}
+    place = user_cache("layouts") / f"{sha256(canonical_json(asked).encode())}.json"
+    with suppress(OSError, IntegrityError, KeyError, TypeError):
+        found = read_json(place)
+        if found["asked"] == asked and isinstance(found["share"], float):
+            return found["share"]
+    share = probe_layouts(model, image_size, frozen_bn, fold, threads)
+    with suppress(OSError, IntegrityError, ResourceError):
+        make_folder(place.parent)
+        write_json(place, {"asked": asked, "share": share})
+    return share
+
+
+@lru_cache
+def _processor() -> str:
+    """Its name, as far as the system tells."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def _pays_to_fold(execution: Execution) -> bool:
@@ -81,7 +114,6 @@ def _pays_to_fold(execution: Execution) -> bool:
     return execution.fold_bn != "never" and plain and not execution.compile  # which fuses by itself
 
 
-@lru_cache
 def probe_layouts(model: str, image_size: int, frozen_bn: bool, fold: bool, threads: int) -> float:
     """CPU time of a pass and its gradient on channels-last images, divided by that on channels-first ones.
 
