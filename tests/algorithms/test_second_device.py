@@ -4,26 +4,17 @@ Nothing here needs a GPU. `meta` is a second device without numbers, so that rea
 at each operation (`tests/helpers/accelerators.py`).
 """
 
-import warnings
-
 import pytest
 import torch
 
 from dspreg.algorithms import Algorithm
-from dspreg.algorithms.registry import algorithms, parse
-from dspreg.batches import Batch
-from dspreg.errors import Notice
+from dspreg.algorithms.registry import algorithms
 from dspreg.testing.toy import IMAGE, toy_batches, toy_task
 from dspreg.training.step import train_step
-from helpers.accelerators import Strict, Waits
+from helpers.accelerators import Waits
+from helpers.second_device import MEASURING, SPECS, STEPS, faults_of, faults_of_steps, on, ready
 from helpers.stacking import ACTING
 
-STEPS = 4
-UNMEASURED = {  # c can't be measured on meta
-    "DSPReg": "DSPReg(coefficients='ones')",
-    "Anchor": "Anchor(by='ones')",
-    "EWC": "EWC(weight=0)",  # its gradient is Anchor's
-}
 STACKS = [
     "CORAL+DSPReg(coefficients='ones')",
     "Mixup+GroupDRO+CORAL",
@@ -41,44 +32,22 @@ STACKS = [
     "Mixup+DomainDrop+RandConv",
     "JiGen+ANDMask",
 ]
-MEASURING = {  # steps that measure c are left out: they read images, look at labels and choose a rule for each layer
-    "DSPReg": "DSPReg(measure_batches=2, refresh_steps=3)",
-    "Anchor": "Anchor(measure_batches=2, refresh_steps=3)",
-    "EWC": "EWC(measure_batches=1)",
-}
 EXPERIMENTAL = ["FisherTune(warmup=1, refresh_steps=2, measure_batches=1)"]
 ALLOWED = {  # what the host has to know, and why
     "DSPReg(engine='central', measure_batches=2, refresh_steps=3)": 1,  # the radius; it is for tests
 }
 
 
-def on(device, batches):
-    return [Batch(b.x.float().to(device), b.y.to(device), b.domain) for b in batches]
+@pytest.mark.parametrize("spec", [*SPECS, *STACKS])
+def test_every_method_steps_on_a_second_device(spec):
+    assert faults_of("step", spec) == []
 
 
-def ready(spec, device="cpu"):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)
-        task = toy_task(inputs=IMAGE)
-        measured = task.samples
-        object.__setattr__(task, "samples", lambda t, n: {d: on(device, each) for d, each in measured(t, n).items()})
-        return parse(spec).setup(task, lambda params: torch.optim.Adam(params, lr=1e-2), device)
-
-
-def faults_of(stack):
-    """What is wrong with some steps on `meta`."""
-    batches = [on("meta", toy_batches(t, inputs=IMAGE)) for t in range(STEPS)]
-    with Strict() as mode:
-        logs = [train_step(stack, each) for each in batches]
-    state = [*stack.parameters(), *stack.buffers(), logs[-1]["loss"]]
-    assert {t.device.type for t in state} == {"meta"}
-    return mode.faults
-
-
-@pytest.mark.parametrize("spec", [UNMEASURED.get(name, ACTING.get(name, name)) for name in algorithms()] + STACKS)
-def test_every_method_steps_on_a_second_device(spec, monkeypatch):
-    monkeypatch.setattr("dspreg.devices.WITHOUT_FLOAT64", ("mps", "meta"))
-    assert faults_of(ready(spec, "meta")) == []
+@pytest.mark.parametrize("work", ["evaluate", "measure", "checkpoint"])
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.filterwarnings("ignore::dspreg.errors.Notice")
+def test_what_is_done_between_steps_is_done_on_the_second_device(spec, work):
+    assert faults_of(work, spec) == []
 
 
 class Stray(Algorithm):
@@ -109,7 +78,7 @@ def stray(what, device="cpu"):
 
 @pytest.mark.parametrize(("what", "says"), [("float64", "float64"), ("blocking", "send")])
 def test_what_is_on_the_wrong_device_is_found(what, says):
-    assert any(says in fault for fault in faults_of(stray(what, "meta")))
+    assert any(says in fault for fault in faults_of_steps(stray(what, "meta")))
 
 
 def waits_of(stack, steps=STEPS):
@@ -133,11 +102,11 @@ def vectors(value):
     return [t for t in value.values() if isinstance(t, torch.Tensor)] if hasattr(value, "values") else []
 
 
-SPECS = [MEASURING.get(name, ACTING.get(name, name)) for name in algorithms()]
+MEASURED = [MEASURING.get(name, ACTING.get(name, name)) for name in algorithms()]  # but not in the steps looked at
 
 
 @pytest.mark.filterwarnings("ignore::dspreg.errors.Notice")
-@pytest.mark.parametrize("spec", [*SPECS, *STACKS, *ALLOWED, *EXPERIMENTAL])
+@pytest.mark.parametrize("spec", [*MEASURED, *STACKS, *ALLOWED, *EXPERIMENTAL])
 def test_no_step_waits_for_the_device(spec):
     found = waits_of(ready(spec))
     assert len(found) >= 2
@@ -157,4 +126,4 @@ def test_what_waits_is_found(what):
 @pytest.mark.parametrize("what", ["mixed", "item", "branch", "nonzero", "cpu"])
 def test_what_waits_or_mixes_can_not_be_on_meta(what):
     with pytest.raises((RuntimeError, NotImplementedError)):
-        faults_of(stray(what, "meta"))
+        faults_of_steps(stray(what, "meta"))

@@ -97,3 +97,31 @@ class Waits(TorchDispatchMode):
         if on_device:
             self.note(tensors(made))
         return made
+
+
+class Answers(Strict):
+    """Like `Strict`, but what the host reads is answered (yes, or zeros), and counted in `reads`.
+
+    For work between steps, which may wait for the device.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.reads = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name, given = func._schema.name, tensors(args, kwargs or {})
+        if not any(t.is_meta for t in given):
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        if name in ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal"):
+            self.reads += 1
+            return True if name != "aten::_local_scalar_dense" or given[0].dtype == torch.bool else 0.0
+        if name == "aten::nonzero":
+            self.reads += 1
+            return torch.empty(given[0].numel(), given[0].ndim, dtype=torch.int64, device="meta")
+        to_host = name == "aten::_to_copy" and torch.device((kwargs or {}).get("device") or "meta").type == "cpu"
+        if to_host or (name == "aten::copy_" and not given[0].is_meta):
+            self.reads += 1
+            dtype = (kwargs or {}).get("dtype") or given[0].dtype
+            return given[0].zero_() if name == "aten::copy_" else torch.zeros(given[0].shape, dtype=dtype)
+        return super().__torch_dispatch__(func, types, args, kwargs)

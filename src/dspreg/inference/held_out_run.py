@@ -36,6 +36,7 @@ from dspreg.inference.profile_run import (
     open_images,
 )
 from dspreg.networks.full_network import make_full_network
+from dspreg.precision import full_precision
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key, generator
 from dspreg.runs.folder import RunFolder
@@ -123,7 +124,7 @@ def compare_held_out_network(
     with (
         resource_errors(SMALLER),
         evaluation_mode(net),
-        torch.autocast(torch.device(config.device).type, enabled=False),
+        full_precision(torch.device(config.device).type),
         progress_bar(progress.bar) as walk,
     ):
         found = measure_held_out(

@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from dspreg.errors import ConfigError, DataError
 from dspreg.io.text import did_you_mean
+from dspreg.precision import full_precision
 from dspreg.randomness import Key, generator
 from dspreg.sensitivity.correlations import Correlation, RankCorrelations
 from dspreg.sensitivity.estimators import Loss, readings
@@ -199,7 +200,7 @@ def compare_held_out(
         model, of=of, estimator=estimator, draws=draws, loss=loss, only=only, exclude=exclude, key=("held out", key)
     )
     device = next(iter(meter.params.values())).device
-    with evaluation_mode(model), torch.autocast(device.type, enabled=False), progress_bar(progress) as walk:
+    with evaluation_mode(model), full_precision(device.type), progress_bar(progress) as walk:
         halves = {}
         for name, loader in domains.items():
             taken = concatenate(list(_first(batches_of(str(name), loader, None, device), 2 * images)))

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dspreg.errors import ConfigError, DataError, Notice
+from dspreg.precision import full_precision
 from dspreg.randomness import Key
 from dspreg.sensitivity.distributed import ProcessGroup
 from dspreg.sensitivity.estimators import Loss
@@ -94,7 +95,7 @@ def measure(
         key=("measure", key, *rank),
     )
     device = next(iter(meter.params.values())).device
-    with evaluation_mode(model), torch.autocast(device.type, enabled=False), progress_bar(progress) as walk:
+    with evaluation_mode(model), full_precision(device.type), progress_bar(progress) as walk:
         loaded = {str(d): batches_of(str(d), loader, max_batches, device) for d, loader in domains.items()}
         return build_profile(
             meter,
