@@ -94,3 +94,4 @@ def test_a_run_that_went_on_elsewhere_is_of_neither_environment(tmp_path):
     assert found.conditions["torch"] == "2.10.0 then 2.11.0"
     assert found.conditions["threads"] == "1"
     assert found.conditions["layout"] == "channels-first"  # of runs from before there was a choice
+    assert found.conditions["batch_norm"] == "not folded"

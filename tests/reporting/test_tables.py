@@ -151,6 +151,16 @@ def test_other_conditions_are_other_rows(facts, shown):
     assert [row.cells[0].value for row in table.rows] == [10.0, 90.0]
 
 
+def test_folded_batch_norm_is_compared_within_a_data_set():
+    """Whether a network has any depends on the network, which depends on the data."""
+    digits = sweep({("ash", 0): 0.1}, dataset="digits", conditions={"batch_norm": "not folded"})
+    photos = sweep({("ash", 0): 0.9}, dataset="photos", conditions={"batch_norm": "folded"})
+    assert [row.label for row in made([*digits, *photos])[-1].rows] == ["ERM"]
+    before = sweep({("ash", 1): 0.9}, dataset="photos", conditions={"batch_norm": "not folded"})
+    labels = [row.label for row in made([*photos, *before])[0].rows]
+    assert labels == ["ERM [batch_norm=folded]", "ERM [batch_norm=not folded]"]
+
+
 def test_thread_counts_are_compared_over_data_sets_and_steps_within_one():
     one = sweep({("ash", 0): 0.1}, dataset="trees", conditions={"threads": 1, "steps": 301})
     other = sweep({("ash", 0): 0.9}, dataset="rocks", conditions={"threads": 1, "steps": 5001})

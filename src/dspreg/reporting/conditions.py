@@ -1,9 +1,9 @@
 """What is compared with what: runs under different conditions stand in different rows, which say how they differ.
 
 Protocol, torch, threads, device, precision, layout and compile are compared over the whole report, as averages run over
-data sets. Steps, network, weights, images and all other settings are compared within a data set, since every data set
-has its own. Options that search draws count only where nothing was searched. A run that is planned and not begun stands
-in the rows of those that were asked for alike.
+data sets. Steps, network, folded batch norm, weights, images and all other settings are compared within a data set,
+since every data set has its own. Options that search draws count only where nothing was searched. A run that is planned
+and not begun stands in the rows of those that were asked for alike.
 """
 
 from __future__ import annotations

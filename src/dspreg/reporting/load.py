@@ -33,6 +33,7 @@ ENVIRONMENT = {
     "device": None,
     "precision": None,
     "layout": "channels-first",
+    "batch_norm": "not folded",
     "compile": False,
 }  # of runs from before it was recorded
 
