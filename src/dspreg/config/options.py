@@ -51,7 +51,8 @@ LONGEST = 4_096  # characters of a text, as of a path
 
 def option(help: str, default: Any = MISSING, **limits: Any) -> Any:
     """A field that is an option: `at_least`, `above`, `at_most`, `below` and `choices` are its range; `aliases` are
-    other words for values.
+    other words for values. `before` is what all runs had before there was the option: records leave it out where it is
+    that, so that ids stay as they were.
 
     The default None of a type that does not include None leaves the option open: it is filled in later.
     """
@@ -70,6 +71,7 @@ class Option:
         help: One sentence.
         limits: By the names of `LIMITS`.
         aliases: Other words for values, such as earlier ones, that are read as these.
+        before: What all runs had before there was the option; `MISSING` of the first options.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Option:
     help: str
     limits: Mapping[str, Any]
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    before: Any = dataclasses.field(default_factory=lambda: MISSING)  # a plain default of MISSING would be none
 
     @property
     def is_open(self) -> bool:
@@ -126,8 +129,8 @@ def declared_options(cls: type) -> dict[str, Option]:
         nullable = NoneType in get_args(hints[field.name])
         if field.name in MOST and kinds[0] in (int, float):
             each["at_most"] = MOST[field.name][0]
-        says, aliases = each.pop("help"), each.pop("aliases", {})
-        found[field.name] = Option(field.name, kinds[0], nullable, field.default, says, each, aliases)
+        says, aliases, before = each.pop("help"), each.pop("aliases", {}), each.pop("before", MISSING)
+        found[field.name] = Option(field.name, kinds[0], nullable, field.default, says, each, aliases, before)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from dspreg.config.defaults import (
@@ -88,6 +88,15 @@ class TrainConfig:
         """The options that are not left open."""
         return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
 
+    def to_record(self) -> dict[str, Any]:
+        """All options as run.json has them: those that came later are left out where they are what they were before."""
+        return {name: value for name, value in asdict(self).items() if value != TRAIN_OPTIONS[name].before}
+
+    @staticmethod
+    def from_record(settings: Mapping[str, Any]) -> TrainConfig:
+        """From the settings in run.json, of this or of an earlier version."""
+        return TrainConfig.of(complete_record(settings))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
@@ -139,9 +148,26 @@ EXECUTION_OPTIONS = declared_options(Execution)
 OPTIONS = TRAIN_OPTIONS | EXECUTION_OPTIONS
 
 
-def resolve_config(config: TrainConfig, data: DatasetFacts) -> TrainConfig:
-    """All options filled in: given ones, then the random draw, then the defaults of data set and protocol."""
+def complete_record(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in run.json, with what goes without saying: options that came after the run was begun."""
+    unsaid = {name: each.before for name, each in TRAIN_OPTIONS.items() if each.before is not MISSING}
+    return {**unsaid, **settings}
+
+
+def resolve_config(config: TrainConfig, data: DatasetFacts, begun: Mapping[str, Any] | None = None) -> TrainConfig:
+    """All options filled in: given ones, then the random draw, then the defaults of data set and protocol.
+
+    Args:
+        config: As the user gave it.
+        data: The data set.
+        begun: The settings in run.json of a training that is resumed. Options that came later go on as it was begun,
+            whatever their default is by now.
+    """
     given = config.to_mapping()
+    if begun is not None:
+        then = complete_record(begun)
+        later = {name for name, each in TRAIN_OPTIONS.items() if each.before is not MISSING and each.is_open}
+        given = {name: then[name] for name in later} | given
     if len(given) == len(TRAIN_OPTIONS):
         return config
     values = default_options(config.protocol, data)

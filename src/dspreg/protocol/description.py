@@ -75,7 +75,7 @@ class RunDescription:
     @cached_property
     def config(self) -> TrainConfig:
         """The settings as a configuration."""
-        return TrainConfig.of(self.settings)
+        return TrainConfig.from_record(self.settings)
 
     @property
     def trials(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dspreg.config.train_config import complete_record
 from dspreg.errors import ConfigError, DspregError, IntegrityError, Notice
 from dspreg.io.atomic_files import canonical_json, sha256
 from dspreg.protocol.selection import RunResult
@@ -326,7 +327,7 @@ def _defaults_of_then(described: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _conditions(described: dict[str, Any], result: dict[str, Any] | None) -> Iterator[tuple[str, Any]]:
     """What else decides the result; runs that differ in it are not averaged."""
-    for name, value in described["settings"].items():
+    for name, value in complete_record(described["settings"]).items():
         if name not in ELSEWHERE:  # evaluating more changes no number
             yield name, value
     weights = described["weights"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import reprlib
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,7 +26,10 @@ FINITE = sys.float_info.max  # 10**400 is finite, too, and no float
 LONGEST = 4_096  # characters of a name, a spec or a version
 MOST_DOMAINS, MOST_CLASSES, MOST_ENVIRONMENTS, MOST_MEMBERS = 10_000, 1_000_000, 10_000, 10_000
 QUOTED = ("step", "validation", "accuracy")  # what result.json repeats of a record
-SETTINGS = TRAIN_OPTIONS.keys() - {"same_draws", "targets"}  # the first runs had one way to draw; targets are a list
+LATER = {name for name, each in TRAIN_OPTIONS.items() if each.before is not MISSING}
+SETTINGS = (
+    TRAIN_OPTIONS.keys() - LATER - {"same_draws", "targets"}
+)  # the first runs drew in one way; targets are a list
 
 NUMBERS = (float, int)  # and not bool, which is an int to `isinstance`
 COUNT, SHARE, NUMBER = "a whole number, 0 or more", "a number from 0 to 1", "a finite number"

@@ -183,7 +183,7 @@ class Experiment:
         where |= {"plan": dict(plan)} if plan else {}
         where["algorithm"] = str(self.asked.shorten())  # tables put all draws of a method into one row
         return RunDescription(
-            settings=asdict(s)
+            settings=s.to_record()
             | {
                 "algorithm": self.stack.for_file(),
                 "dataset": data.name,
@@ -207,7 +207,7 @@ def prepare_experiment(
     *,
     data: DomainDataset | None = None,
     on_read: Callable[[], None] = lambda: None,
-    begun: str | None = None,
+    begun: Mapping[str, Any] | None = None,
     begun_in: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """Read the folders, split the domains, find the weights; every mistake is reported here, before any training.
@@ -218,8 +218,8 @@ def prepare_experiment(
         progress: Called while every image is decoded once, with the number done and the total.
         data: The data set of `settings`, if it is already open.
         on_read: Called while files are hashed for their fingerprints; may raise.
-        begun: The method in run.json of a training that is resumed. What was begun when another default held, which the
-            spec leaves out, goes on with it.
+        begun: The settings in run.json of a training that is resumed. What was begun when another default held, of the
+            method or of an option that is left open, goes on with it.
         begun_in: The environment in run.json. What is `auto` in `execution` goes on as it was begun.
     """
     config = TrainConfig.of(settings)
@@ -227,14 +227,14 @@ def prepare_experiment(
         config = replace(config, evaluate="all")  # DomainBed's scripts need every split
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
-    config = resolve_config(config, data)
+    config = resolve_config(config, data, begun)
     for name in config.targets:
         data.check_domain(name)
     asked = StackSpec.parse(config.algorithm)
     stack, scaled = resolve_stack(asked, config)
-    if begun is not None and stack.for_file() != begun:
+    if begun is not None and stack.for_file() != (method := begun.get("algorithm")):
         then, scaled_then = resolve_stack(StackSpec.parse(config.algorithm, of_file=True), config)
-        if then.for_file() == begun:
+        if then.for_file() == method:
             stack, scaled = then, scaled_then
     for change in scaled:
         text = f"{change}, for {config.steps:,} of {PUBLISHED:,} steps; set it in the spec to override this"

@@ -102,7 +102,7 @@ def train(
 
         experiment = prepare_experiment(
             config, execution, on_image, data=data, on_read=between_batches,
-            begun=begun_method(folder), begun_in=begun_environment(folder),
+            begun=begun_settings(folder), begun_in=begun_environment(folder),
         )  # fmt: skip
         readers = until_the_end.enter_context(experiment.reader_pool())  # none is started before it is needed
         algorithm = experiment.algorithm(between_batches, stop.check_waiting, readers)  # errors come before the run
@@ -167,10 +167,10 @@ def train(
         return result
 
 
-def begun_method(folder: RunFolder) -> str | None:
-    """The method in run.json, if there is one; what else is wrong with that file `agree` will say."""
+def begun_settings(folder: RunFolder) -> dict[str, Any] | None:
+    """The settings in run.json, if there are any; what else is wrong with that file `agree` will say."""
     settings = folder.description().get("settings") if (folder / "run.json").exists() else None
-    return settings.get("algorithm") if isinstance(settings, dict) else None
+    return settings if isinstance(settings, dict) else None
 
 
 def begun_environment(folder: RunFolder) -> dict[str, Any] | None:
