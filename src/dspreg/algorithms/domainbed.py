@@ -84,7 +84,8 @@ class DomainBed(ERM):
         code.algorithm_class(name)
         dataset = SMALL_IMAGES if settings["model"] == "small-cnn" else settings["dataset"]
         hparams = code.hparams(name, dataset, seed)
-        hparams |= {theirs: settings[ours] for theirs, ours in SHARED.items() if theirs in hparams}
+        shared = {**settings, "augment": settings["augment"] != "none"}  # yes or no there
+        hparams |= {theirs: shared[ours] for theirs, ours in SHARED.items() if theirs in hparams}
         for each in given:
             if each not in hparams:
                 known = ", ".join(hparams)

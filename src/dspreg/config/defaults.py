@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dspreg.config.reading import DOMAINBED, OWN
 from dspreg.distributions import Choice, Distribution, LogUniform
 from dspreg.domainbed.seeds import seed_hash
 
@@ -24,10 +25,12 @@ class DatasetFacts(Protocol):
     steps: int
     evaluate_every: int
     image_size: int
+    channels: int
     small: bool
+    own: bool
 
 
-FROM_DATASET = ("steps", "evaluate_every", "image_size")  # a data set says these itself
+FROM_DATASET = ("steps", "evaluate_every", "image_size", "channels")  # a data set says these itself
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ PROTOCOLS = {
             "weights": "default", "batch_size": 32, "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True,
             "split": "domainbed", "holdout": 0.2, "evaluation_batch": 64,
         },
-        photographs={"model": "resnet50.tv_in1k", "lr": 5e-5, "augment": True, "augment_validation": True},
-        small={"model": "small-cnn", "lr": 1e-3, "augment": False, "augment_validation": False},
+        photographs={"model": "resnet50.tv_in1k", "lr": 5e-5, "augment": "domainbed", "augment_validation": True},
+        small={"model": "small-cnn", "lr": 1e-3, "augment": "none", "augment_validation": False},
     ),
     "domainbed-stratified": ProtocolDefaults(
         "as domainbed, but the validation images are drawn class by class",
@@ -75,7 +78,11 @@ PROTOCOLS = {
     ),
 }  # fmt: skip
 
-EXCEPTIONS = {"frozen_bn": "with --weights none: no"}  # what `resolve_config` makes of other options, for `--help`
+EXCEPTIONS = {
+    "frozen_bn": "with --weights none: no",
+    "augment": "with --channels other than 3: light",
+    "augment_validation": "with another --augment than domainbed: no",
+}  # what `resolve_config` makes of other options, for `--help`
 FROM_SCRATCH_LR: float = PROTOCOLS["domainbed"].small["lr"]  # of a network that is not pretrained, whatever the images
 
 # Where DomainBed's random search draws the options that all methods share.
@@ -96,14 +103,18 @@ SEARCH_DATASETS: dict[str, dict[str, Distribution]] = {  # of photographs, where
 
 def default_options(protocol: str, data: DatasetFacts) -> dict[str, Any]:
     """The default of everything that may be left open."""
-    own = {name: getattr(data, name) for name in FROM_DATASET}
-    return {**PROTOCOLS["domainbed"].of(data), **own, **PROTOCOLS[protocol].of(data)}
+    said = {name: getattr(data, name) for name in FROM_DATASET}
+    read = OWN if data.own else DOMAINBED
+    return {**PROTOCOLS["domainbed"].of(data), **said, **read, **PROTOCOLS[protocol].of(data)}
 
 
 def default_text(name: str) -> str:
     """The default of an option for `--help`: one value, or what it depends on."""
     if name in FROM_DATASET:
         return "by data set"
+    if name in DOMAINBED:
+        own, others = _text(OWN[name]), _text(DOMAINBED[name])
+        return own if own == others else f"images of your own: {own}; benchmarks: {others}"
     base = PROTOCOLS["domainbed"]
     values = {"": base.common.get(name, base.photographs.get(name))}
     if name in base.small:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dspreg.config.reading import Reading
 from dspreg.errors import ConfigError
 from dspreg.io.text import did_you_mean
 
@@ -20,7 +21,8 @@ class DomainDataset(ABC):
     """The same classes, seen in several domains.
 
     Input (x):
-        A PIL image; transforms make a tensor of it later.
+        A PIL image, from which transforms make a tensor later; or a tensor (channels, height, width) of uint8, or of
+        floats from 0 to 1.
 
     Label (y):
         A position in `classes`.
@@ -38,7 +40,10 @@ class DomainDataset(ABC):
         steps: Training steps of one run, unless the user says otherwise.
         evaluate_every: Steps between two evaluations, unless the user says otherwise.
         image_size: Height and width that images are brought to, in pixels.
+        channels: Of its images: 3 for RGB, 1 for grey, or as many as its tensors have, unless the user says otherwise.
         small: Whether images are small: a small network, a higher learning rate and no photographic augmentation.
+        own: Whether it is made of the user's image files, of which EXIF orientation and transparency are heeded.
+        reading: How image files are read; see `read_as`.
         notices: What was odd about the data, in sentences.
         cache: Where data sets of image files keep decoded pixels; see `open_cache`. Others ignore it.
     """
@@ -49,7 +54,10 @@ class DomainDataset(ABC):
     steps: int = 5_001
     evaluate_every: int = 300
     image_size: int = 224
+    channels: int = 3
     small: bool = False
+    own: bool = False
+    reading: Reading = Reading()
     notices: tuple[str, ...] = ()
     cache: Cache | None = None
 
@@ -63,6 +71,10 @@ class DomainDataset(ABC):
     @abstractmethod
     def domain(self, name: str) -> Sequence[tuple[Image, int]]:
         """All (image, label) pairs of one domain, in an order that never changes."""
+
+    def read_as(self, reading: Reading) -> None:
+        """Let image files be read so from now on, by whatever `domain` returns."""
+        self.reading = reading
 
     def check_domain(self, name: str) -> None:
         """Raise a ConfigError unless `name` is one of `domains`."""

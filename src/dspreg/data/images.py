@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
+from dspreg.config.reading import Reading
+from dspreg.data.bands import Picture
 from dspreg.data.decode import decode_bytes, stamped_contents
-from dspreg.data.pixels import put_pixels, resize
+from dspreg.data.pixels import make_square, put_pixels, resize
 from dspreg.errors import DataError
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ class Images(Sequence[tuple["Image", int]]):
         labels: Positions in `classes`.
         classes: Of the data set, not only of this domain.
         cache: Where decoded pixels are kept, if anywhere.
+        reading: How files are read.
     """
 
     def __init__(
@@ -44,13 +47,14 @@ class Images(Sequence[tuple["Image", int]]):
         labels: Sequence[int],
         classes: Sequence[str],
         cache: Cache | None = None,
+        reading: Reading = Reading(),  # noqa: B008
     ) -> None:
         if not len(files) == len(names) == len(labels):
             raise DataError(
                 f"as many files as names as labels wanted, but got {len(files)}, {len(names)} and {len(labels)}"
             )
         self.files, self.names, self.labels = list(files), list(names), list(labels)
-        self.classes, self.cache = tuple(classes), cache
+        self.classes, self.cache, self.reading = tuple(classes), cache, reading
         self._hashes: list[str | None] = [None] * len(self.files)
         self._stamps = array("q", bytes(8 * len(self.files)))  # of the files when their hashes were taken
 
@@ -58,35 +62,44 @@ class Images(Sequence[tuple["Image", int]]):
         return len(self.files)
 
     @overload
-    def __getitem__(self, i: int) -> tuple[Image, int]: ...
+    def __getitem__(self, i: int) -> tuple[Picture, int]: ...
 
     @overload
     def __getitem__(self, i: slice) -> Images: ...
 
-    def __getitem__(self, i: int | slice) -> tuple[Image, int] | Images:
+    def __getitem__(self, i: int | slice) -> tuple[Picture, int] | Images:
         if isinstance(i, slice):
             return self.select(range(len(self))[i])
         return self.image(i), self.labels[i]
 
-    def image(self, i: int) -> Image:
+    def image(self, i: int) -> Picture:
         """The i-th image, from the cache if it is there."""
         if self.cache is None:
-            return decode_bytes(self._contents(i), self.files[i])
-        found = self.cache.read(self.hash(i))
+            return self._decoded(i)
+        found = self.cache.read(self.hash(i), self.reading)
         if found is None:
-            found = decode_bytes(self._contents(i), self.files[i])
-            self.cache.write(self.hash(i), found)
+            found = self._decoded(i)
+            self.cache.write(self.hash(i), found, self.reading)
         return found
 
-    def put_resized(self, i: int, out: NDArray[np.uint8]) -> None:
-        """Write the i-th image, resized to the size of `out` (3, size, size), to it; from the cache if it is there."""
-        if self.cache is not None and self.cache.read_resized(self.hash(i), out):
+    def put_resized(self, i: int, out: NDArray[np.uint8], how: str = "squash") -> None:
+        """Write the i-th image to `out` (channels, size, size), brought to its size; from the cache if it is there.
+
+        Args:
+            i: Its position.
+            out: Where to.
+            how: As in `make_square`.
+        """
+        if self.cache is not None and self.cache.read_resized(self.hash(i), out, self.reading, how):
             return
-        found = self.cache.read(self.hash(i)) if self.cache is not None else None
-        image = decode_bytes(self._contents(i), self.files[i]) if found is None else found
-        put_pixels(resize(image, out.shape[-1]), out)
+        found = self.cache.read(self.hash(i), self.reading) if self.cache is not None else None
+        image = self._decoded(i) if found is None else found
+        put_pixels(resize(make_square(image, how), out.shape[-1]), out)
         if self.cache is not None:  # it alone: whoever only evaluates has no use for the original
-            self.cache.write_resized(self.hash(i), out)
+            self.cache.write_resized(self.hash(i), out, self.reading, how)
+
+    def _decoded(self, i: int) -> Picture:
+        return decode_bytes(self._contents(i), self.files[i], self.reading)
 
     def _contents(self, i: int) -> bytes:
         """The bytes of the i-th file, which must be those of its hash, if that was taken."""
@@ -107,7 +120,7 @@ class Images(Sequence[tuple["Image", int]]):
         at = list(positions)
         part = Images(
             [self.files[i] for i in at], [self.names[i] for i in at], [self.labels[i] for i in at],
-            self.classes, self.cache,
+            self.classes, self.cache, self.reading,
         )  # fmt: skip
         part._hashes = [self._hashes[i] for i in at]
         part._stamps = array("q", (self._stamps[i] for i in at))

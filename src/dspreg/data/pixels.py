@@ -1,24 +1,46 @@
-"""From a PIL image to bytes in memory, without torch."""
+"""From an image to bytes in memory, without torch."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from dspreg.data.bands import Bands, Picture
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from PIL.Image import Image
 
+    AnyPicture = TypeVar("AnyPicture", Image, Bands)
 
-def resize(image: Image, size: int) -> Image:
+LONGEST = 4_096  # pixels of a side that an image may have when it is padded: one of a single row would be squared
+
+
+def resize(image: AnyPicture, size: int) -> AnyPicture:
     """Brought to size × size, whatever the shape."""
     from PIL import Image as Pillow
 
     return image if image.size == (size, size) else image.resize((size, size), Pillow.Resampling.BILINEAR)
 
 
-def put_pixels(image: Image, out: NDArray[np.uint8], *, mirrored: bool = False) -> None:
-    """Write the pixels of an RGB image to `out` (3, height, width)."""
+def make_square(image: AnyPicture, how: str) -> AnyPicture:
+    """The middle of it with `"crop"`, the whole with black beside it with `"pad"`; as it is with `"squash"`."""
+    from PIL import Image as Pillow
+
+    width, height = image.size
+    if how == "squash" or width == height:
+        return image
+    if how == "pad" and max(width, height) > LONGEST:
+        scale = LONGEST / max(width, height)
+        width, height = max(1, round(width * scale)), max(1, round(height * scale))
+        image = image.resize((width, height), Pillow.Resampling.BILINEAR)
+    side = min(width, height) if how == "crop" else max(width, height)
+    left, top = (width - side) // 2, (height - side) // 2
+    return image.crop((left, top, left + side, top + side))
+
+
+def put_pixels(image: Picture, out: NDArray[np.uint8], *, mirrored: bool = False) -> None:
+    """Write the pixels of an image to `out` (channels, height, width)."""
     import numpy as np
 
     for plane, band in zip(out, image.split(), strict=True):
