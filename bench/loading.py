@@ -122,7 +122,7 @@ def training_sides(root: Path, caches: dict[str, Cache | None], options: Any) ->
     sources = data.domains[:3]
 
     def ours(cache: Cache | None) -> Side:
-        shown, parts = Transform(SIZE, MEAN, STD, augment=True), []
+        shown, parts = Transform(SIZE, MEAN, STD, augment="domainbed"), []
         for name in sources:
             images = data.domain(name).select(chosen_positions(len(data.domain(name)), per_domain))
             images.cache = cache
@@ -140,7 +140,7 @@ def training_sides(root: Path, caches: dict[str, Cache | None], options: Any) ->
         return load
 
     def before() -> None:
-        with mock.patch("dspreg.data.transforms.agrees_with_pillow", return_value=False):
+        with mock.patch("dspreg.data.augmentation.agrees_with_pillow", return_value=False):
             plain()
 
     plain = ours(None)

@@ -32,7 +32,8 @@ from dspreg.errors import ConfigError
 
 def facts(cls):
     """What the defaults depend on, of a data set whose files are not here."""
-    return SimpleNamespace(**{n: getattr(cls, n) for n in ("name", "steps", "evaluate_every", "image_size", "small")})
+    names = ("name", "steps", "evaluate_every", "image_size", "channels", "small", "own")
+    return SimpleNamespace(**{name: getattr(cls, name) for name in names})
 
 
 DATA = {cls.name: facts(cls) for cls in (PACS, VLCS, OfficeHome, TerraIncognita, DomainNet, Digits)}
@@ -44,13 +45,14 @@ def settings(dataset="PACS", **given):
 
 LARGE = {
     "model": "resnet50.tv_in1k", "weights": "default", "image_size": 224, "steps": 5_001, "batch_size": 32, "lr": 5e-5,
-    "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True, "augment": True, "augment_validation": True,
+    "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True, "augment": "domainbed", "augment_validation": True,
     "split": "domainbed", "holdout": 0.2, "evaluate_every": 300, "evaluate": "needed", "evaluation_batch": 64,
     "targets": (), "algorithm": "DSPReg", "trial": 0, "draw": 0,
-    "same_draws": False,
+    "same_draws": False, "exif": False, "alpha": "drop", "window": "none", "channels": 3, "resize": "squash",
+    "shrink": False,
 }  # fmt: skip
 SMALL = LARGE | {
-    "model": "small-cnn", "image_size": 28, "steps": 301, "lr": 1e-3, "augment": False, "augment_validation": False,
+    "model": "small-cnn", "image_size": 28, "steps": 301, "lr": 1e-3, "augment": "none", "augment_validation": False,
     "evaluate_every": 50,
 }  # fmt: skip
 SWAD = {"augment_validation": False, "evaluate_every": 200, "evaluation_batch": 128}
@@ -161,6 +163,11 @@ OUTSIDE = {
     "evaluate_every": [0],
     "evaluate": ["some"],
     "evaluation_batch": [0],
+    "augment": ["heavy", "my module.f", ".f"],
+    "alpha": ["grey", "White"],
+    "window": ["5", "9:1", "percentiles"],
+    "channels": [0, -1, 257],
+    "resize": ["stretch"],
     "threads": [0, -1],
     "precision": ["fp8", "float64"],
     "layout": ["channels_last", "NHWC"],
@@ -177,12 +184,15 @@ INSIDE = {
     "batch_size": [1], "lr": [1e-12, 5, 0.5], "weight_decay": [0, 0.0, 3.0], "dropout": [0, 0.0, 0.999],
     "split": ["domainbed", "stratified"], "holdout": [0.001, 0.999], "evaluate_every": [1],
     "evaluate": ["needed", "all"], "evaluation_batch": [1], "threads": [1, None],
+    "augment": ["domainbed", "none", "light", "trivial", "augmix", "my_module.f", True, False],
+    "alpha": ["white", "black", "drop"], "window": ["auto", "percentile", "none", "-1:1.5"], "channels": [1, 3, 256],
+    "resize": ["squash", "crop", "pad"],
     "precision": ["fp32", "tf32", "bf16", "fp16"],
     "layout": ["auto", "channels-first", "channels-last"], "fold_bn": ["auto", "always", "never"],
     "workers": [0, None], "cache": ["none", "ram", "disk"], "keep": ["none", "best", "all"], "save_every": [1, None],
     "profile": ["auto", "always", "never"], "check_images": ["once", "never"],
 }  # fmt: skip
-UNLIMITED = {"dataset", "targets", "algorithm", "model", "weights", "frozen_bn", "augment", "augment_validation",
+UNLIMITED = {"dataset", "targets", "algorithm", "model", "weights", "frozen_bn", "augment_validation", "exif", "shrink",
              "same_draws", "root", "name", "device", "compile", "tensorboard", "domainbed_records",
              "allow_changed_environment"}  # fmt: skip
 
@@ -197,7 +207,9 @@ def test_every_option_has_a_help_and_its_wrong_types_are_refused(name):
     option = OPTIONS[name]
     assert OPTIONS[name].help
     for value in WRONG_TYPES[option.type]:
-        if value is None and option.nullable:
+        if value in option.recorded.values():  # as it was written when the option was yes or no
+            option.check(value)
+        elif value is None and option.nullable:
             option.check(None)
         else:
             with pytest.raises(ConfigError, match=rf"^{name}=.*; wanted \w+"):
@@ -253,7 +265,8 @@ def test_text_that_no_file_can_hold_is_refused(name, text):
         ("protocol", "one of domainbed, domainbed-stratified, swad"),
         ("targets", "a list of names"),
         ("workers", "a whole number at least 0 and at most 256"),
-        ("augment", "true or false"),
+        ("augment", "domainbed, none, light, trivial, augmix or a function of yours, my_module.f"),
+        ("frozen_bn", "true or false"),
         ("root", "text"),
     ],
 )
@@ -366,8 +379,10 @@ Names = tuple[str, ...]
     [
         ("lr", "5e-05; small images: 0.001"),
         ("model", "resnet50.tv_in1k; small images: small-cnn"),
-        ("augment", "yes; small images: no"),
-        ("augment_validation", "yes; small images: no; swad: no"),
+        ("augment", "domainbed; small images: none; with --channels other than 3: light"),
+        ("augment_validation", "yes; small images: no; swad: no; with another --augment than domainbed: no"),
+        ("exif", "images of your own: yes; benchmarks: no"),
+        ("resize", "squash"),
         ("split", "domainbed; domainbed-stratified: stratified"),
         ("evaluation_batch", "64; swad: 128"),
         ("frozen_bn", "yes; with --weights none: no"),
@@ -386,7 +401,7 @@ def test_defaults_in_words(name, text):
 
 def test_every_open_option_has_a_default_in_words():
     texts = {name: default_text(name) for name, each in TRAIN_OPTIONS.items() if each.is_open}
-    assert len(texts) == 15
+    assert len(texts) == 21
     assert "None" not in "".join(texts.values())
     assert not any(each.is_open for each in EXECUTION_OPTIONS.values())
 

@@ -80,6 +80,8 @@ class DomainBed(ERM):
         """
         if "path" not in options:
             return dict(options)
+        if settings["channels"] != 3:
+            raise ConfigError(f"DomainBed's classes are made for RGB, and channels={settings['channels']}")
         code, name, given = DomainBedCode.open(options["path"]), options["name"], options.get("hparams") or {}
         code.algorithm_class(name)
         dataset = SMALL_IMAGES if settings["model"] == "small-cnn" else settings["dataset"]

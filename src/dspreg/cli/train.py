@@ -18,6 +18,7 @@ from dspreg.config.parse import format_config, parse_assignment, parse_option, p
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS, TRAIN_OPTIONS, Execution, TrainConfig, resolve_config
 from dspreg.errors import ConfigError, Notice, Preempted
 from dspreg.io.text import escape_terminal
+from dspreg.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +63,8 @@ def train_one(given: Any, pause: Any) -> int:
     values = collect_options(given)
     config, execution = split_config(values)
     data = open_data(config, execution, quiet=given.print_config)
-    config = resolve_config(config, data)
+    config = resolve_config(config, data, RunFolder(given.out).begun_settings() if given.out else None)
+    data.read_as(config.reading)
     if given.print_config:
         print(format_config(with_method_options(config), execution), end="")
         return 0

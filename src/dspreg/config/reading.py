@@ -16,12 +16,14 @@ AUGMENTATIONS = ("domainbed", "none", "light", "trivial", "augmix")
 COLOURS = ("domainbed", "trivial", "augmix")  # augmentations that change colours, and need red, green and blue
 RESIZE = ("squash", "crop", "pad")
 WINDOWS = ("auto", "percentile", "none")
+FIRST_KINDS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+LATER_KINDS = (".tif", ".tiff", ".gif", ".avif", ".heic", ".heif", ".dcm", ".dicom")
 FILES = ("exif", "alpha", "window", "channels", "shrink")  # options of a training that say how a file is read
 KEPT = 2  # times the size that the network sees: the shorter side of a shrunk image is at least that
 
-# What all runs had before there were these options, and what benchmarks have: DomainBed's pixels.
-DOMAINBED = {"exif": False, "alpha": "drop", "window": "none", "resize": "squash", "shrink": False}
-OWN = {"exif": True, "alpha": "white", "window": "auto", "resize": "squash", "shrink": True}  # of one's own images
+# What all runs had before there were these options, and benchmarks have: DomainBed's pixels. And images of one's own.
+DOMAINBED: dict[str, Any] = {"exif": False, "alpha": "drop", "window": "none", "resize": "squash", "shrink": False}
+OWN: dict[str, Any] = {"exif": True, "alpha": "white", "window": "auto", "resize": "squash", "shrink": True}
 
 
 def parse_window(text: str) -> tuple[float, float] | None:
@@ -69,15 +71,19 @@ class Reading:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Reading:
         """From the options of a training, all filled in."""
-        side = KEPT * settings["image_size"] if settings["shrink"] else 0
-        return cls(*(settings[name] for name in FILES[:-1]), side)
+        said = {name: settings[name] for name in FILES}
+        return cls(**said | {"shrink": KEPT * settings["image_size"] if settings["shrink"] else 0})
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Extensions of the files in a folder that are images. DomainBed's reading leaves out those that came later."""
+        return FIRST_KINDS if self == Reading() else FIRST_KINDS + LATER_KINDS
 
     @property
     def tag(self) -> str:
         """Of what is kept about files that are read so, such as their pixels; empty for DomainBed's."""
         return "" if self == Reading() else hashlib.sha256(repr(asdict(self)).encode()).hexdigest()[:12]
 
-    @property
-    def is_first(self) -> bool:
-        """Whether it is that of the first versions, which knew JPEG, PNG, WebP and BMP alone."""
-        return self == Reading()
+
+DOMAINBED_READING = Reading()
+OWN_READING = Reading(OWN["exif"], OWN["alpha"], OWN["window"])  # where no size is known to shrink to

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dspreg.config.reading import Reading
+from dspreg.config.reading import DOMAINBED_READING, Reading
 from dspreg.errors import ConfigError
 from dspreg.io.text import did_you_mean
 
@@ -57,7 +57,7 @@ class DomainDataset(ABC):
     channels: int = 3
     small: bool = False
     own: bool = False
-    reading: Reading = Reading()
+    reading: Reading = DOMAINBED_READING
     notices: tuple[str, ...] = ()
     cache: Cache | None = None
 

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from dspreg.config.reading import Reading
+from dspreg.config.reading import DOMAINBED_READING, Reading
 from dspreg.data.bands import Bands, picture_of, planes_of
 from dspreg.errors import ConfigError, DataError, Notice, ResourceError, missing_resource
 
@@ -38,7 +38,6 @@ SHARED_MEMORY = Path("/dev/shm")
 HEADER = struct.Struct("<4sIIII")  # magic, decoder, width, height, CRC-32 of the rest
 MAGIC = b"dspr"
 PLANES = b"dspc"  # of an image that is not RGB: channel after channel
-DOMAINBED = Reading()
 LEDGER = "used"  # the file that says how many bytes all entries have
 RESIZED = b"dspz"  # the same of an image that was resized: all of red, then all of green, then all of blue
 
@@ -72,7 +71,7 @@ class Cache:
                 f"folder you may write, or train without a cache."
             ) from None
 
-    def read(self, sha: str, reading: Reading = DOMAINBED) -> Picture | None:
+    def read(self, sha: str, reading: Reading = DOMAINBED_READING) -> Picture | None:
         """The image of a file by the SHA-256 of its bytes; None if it isn't there, is damaged or of another decoder."""
         from PIL import Image
 
@@ -92,7 +91,7 @@ class Cache:
 
         return picture_of(np.frombuffer(pixels, np.uint8).reshape(reading.channels, height, width))
 
-    def write(self, sha: str, image: Picture, reading: Reading = DOMAINBED) -> None:
+    def write(self, sha: str, image: Picture, reading: Reading = DOMAINBED_READING) -> None:
         """Keep an image. If that fails, training continues without."""
         if self._full:
             return
@@ -103,12 +102,12 @@ class Cache:
         else:
             self._keep(place, PLANES, width, height, planes_of(image).tobytes())
 
-    def contains(self, sha: str, reading: Reading = DOMAINBED) -> bool:
+    def contains(self, sha: str, reading: Reading = DOMAINBED_READING) -> bool:
         """Whether there is an entry of this file, sound or not."""
         return self._place(sha, reading.tag).exists()
 
     def read_resized(
-        self, sha: str, out: NDArray[np.uint8], reading: Reading = DOMAINBED, how: str = "squash"
+        self, sha: str, out: NDArray[np.uint8], reading: Reading = DOMAINBED_READING, how: str = "squash"
     ) -> bool:
         """Write an image of the size of `out` (channels, height, width), contiguous, to it.
 
@@ -127,7 +126,7 @@ class Cache:
         return sound and bool(crc == _checksum(width, height, into))
 
     def write_resized(
-        self, sha: str, pixels: NDArray[np.uint8], reading: Reading = DOMAINBED, how: str = "squash"
+        self, sha: str, pixels: NDArray[np.uint8], reading: Reading = DOMAINBED_READING, how: str = "squash"
     ) -> None:
         """Keep what `read_resized` is to give. If that fails, training continues without."""
         if not self._full:

@@ -5,7 +5,6 @@ Used for files, and for PIL images and tensors that a data set of one's own, or 
 
 from __future__ import annotations
 
-from collections.abc import MutableSet
 from typing import TYPE_CHECKING, Any
 
 from dspreg.config.reading import Reading, parse_window
@@ -23,7 +22,7 @@ ORIENTATION = 274  # the tag of EXIF and TIFF
 SAMPLES = 277  # the tag of TIFF that says how many channels there are
 DEEP = "a 16-bit or float image"
 
-Touched = MutableSet[str]  # names of what was done to an image: turned, transparent, windowed, shrunk, frames
+Touched = set[str]  # names of what was done to an image: turned, transparent, windowed, shrunk, frames
 
 
 class UnfitImage(DataError):
@@ -81,7 +80,10 @@ def has_alpha(image: Image) -> bool:
 
 def is_transparent(image: Image) -> bool:
     """Whether it lets anything through."""
-    return has_alpha(image) and with_alpha(image).getchannel("A").getextrema()[0] < 255
+    if not has_alpha(image):
+        return False
+    least, _ = with_alpha(image).getchannel("A").getextrema()
+    return least != 255
 
 
 def with_alpha(image: Image) -> Image:
@@ -132,8 +134,7 @@ def shrunk(picture: Picture, least: int, touched: Touched | None = None) -> Pict
 
 def levels(values: NDArray[Any], window: str) -> NDArray[np.uint8]:
     """Values of any kind (height, width) to 0 … 255: linear between the ends of the window, and clipped outside."""
-    low, high = parse_window(window) or percentiles(values)
-    return linear_levels(values, low, high)
+    return linear_levels(values, *(parse_window(window) or percentiles(values)))
 
 
 def percentiles(values: NDArray[Any]) -> tuple[float, float]:
@@ -142,7 +143,7 @@ def percentiles(values: NDArray[Any]) -> tuple[float, float]:
 
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise UnfitImage("it has pixels that are not finite (NaN or infinity)")
-    low, high = (float(each) for each in np.percentile(values, PERCENTILES))
+    low, high = (float(np.percentile(values, each)) for each in PERCENTILES)
     return (low, high) if low < high else (float(values.min()), float(values.max()))
 
 
@@ -180,7 +181,7 @@ def picture_from(value: Any, reading: Reading) -> Picture:
             value.load()
             made = convert(value, reading)
     else:
-        made = picture_of(_pixels(value))
+        made = picture_of(pixels_of(value))
     if (found := len(made.split())) == reading.channels:
         return made
     if found == 1 and reading.channels == 3:
@@ -191,7 +192,8 @@ def picture_from(value: Any, reading: Reading) -> Picture:
     )
 
 
-def _pixels(value: Any) -> NDArray[np.uint8]:
+def pixels_of(value: Any) -> NDArray[np.uint8]:
+    """(channels, height, width) of a tensor or array of a data set of one's own; a DataError if it is none."""
     import numpy as np
 
     try:

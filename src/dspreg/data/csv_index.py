@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from dspreg.config.reading import OWN_READING
 from dspreg.data.base import DomainDataset
 from dspreg.data.folders import check_name, rare_classes
 from dspreg.data.images import Images
@@ -30,7 +31,8 @@ class Index(DomainDataset):
     """Images listed in a CSV file with the columns path, label and domain.
 
     Input (x):
-        `path` of a JPEG, PNG, WebP or BMP, read as RGB. Relative to the folder of the CSV, or to `root`.
+        `path` of an image of a kind that `Folder` reads, and read in the same way. Relative to the folder of the CSV,
+        or to `root`.
 
     Label (y):
         `label`, the name of a class. Classes are sorted by name; if all are whole numbers, by number.
@@ -45,6 +47,9 @@ class Index(DomainDataset):
         root: What paths are relative to, unless it is the folder of `file`.
         name: Of the data set in records and tables; that of the file without `.csv` unless given.
     """
+
+    own = True
+    reading = OWN_READING
 
     def __init__(self, file: str | Path, root: str | Path | None = None, name: str | None = None) -> None:
         super().__init__(root)
@@ -72,7 +77,7 @@ class Index(DomainDataset):
     def domain(self, name: str) -> Images:
         self.check_domain(name)
         images = self._domains[name]
-        images.cache = self.cache
+        images.cache, images.reading = self.cache, self.reading
         return images
 
 

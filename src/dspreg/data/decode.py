@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dspreg.config.reading import Reading
+from dspreg.config.reading import DOMAINBED_READING, Reading
 from dspreg.data.bands import Bands, Picture
 from dspreg.data.convert import (
     SAMPLES,
@@ -29,6 +29,7 @@ from dspreg.data.convert import (
     is_deep,
     is_transparent,
     orientation_of,
+    shrunk,
     turned,
 )
 from dspreg.data.dicom import decode_dicom, dicom_size, is_dicom
@@ -43,7 +44,6 @@ FIRST_FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # of benchmarks, and of runs tha
 FORMATS = (*FIRST_FORMATS, "TIFF", "GIF", "AVIF", "HEIF")
 MAX_PIXELS = 64_000_000  # of all channels that are wanted together
 MAX_BYTES = 5 * MAX_PIXELS  # no image of so many pixels needs more, and a huge file must not fill the memory
-DOMAINBED = Reading()
 KEPT_BLOCKS = 8  # pieces of memory, each of one image and at most 16 MB
 
 # Warning filters belong to the process, not to the thread: one image at a time is opened. Decoding is not locked.
@@ -83,7 +83,7 @@ class BadImage(DataError):
         return error
 
 
-def decode_image(path: Path | str, reading: Reading = DOMAINBED) -> Picture:
+def decode_image(path: Path | str, reading: Reading = DOMAINBED_READING) -> Picture:
     """All pixels of an image file, read as DomainBed does unless something else is said."""
     return decode_bytes(contents(path), path, reading)
 
@@ -111,7 +111,7 @@ def stamped_contents(path: Path | str) -> tuple[bytes, int]:
         raise BadImage.of(path, _why_unreadable(path, error)) from None
 
 
-def image_size(path: Path | str, reading: Reading = DOMAINBED) -> tuple[int, int]:
+def image_size(path: Path | str, reading: Reading = DOMAINBED_READING) -> tuple[int, int]:
     """Width and height that an image file claims to have, without decoding it."""
     content = contents(path)
     try:
@@ -125,7 +125,7 @@ def image_size(path: Path | str, reading: Reading = DOMAINBED) -> tuple[int, int
 
 
 def decode_bytes(
-    content: bytes, path: Path | str, reading: Reading = DOMAINBED, touched: Touched | None = None
+    content: bytes, path: Path | str, reading: Reading = DOMAINBED_READING, touched: Touched | None = None
 ) -> Picture:
     """All pixels of an image in memory.
 
@@ -148,7 +148,7 @@ def decode_bytes(
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise BadImage.of(path, f"{width:,} × {height:,} pixels are more than {MAX_PIXELS:,}")
-        if reading == DOMAINBED:
+        if reading == DOMAINBED_READING:
             return _as_domainbed(image, touched)
         return _as_read(image, reading, touched)
     except (BadImage, MemoryError, ConfigError):  # the size was looked at: want of memory says nothing about the file
@@ -212,12 +212,12 @@ def _of_pages(image: Image, pages: int, reading: Reading, touched: Touched | Non
         if page:
             image.seek(page)
             if image.size != (width, height):
-                raise UnfitImage(f"its pages, which are its channels, are of different sizes ({page + 1}: {image.size})")
+                raise UnfitImage(f"its pages, which are its channels, differ in size: the {page + 1}th is {image.size}")
             image.load()
-        bands.append(fit_channels(image.copy(), grey, touched))
+        bands.append(fit_channels(image.copy(), grey, touched).split()[0])
     if touched is not None:
         touched.discard("frames")
-    return shrunk(Bands(bands), reading.shrink, touched)  # type: ignore[arg-type]
+    return shrunk(Bands(bands), reading.shrink, touched)
 
 
 @cache
@@ -233,7 +233,7 @@ def _open(content: bytes, reading: Reading) -> Image:
     from PIL import Image
 
     formats: tuple[str, ...] = FIRST_FORMATS
-    if reading != DOMAINBED:
+    if reading != DOMAINBED_READING:
         _add_heif()
         formats = tuple(name for name in FORMATS if name != "HEIF" or name in Image.OPEN)
     with _opening, warnings.catch_warnings():
@@ -285,8 +285,8 @@ def _why_undecodable(content: bytes, error: Exception, reading: Reading) -> str:
             return what
     if not any(content):
         return "the file holds nothing but zeros"
-    signatures = SIGNATURES if reading == DOMAINBED else SIGNATURES + LATER_SIGNATURES
-    if reading == DOMAINBED:
+    signatures: tuple[bytes, ...] = SIGNATURES if reading == DOMAINBED_READING else SIGNATURES + LATER_SIGNATURES
+    if reading == DOMAINBED_READING:
         for known, what in LATER_STARTS.items():
             if start.startswith(known):
                 return f"{what}, whatever the extension says; convert it to PNG"
@@ -295,8 +295,8 @@ def _why_undecodable(content: bytes, error: Exception, reading: Reading) -> str:
     elif content[4:8] == b"ftyp" or is_dicom(content, reading):
         signatures = (content[:8],)
     if not content.startswith(signatures):
-        kinds = "JPEG, PNG, WebP nor BMP" if reading == DOMAINBED else "JPEG, PNG, WebP, BMP, TIFF, GIF, AVIF nor DICOM"
-        return f"neither {kinds}; the file starts with {content[:12]!r}"
+        others = " nor BMP" if reading == DOMAINBED_READING else ", BMP, TIFF, GIF, AVIF nor DICOM"
+        return f"neither JPEG, PNG, WebP{others}; the file starts with {content[:12]!r}"
     said = str(error).split("<_io")[0].strip() or type(error).__name__  # Pillow names the buffer, which says nothing
     if isinstance(error, OSError) and "truncated" in said:
         return f"truncated: the file ends too early ({said})"

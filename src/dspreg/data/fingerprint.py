@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dspreg.data.bands import Bands, picture_of, planes_of
+from dspreg.data.convert import pixels_of
 from dspreg.data.images import TOGETHER, Images
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ def fingerprint(domain: Sequence[tuple[Image, int]], on_progress: Callable[[], N
     Of image files: over the name, the name of the class and the SHA-256 of the bytes of each, in order. Moving or
     renaming the folder or touching its files changes nothing; a flipped byte, a renamed file, an image more does.
 
-    Of any other sequence: over the sizes, RGB pixels and labels, in order.
+    Of any other sequence: over the sizes, pixels and labels, in order; in RGB where there is colour.
 
     Args:
         domain: All its images are read.
@@ -36,11 +38,19 @@ def fingerprint(domain: Sequence[tuple[Image, int]], on_progress: Callable[[], N
     else:
         for i in range(len(domain)):
             image, label = domain[i]
-            total.update(_line(*image.size, int(label)))
-            total.update(image.convert("RGB").tobytes())
+            size, pixels = _pixels(image)
+            total.update(_line(*size, int(label)))
+            total.update(pixels)
             if i % TOGETHER == TOGETHER - 1:
                 on_progress()
     return total.hexdigest()
+
+
+def _pixels(image: Any) -> tuple[tuple[int, int], bytes]:
+    if hasattr(image, "convert"):  # PIL's
+        return image.size, image.convert("RGB").tobytes()
+    planes = planes_of(image if isinstance(image, Bands) else picture_of(pixels_of(image)))
+    return (planes.shape[2], planes.shape[1]), planes.tobytes()
 
 
 def _line(*values: str | int) -> bytes:

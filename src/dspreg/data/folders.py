@@ -13,13 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dspreg.config.reading import FIRST_KINDS, LATER_KINDS, OWN_READING, Reading
 from dspreg.data.base import DomainDataset
 from dspreg.data.images import Images
 from dspreg.errors import DataError, Notice, ResourceError, missing_resource
 from dspreg.io.text import join_few, path_name, plural
 
-READ = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-UNREAD = (".ppm", ".pgm", ".tif", ".tiff", ".gif", ".heic", ".avif", ".jp2", ".jxl", ".svg")
+READ = FIRST_KINDS + LATER_KINDS
+UNREAD = (
+    ".ppm", ".pgm", ".jp2", ".j2k", ".jxl", ".svg", ".eps", ".psd", ".raw", ".cr2", ".nef", ".dng", ".arw", ".exr",
+    ".hdr", ".npy", ".nii", ".mha",
+)  # fmt: skip
 LAYOUT = "Wanted: ROOT/domain/class/image.jpg"
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "crossval", "full"}
 
@@ -46,7 +50,7 @@ class ImageFolders(DomainDataset):
             for label, name in enumerate(self.classes):
                 folder = self.folder / domain / name
                 if folder.is_dir():
-                    below = images_below(folder)
+                    below = images_below(folder, self.reading.kinds)
                     found += below
                     files += below.images
                     labels += [label] * len(below.images)
@@ -57,9 +61,10 @@ class ImageFolders(DomainDataset):
                 check_name(name)
             self._domains[domain] = Images(files, names, labels, self.classes)
             if not files:
+                kinds, others = self.reading.kinds, _others_there(self.folder / domain, self.reading)
                 raise DataError(
                     f"the domain {domain!r} of {self.name} has no images: nothing in {self.folder / domain} ends in "
-                    f".jpg, .png, .webp or .bmp. {LAYOUT}. Add its images, or remove the folder."
+                    f"{', '.join(kinds)}.{others} {LAYOUT}. Add its images, or remove the folder."
                 )
         self.notices += (*rare_classes(self._domains, self.classes), *self._oddities(found), *self.mismatches())
         for notice in self.notices:
@@ -68,7 +73,7 @@ class ImageFolders(DomainDataset):
     def domain(self, name: str) -> Images:
         self.check_domain(name)
         images = self._domains[name]
-        images.cache = self.cache
+        images.cache, images.reading = self.cache, self.reading
         return images
 
     def mismatches(self) -> list[str]:
@@ -98,7 +103,8 @@ class Folder(ImageFolders):
     """Your own images: `folder:PATH`, with `PATH/domain/class/…/image`.
 
     Input (x):
-        JPEG, PNG, WebP or BMP of any size, read as RGB.
+        JPEG, PNG, WebP, BMP, TIFF, GIF (the first frame), AVIF, or DICOM (with pydicom), of any size; turned as EXIF
+        says, and on white where they are transparent.
 
     Label (y):
         The folder within the domain. Classes are those of all domains together, sorted by name.
@@ -111,18 +117,32 @@ class Folder(ImageFolders):
         name: Of the data set in records and tables; the last part of PATH unless given.
     """
 
+    own = True
+    reading = OWN_READING
+
     def __init__(self, root: str | Path, name: str | None = None) -> None:
         super().__init__(root)
         self.folder = Path(root)
         self.name = name or path_name(self.folder)
+        self._find()
+
+    def read_as(self, reading: Reading) -> None:
+        kinds, self.reading = self.reading.kinds, reading
+        listed = (Path(name).suffix.lower() for images in self._domains.values() for name in images.names)
+        if kinds != reading.kinds and any(suffix in LATER_KINDS for suffix in listed):
+            self.notices = ()
+            self._find()
+
+    def _find(self) -> None:
         if not self.folder.is_dir():
             what = "is not a folder" if self.folder.exists() else "does not exist"
             raise DataError(f"{self.folder} {what}. {LAYOUT}; give the path of ROOT.")
         self.domains = tuple(folders_in(self.folder))
         if not self.domains:
-            direct = images_in(self.folder)
-            lies = f"{plural(len(direct), 'image')} in it directly, e.g. {direct[0]}" if direct else "nothing in it"
-            raise DataError(f"{self.folder} has no sub-folders to be domains, and {lies}. {LAYOUT}.")
+            direct = images_in(self.folder, self.reading.kinds)
+            lies = f"{plural(len(direct), 'image')} in it directly, e.g. {direct[0]}" if direct else "no image in it"
+            others = _others_there(self.folder, self.reading)
+            raise DataError(f"{self.folder} has no sub-folders to be domains, and {lies}.{others} {LAYOUT}.")
         self._check_depth()
         with_images, empty = self._classes()
         self.classes = tuple(with_images)
@@ -132,7 +152,7 @@ class Folder(ImageFolders):
         self.read()
 
     def _check_depth(self) -> None:
-        loose = {domain: images_in(self.folder / domain) for domain in self.domains}
+        loose = {domain: images_in(self.folder / domain, self.reading.kinds) for domain in self.domains}
         loose = {domain: names for domain, names in loose.items() if names}
         if not loose:
             return
@@ -154,13 +174,14 @@ class Folder(ImageFolders):
         for domain in self.domains:
             for name in folders_in(self.folder / domain):
                 places.setdefault(name, []).append(self.folder / domain / name)
-        full = {name: any(images_in(p) or images_below(p).images for p in paths) for name, paths in places.items()}
+        kinds = self.reading.kinds
+        full = {n: any(images_in(p, kinds) or images_below(p, kinds).images for p in ps) for n, ps in places.items()}
         return sorted(name for name in full if full[name]), sorted(name for name in full if not full[name])
 
     def _check_nesting(self) -> None:
         """Is there a folder too many between? Folders within classes are fine, so only clear cases are refused."""
         places = [self.folder / d / c for d in self.domains for c in self.classes if (self.folder / d / c).is_dir()]
-        if not places or any(images_in(place) for place in places):
+        if not places or any(images_in(place, self.reading.kinds) for place in places):
             return
         if len(self.domains) == 1:
             inner = self.folder / self.domains[0]
@@ -212,22 +233,32 @@ class Found:
         return self
 
 
-def images_below(folder: Path) -> Found:
-    """All files below `folder`, at any depth."""
+def _others_there(folder: Path, reading: Reading) -> str:
+    """How many files of kinds that are not read lie there, for a message; nothing if there are none."""
+    found = images_below(folder, reading.kinds)
+    counted = Counter(path.suffix.lower() or "without an extension" for path in (*found.unread, *found.other))
+    if not counted:
+        return ""
+    kinds = join_few([f"{number:,} {suffix}" for suffix, number in counted.most_common()])
+    return f" Not read there: {plural(counted.total(), 'file')} ({kinds})."
+
+
+def images_below(folder: Path, kinds: tuple[str, ...] = READ) -> Found:
+    """All files below `folder`, at any depth; images are those of some kinds."""
     found = Found()
     for place, names in sorted(_walk(folder)):  # by the text of the path, as in torchvision, not by its parts
         hidden = any(part.startswith(".") for part in Path(place).relative_to(folder).parts)
-        if Path(place) != folder and place.lower().endswith(READ):
+        if Path(place) != folder and place.lower().endswith(kinds):
             found.folders.append(Path(place))
         for name in sorted(names):
-            kept = found.hidden if hidden or name.startswith(".") else getattr(found, _kind(name))
+            kept = found.hidden if hidden or name.startswith(".") else getattr(found, _kind(name, kinds))
             kept.append(Path(place, name))
     return found
 
 
-def _kind(name: str) -> str:
+def _kind(name: str, kinds: tuple[str, ...]) -> str:
     lower = name.lower()
-    return "images" if lower.endswith(READ) else "unread" if lower.endswith(UNREAD) else "other"
+    return "images" if lower.endswith(kinds) else "unread" if lower.endswith(READ + UNREAD) else "other"
 
 
 def _walk(folder: Path) -> list[tuple[str, list[str]]]:
@@ -250,12 +281,12 @@ def folders_in(folder: Path) -> list[str]:
     return sorted(entry.name for entry in _entries(folder) if os.path.isdir(entry) and not entry.name.startswith("."))
 
 
-def images_in(folder: Path) -> list[str]:
+def images_in(folder: Path, kinds: tuple[str, ...] = READ) -> list[str]:
     """Names of the image files that lie directly in a folder, sorted."""
     return sorted(
         entry.name
         for entry in _entries(folder)
-        if not os.path.isdir(entry) and not entry.name.startswith(".") and entry.name.lower().endswith(READ)
+        if not os.path.isdir(entry) and not entry.name.startswith(".") and entry.name.lower().endswith(kinds)
     )
 
 

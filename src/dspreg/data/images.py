@@ -8,9 +8,9 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from dspreg.config.reading import Reading
+from dspreg.config.reading import DOMAINBED_READING, Reading
 from dspreg.data.bands import Picture
 from dspreg.data.decode import decode_bytes, stamped_contents
 from dspreg.data.pixels import make_square, put_pixels, resize
@@ -19,7 +19,6 @@ from dspreg.errors import DataError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from PIL.Image import Image
 
     from dspreg.data.cache import Cache
 
@@ -27,7 +26,7 @@ TOGETHER = 64  # files that a thread hashes at a time
 THREADS = min(4, os.cpu_count() or 1)  # each may hold one decoded image of the largest size
 
 
-class Images(Sequence[tuple["Image", int]]):
+class Images(Sequence[tuple[Any, int]]):
     """(image, label) pairs of image files, decoded when asked for, in a fixed order.
 
     Attributes:
@@ -47,7 +46,7 @@ class Images(Sequence[tuple["Image", int]]):
         labels: Sequence[int],
         classes: Sequence[str],
         cache: Cache | None = None,
-        reading: Reading = Reading(),  # noqa: B008
+        reading: Reading = DOMAINBED_READING,
     ) -> None:
         if not len(files) == len(names) == len(labels):
             raise DataError(

@@ -38,22 +38,23 @@ class DomainSplit:
         return len(self.positions)
 
     def batch(self, chosen: Sequence[int], *key: Key) -> XY:
-        """Pixels (B, 3, H, W), uint8, and labels of the chosen ones: small, for they travel between processes.
+        """Pixels (B, channels, H, W), uint8, and labels of the chosen ones: small, for they travel between processes.
 
         The random numbers of each image are keyed by its position in the batch.
         """
-        size, labels = self.transform.size, []
-        pixels = torch.empty((len(chosen), 3, size, size), dtype=torch.uint8)
+        shown, labels = self.transform, []
+        changed = shown.augment != "none"
+        pixels = torch.empty((len(chosen), shown.channels, shown.size, shown.size), dtype=torch.uint8)
         for place, i in enumerate(chosen):
             at, out = self.positions[i], pixels[place]
-            if isinstance(self.images, Images) and not self.transform.augment:
-                self.images.put_resized(at, out.numpy())
+            if isinstance(self.images, Images) and not changed:
+                self.images.put_resized(at, out.numpy(), shown.resize)
                 labels.append(self.images.labels[at])
                 continue
             image, label = self.images[at]
             labels.append(label)
-            with seeded(*key, self.domain, place, "augment") if self.transform.augment else nullcontext():
-                self.transform.put_pixels(image, out)
+            with seeded(*key, self.domain, place, "augment") if changed else nullcontext():
+                shown.put_pixels(image, out)
         return pixels, torch.tensor(labels)
 
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from dspreg.data.bands import Bands, Picture
+from dspreg.data.bands import Picture
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from PIL.Image import Image
-
-    AnyPicture = TypeVar("AnyPicture", Image, Bands)
 
 LONGEST = 4_096  # pixels of a side that an image may have when it is padded: one of a single row would be squared
 
 
-def resize(image: AnyPicture, size: int) -> AnyPicture:
+def resize(image: Picture, size: int) -> Picture:
     """Brought to size × size, whatever the shape."""
     from PIL import Image as Pillow
 
     return image if image.size == (size, size) else image.resize((size, size), Pillow.Resampling.BILINEAR)
 
 
-def make_square(image: AnyPicture, how: str) -> AnyPicture:
+def make_square(image: Picture, how: str) -> Picture:
     """The middle of it with `"crop"`, the whole with black beside it with `"pad"`; as it is with `"squash"`."""
     from PIL import Image as Pillow
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from dspreg.config.reading import Reading
 from dspreg.data.base import DomainDataset
+from dspreg.data.convert import picture_from
 from dspreg.data.decode import BadImage, contents, decode_bytes
 from dspreg.data.folders import ImageFolders
 from dspreg.data.images import THREADS, Images
@@ -58,6 +60,8 @@ class Verification:
         single: Classes with one image in a domain: it is either trained on or held out.
         across: Groups of images with equal bytes in several domains: what is learnt in one is known in the other.
         within: The same within one domain: an image may be both trained on and held out.
+        touched: How many images are turned, transparent, of more than 8 bits, of several frames; by names of `TOUCHED`.
+        reading: How they were read, which decides what that means.
         notices: What was odd when the files were listed.
         seconds: It took.
     """
@@ -72,6 +76,8 @@ class Verification:
     single: tuple[Cell, ...]
     across: tuple[tuple[str, ...], ...]
     within: tuple[tuple[str, ...], ...]
+    touched: Mapping[str, int]
+    reading: Reading
     notices: tuple[str, ...]
     seconds: float
 
@@ -122,6 +128,7 @@ class Verification:
             if len(groups) > SHOWN:
                 listed.append(f"and {len(groups) - SHOWN:,} more")
             yield from _section(one, many, listed, len(groups), "warning: ")
+        yield from describe_touched(self.touched, self.reading)
         above = {*self.mismatches}
         yield from _section("notice", "notices", [n for n in self.notices if n not in above])
 
@@ -130,6 +137,7 @@ class Look(NamedTuple):
     label: int | None
     sha: str | None  # None where there are no bytes to be compared
     fault: str | None
+    touched: frozenset[str] = frozenset()  # what reading it did, or leaves: names of `TOUCHED`
 
 
 def verify(
@@ -150,10 +158,12 @@ def verify(
     counts: dict[str, Counter[int]] = {name: Counter() for name in domains}
     bad: list[Bad] = []
     equal: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    touched: Counter[str] = Counter()
     with ThreadPoolExecutor(THREADS) as pool:
         for name, domain in domains.items():
-            for i, look in _looks(pool, domain, cache):
+            for i, look in _looks(pool, domain, cache, dataset.reading):
                 done += 1
+                touched.update(look.touched)
                 image = domain.names[i] if isinstance(domain, Images) else f"{name}[{i}]"
                 fault = look.fault or _wrong_label(look, len(dataset.classes))
                 if fault:
@@ -178,6 +188,8 @@ def verify(
         single=tuple(_cells(table, dataset.classes, 1)),
         across=tuple(tuple(image for _, image in g) for g in groups if len({name for name, _ in g}) > 1),
         within=tuple(tuple(image for _, image in g) for g in groups if len({name for name, _ in g}) == 1),
+        touched=dict(touched),
+        reading=dataset.reading,
         notices=dataset.notices,
         seconds=time.monotonic() - started,
     )
@@ -202,7 +214,7 @@ def check_once(
     Raises:
         DataError: Some can't be decoded; names the first and how to see all.
     """
-    fingerprints = list(fingerprints)
+    fingerprints = [*fingerprints, *filter(None, [dataset.reading.tag])]  # another reading may refuse other images
     if _stamp(fingerprints).exists():
         return
     found = verify(dataset, progress, cache)
@@ -268,9 +280,11 @@ def stamps() -> Path:
     return user_cache("sound")
 
 
-def _looks(pool: ThreadPoolExecutor, domain: Domain, cache: Cache | None) -> Iterator[tuple[int, Look]]:
+def _looks(
+    pool: ThreadPoolExecutor, domain: Domain, cache: Cache | None, reading: Reading
+) -> Iterator[tuple[int, Look]]:
     def look(i: int) -> Look:
-        return _look_at_file(domain, i, cache) if isinstance(domain, Images) else _look_at_item(domain, i)
+        return _look_at_file(domain, i, cache) if isinstance(domain, Images) else _look_at_item(domain, i, reading)
 
     for start in range(0, len(domain), TOGETHER):
         at = range(start, min(start + TOGETHER, len(domain)))
@@ -280,25 +294,47 @@ def _looks(pool: ThreadPoolExecutor, domain: Domain, cache: Cache | None) -> Ite
 def _look_at_file(images: Images, i: int, cache: Cache | None) -> Look:
     """From the file itself, never from a cache: a cached image says nothing about its file."""
     sha = None
+    touched: set[str] = set()
     try:
         content = contents(images.files[i])
         sha = hashlib.sha256(content).hexdigest()
-        image = decode_bytes(content, images.files[i])
-        if cache is not None and not cache.contains(sha):
-            cache.write(sha, image)
+        image = decode_bytes(content, images.files[i], images.reading, touched)
+        if cache is not None and not cache.contains(sha, images.reading):
+            cache.write(sha, image, images.reading)
     except BadImage as error:
         return Look(images.labels[i], sha, error.reason)
-    return Look(images.labels[i], sha, None)
+    return Look(images.labels[i], sha, None, frozenset(touched))
 
 
-def _look_at_item(domain: Domain, i: int) -> Look:
+def _look_at_item(domain: Domain, i: int, reading: Reading) -> Look:
     try:
         image, label = domain[i]
-        pixels = image.convert("RGB")
-        sha = hashlib.sha256(repr(pixels.size).encode() + pixels.tobytes()).hexdigest()
+        pixels = picture_from(image, reading)
+        planes = b"".join(band.tobytes() for band in pixels.split())
+        sha = hashlib.sha256(repr(pixels.size).encode() + planes).hexdigest()
         return Look(int(label), sha, None)
     except Exception as error:  # the user's own code, which may raise anything
         return Look(None, None, f"{type(error).__name__}: {error}")
+
+
+TOUCHED = {  # name → what is counted, what is done to it, and what is done where the reading leaves it alone
+    "turned": ("stored sideways (EXIF)", "turned upright", "left as it is stored, as DomainBed does"),
+    "transparent": ("transparent", "shown on {alpha}", "shown without its transparency, as DomainBed does"),
+    "windowed": ("of more than 8 bits", "brought to 8 bits by the window {window}", ""),
+    "frames": ("of several frames or pages", "read as its first one", ""),
+}
+
+
+def describe_touched(touched: Mapping[str, int], reading: Reading) -> Iterator[str]:
+    """How many images are not simply as they are stored, and what is made of them."""
+    does = {"turned": reading.exif, "transparent": reading.alpha != "drop"}
+    lines = []
+    for name, (what, done, left) in TOUCHED.items():
+        if touched.get(name):
+            says = done.format(alpha=reading.alpha, window=reading.window) if does.get(name, True) else left
+            lines.append(f"{plural(touched[name], 'image')} {what}: {says}")
+    yield from _section("kind of image that is not read as it is stored", "kinds of images that are not read as they "
+                        "are stored", lines)  # fmt: skip
 
 
 def _wrong_label(look: Look, classes: int) -> str | None:

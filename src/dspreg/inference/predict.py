@@ -66,7 +66,7 @@ def predict_images(
     """
     device = resolve_device(device)
     model, transform = load(run, which, device, trust=trust)
-    files = image_files([images] if isinstance(images, str | Path) else images)
+    files = image_files([images] if isinstance(images, str | Path) else images, transform.reading.kinds)
     return predict_files(model, transform, files, batch=batch, device=device, progress=progress)
 
 
@@ -105,7 +105,7 @@ def _batch(model: Model, transform: Transform, files: Sequence[Path], device: st
     pixels, faults = {}, {}
     for path in files:
         try:
-            pixels[path] = transform.pixels(decode_image(path))
+            pixels[path] = transform.pixels(decode_image(path, transform.reading))
         except BadImage as bad:
             faults[path] = bad.reason
     probabilities: dict[Path, tuple[float, ...]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,11 +16,11 @@ from dspreg.data import DomainDataset
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.loader import XY, DomainSplit, reader_processes
 from dspreg.data.readers import iterate_batches
-from dspreg.data.transforms import Transform
 from dspreg.devices import send
 from dspreg.errors import DataError
 from dspreg.inference.adapt_bn import Shuffled
 from dspreg.inference.evaluate_run import split_source
+from dspreg.inference.stored_model import transform_of
 from dspreg.networks.batch_norm import estimating_statistics, moves_statistics
 from dspreg.protocol.description import RunDescription
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
@@ -56,8 +56,8 @@ class Candidates:
         self.trained, self.execution, self.on_image = trained, execution, on_image
         self.config = trained.config
         self.stack = build_stack(how, execution.device)
-        last = execution.layout == CHANNELS_LAST
-        self._transforms = [Transform(how["image_size"], how["mean"], how["std"], aug, last) for aug in (False, True)]
+        self._plain = replace(transform_of(how), channels_last=execution.layout == CHANNELS_LAST)
+        data.read_as(self._plain.reading)
         self.images = {name: data.domain(name) for name in data.domains}
         self._require_same_images(data)
         self.splits = {name: self._split(name) for name in trained.domains}
@@ -151,7 +151,8 @@ class Candidates:
 
     def _part(self, name: str, which: str, *, augment: bool) -> DomainSplit:
         positions = self.splits[name][("in", "out").index(which)]
-        return DomainSplit(name, self.images[name], positions, self._transforms[augment])
+        shown = replace(self._plain, augment=self.config.validation_augment) if augment else self._plain
+        return DomainSplit(name, self.images[name], positions, shown)
 
 
 @dataclass(frozen=True)

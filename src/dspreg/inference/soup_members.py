@@ -23,6 +23,7 @@ from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_file
 from dspreg.training.experiment import randomness_key
+from dspreg.training.finalize import READ
 from dspreg.training.model import BESIDE, build_stack, tensors_of
 
 # What members have in common: the images, the network and how it is validated. What search draws may differ.
@@ -131,6 +132,9 @@ def _differences(first: Member, other: Member) -> Iterator[tuple[str, Any, Any]]
     for name in ("mean", "std"):
         if list(first.how[name]) != list(other.how[name]):
             yield f"the {name} of their images", first.how[name], other.how[name]
+    for name in READ:
+        if (a := getattr(ours.config, name)) != (b := getattr(theirs.config, name)):
+            yield name, a, b
 
 
 def _brief(value: Any) -> str:
@@ -216,6 +220,7 @@ def tensors_at_start(member: Member, weights: str | None = None, trust: Sequence
         image_size=member.how["image_size"],
         dropout=member.how["dropout"],
         frozen_bn=member.how["frozen_bn"],
+        channels=config.channels,
     )
     if backbone.weights.sha256 != trained.weights.get("sha256"):
         raise IntegrityError(

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dspreg.algorithms import parse
+from dspreg.config.reading import Reading
 from dspreg.config.train_config import TRAIN_OPTIONS
 from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError, DspregError, IntegrityError
 from dspreg.io.atomic_files import read_regular_file
 from dspreg.io.importing import is_trusted
 from dspreg.specs import LOCATIONS, parse_stack
-from dspreg.training.finalize import BUILT, MODEL
+from dspreg.training.finalize import BUILT, MODEL, READ
 from dspreg.training.model import Model, build_stack, load_stack, match_tensors
 from dspreg.training.serialization import unpack
 from dspreg.vectors import trainable
@@ -53,7 +54,14 @@ def load_model_file(path: Path, device: str = "cpu", trust: Sequence[str] = ()) 
     for name in trainable(stack.net):
         if not tensors[name].isfinite().all():
             raise IntegrityError(f"{path}: the tensor {name} has NaN or infinity in it")
-    return Model(stack, tuple(how["classes"])).eval(), Transform(how["image_size"], how["mean"], how["std"])
+    return Model(stack, tuple(how["classes"])).eval(), transform_of(how)
+
+
+def transform_of(how: Mapping[str, Any]) -> Transform:
+    """What the images of a model need, by its file's checked description: as those were read that it was trained on."""
+    read = {name: how.get(name, TRAIN_OPTIONS[name].before) for name in READ} | {"image_size": how["image_size"]}
+    mean, std = tuple(how["mean"]), tuple(how["std"])
+    return Transform(how["image_size"], mean, std, resize=read["resize"], reading=Reading.of(read))
 
 
 def read_model_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -88,8 +96,15 @@ def check_description(how: Any, where: str) -> None:
             TRAIN_OPTIONS[name].check(how[name])
         except (ConfigError, OverflowError) as error:
             raise IntegrityError(f"{where}: built.{name}: {error}") from None
-    for name, wanted in (("mean", "three finite numbers"), ("std", "three finite numbers above 0")):
-        _require(_per_channel(how[name], positive=name == "std"), where, name, how[name], wanted)
+    for name in READ:
+        try:
+            TRAIN_OPTIONS[name].check(how.get(name, TRAIN_OPTIONS[name].before))
+        except (ConfigError, OverflowError) as error:
+            raise IntegrityError(f"{where}: built.{name}: {error}") from None
+    channels = how.get("channels", 3)
+    count = "three" if channels == 3 else str(channels)
+    for name, wanted in (("mean", f"{count} finite numbers"), ("std", f"{count} finite numbers above 0")):
+        _require(_per_channel(how[name], channels, positive=name == "std"), where, name, how[name], wanted)
     for name, most in NAMES.items():
         _require(_names(how[name], most), where, name, how[name], f"1 to {most:,} different names")
     step = how["step"]
@@ -101,8 +116,8 @@ def _require(fits: bool, where: str, name: str, value: Any, wanted: str) -> None
         raise IntegrityError(f"{where}: built.{name} is {reprlib.repr(value)}; wanted {wanted}")
 
 
-def _per_channel(value: Any, *, positive: bool) -> bool:
-    if not isinstance(value, list | tuple) or len(value) != 3:
+def _per_channel(value: Any, channels: int, *, positive: bool) -> bool:
+    if not isinstance(value, list | tuple) or len(value) != channels:
         return False
     typed = all(type(x) is float or (type(x) is int and abs(x) < 2**53) for x in value)
     return typed and all(math.isfinite(x) and (x > 0 or not positive) for x in value)

@@ -27,7 +27,7 @@ from dspreg.networks.timm_models import (
 from dspreg.networks.weights import Weights, count_outputs, load_file
 from dspreg.randomness import Key, seeded
 
-PerChannel = tuple[float, float, float]
+PerChannel = tuple[float, ...]
 IMAGENET: tuple[PerChannel, PerChannel] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 

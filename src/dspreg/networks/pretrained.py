@@ -37,8 +37,8 @@ class Backbone:
 
     name: str
     make: Callable[[], Featurizer]  # initialised by torch's global generator, or a copy of the loaded one
-    mean: tuple[float, float, float]  # of the images it expects, per channel
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]  # of the images it expects, per channel
+    std: tuple[float, ...]
     weights: Weights
     has_batch_norm: bool = False
 
@@ -77,6 +77,7 @@ def make_backbone(
     image_size: int = 224,
     dropout: float = 0.0,
     frozen_bn: bool = True,
+    channels: int = 3,
 ) -> Backbone:
     """A backbone by name.
 
@@ -89,6 +90,8 @@ def make_backbone(
         dropout: Probability of dropout after the pooling, as in DomainBed.
         frozen_bn: Keep batch norm in evaluation mode, as in DomainBed. From scratch, its statistics then stay at
             mean 0 and variance 1, so that it does not normalise.
+        channels: Of the images. Weights for RGB are made fit as timm does: the filters of the first convolution are
+            added up for one channel, and repeated for others. Mean and std are then 0.5 until they are measured.
 
     Raises:
         ConfigError: No such name, tag, file or size.
@@ -100,28 +103,28 @@ def make_backbone(
     if image_size < 1:
         raise ConfigError(f"image_size is a number of pixels such as 224, not {image_size}")
     if name == "small-cnn":
-        return _small_cnn(weights, dropout)
+        return _small_cnn(weights, dropout, channels)
 
     config = pretrained_config(name)
     if weights == "none":
         with untouched():
-            model = create_backbone(name, image_size)
+            model = create_backbone(name, image_size, channels)
         source = NO_WEIGHTS
     elif weights == "default":
         repo, tag = hub_location(name, config)
-        model, sha256 = load_pretrained(name, image_size, download_weights(repo, tag))
+        model, sha256 = load_pretrained(name, image_size, download_weights(repo, tag), channels=channels)
         source = Weights("hub", tag, sha256)
     else:
         path = Path(weights).expanduser()
-        model, sha256 = load_pretrained(name, image_size, path)
+        model, sha256 = load_pretrained(name, image_size, path, channels=channels)
         source = Weights("file", path.name, sha256)
 
-    width = width_of(model, name, image_size)
-    mean, std = normalisation(model)
+    width = width_of(model, name, image_size, channels)
+    mean, std = normalisation(model) if channels == 3 else ((0.5,) * channels,) * 2
     norm = any(isinstance(module, _BatchNorm) for module in model.modules())
 
     def from_scratch() -> Featurizer:
-        return TimmFeaturizer(create_backbone(name, image_size), width, dropout, frozen_bn)
+        return TimmFeaturizer(create_backbone(name, image_size, channels), width, dropout, frozen_bn)
 
     if source is NO_WEIGHTS:
         return Backbone(name, from_scratch, mean, std, source, norm)
@@ -138,12 +141,12 @@ def size_of(name: str, image_size: int, classes: int) -> int:
     return sum(t.numel() * t.element_size() for t in tensors) + 4 * (width + 1) * classes
 
 
-def _small_cnn(weights: str, dropout: float) -> Backbone:
-    half = (0.5, 0.5, 0.5)
+def _small_cnn(weights: str, dropout: float, channels: int) -> Backbone:
+    half = (0.5,) * channels
     if weights in ("default", "none"):
-        return Backbone("small-cnn", lambda: SmallCNN(dropout=dropout), half, half, NO_WEIGHTS)
+        return Backbone("small-cnn", lambda: SmallCNN(channels, dropout=dropout), half, half, NO_WEIGHTS)
     with untouched():
-        template = SmallCNN(dropout=dropout)
+        template = SmallCNN(channels, dropout=dropout)
     path = Path(weights).expanduser()
     state, sha256 = read_weights(path, ExpectedWeights("small-cnn", template.state_dict()))
     template.load_state_dict(state)

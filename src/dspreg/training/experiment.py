@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -22,12 +23,13 @@ from dspreg.config.defaults import search_seed
 from dspreg.config.options import MOST
 from dspreg.config.train_config import CHANNELS_LAST, Execution, TrainConfig, resolve_config
 from dspreg.data import DomainDataset
+from dspreg.data.augmentation import require_augmentation
 from dspreg.data.base import labels_of
 from dspreg.data.cache_choice import open_chosen_cache
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.images import Images
-from dspreg.data.loader import DomainSplit, MeasureSampler, TrainingSteps, reader_processes
-from dspreg.data.readers import ReaderPool
+from dspreg.data.loader import DomainSplit, MeasureSampler, SequentialBatches, TrainingSteps, reader_processes
+from dspreg.data.readers import ReaderPool, iterate_batches
 from dspreg.data.registry import open_dataset
 from dspreg.data.splits import split, split_stratified, steps_per_epoch
 from dspreg.data.transforms import Transform
@@ -99,13 +101,14 @@ class Experiment:
 
     def reader_pool(self) -> ReaderPool:
         """Processes that read images for all of a training: steps, evaluations, and what c is measured on."""
-        shown = [self.transform(augment) for augment in (False, True)]
+        s = self.settings
+        shown = [self.transform(augment) for augment in dict.fromkeys(("none", s.augment, s.validation_augment))]
         every = [self.part(name, which, each) for name in self.images for which in ("in", "out") for each in shown]
         return ReaderPool(self.workers, every)
 
-    def transform(self, augment: bool) -> Transform:
-        last = self.execution.layout == CHANNELS_LAST
-        return Transform(self.settings.image_size, self.backbone.mean, self.backbone.std, augment, last)
+    def transform(self, augment: str) -> Transform:
+        s, last = self.settings, self.execution.layout == CHANNELS_LAST
+        return Transform(s.image_size, self.backbone.mean, self.backbone.std, augment, last, s.resize, s.reading)
 
     def algorithm(
         self,
@@ -120,7 +123,7 @@ class Experiment:
             on_wait: Called while images to measure on are waited for; may raise.
             readers: Of the training. Without them, processes are started for each measurement.
         """
-        parts = [self.part(name, "in", self.transform(False)) for name in self.sources]
+        parts = [self.part(name, "in", self.transform("none")) for name in self.sources]
         workers = self.workers if readers is None else readers
         samples = MeasureSampler(parts, self.key, self.execution.device, workers, on_wait)
         task = Task(self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress)
@@ -158,7 +161,7 @@ class Experiment:
         """
         s, chosen = self.settings, []
         for name, which in evaluated_parts(self.data.domains, s, last=last):
-            shown = self.transform(s.augment_validation and name not in s.targets)
+            shown = self.transform("none" if name in s.targets else s.validation_augment)
             chosen.append((name, which, self.part(name, which, shown)))
         return chosen
 
@@ -228,6 +231,8 @@ def prepare_experiment(
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
     config = resolve_config(config, data, begun)
+    data.read_as(config.reading)
+    require_augmentation(config.augment)
     for name in config.targets:
         data.check_domain(name)
     asked = StackSpec.parse(config.algorithm)
@@ -255,6 +260,7 @@ def prepare_experiment(
         image_size=config.image_size,
         dropout=config.dropout,
         frozen_bn=config.frozen_bn,
+        channels=config.channels,
     )
     if begun_in is not None:
         execution = keep_begun(execution, begun_in)
@@ -268,7 +274,38 @@ def prepare_experiment(
         check_once(data, experiment.fingerprints.values(), progress, cache)
     for each in files:
         each.cache = cache
-    return experiment
+    return experiment if config.channels == 3 else normalised_by_sources(experiment)
+
+
+def normalised_by_sources(experiment: Experiment) -> Experiment:
+    """With mean and standard deviation of each channel over the sources' training images, as the network sees them.
+
+    Exact sums of whole numbers: no order, number of processes or device changes a bit.
+    """
+    parts = [experiment.part(name, "in", experiment.transform("none")) for name in experiment.sources]
+    batches = SequentialBatches(parts, experiment.settings.evaluation_batch)
+    with closing(iterate_batches(batches, batches.order(), experiment.workers, experiment.on_read)) as read:
+        mean, std = channel_statistics(x for x, _ in read)
+    made = replace(experiment, backbone=replace(experiment.backbone, mean=mean, std=std))
+    vars(made)["fingerprints"] = experiment.fingerprints  # for which all files were read
+    return made
+
+
+def channel_statistics(batches: Iterable[torch.Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of values 0 … 1 for each channel of uint8 images (B, channels, H, W).
+
+    1 instead of a deviation of 0: a channel of one value is left at 0.
+    """
+    total, squares, pixels = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), 0
+    for x in batches:
+        values = x.transpose(0, 1).flatten(1).to(torch.int64)
+        total = values.sum(1) + (total if pixels else 0)
+        squares = values.square().sum(1) + (squares if pixels else 0)
+        pixels += values.shape[1]
+    sums = list(zip(total.tolist(), squares.tolist(), strict=True))
+    mean = tuple(s / pixels / 255 for s, _ in sums)
+    std = tuple(math.sqrt(pixels * q - s * s) / pixels / 255 or 1.0 for s, q in sums)  # whole numbers under the root
+    return mean, std
 
 
 def resolve_stack(asked: StackSpec, config: TrainConfig) -> tuple[StackSpec, list[str]]:

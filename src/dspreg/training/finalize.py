@@ -9,6 +9,8 @@ from torch import Tensor
 
 from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.compatibility import overrides
+from dspreg.config.reading import FILES
+from dspreg.config.train_config import TRAIN_OPTIONS, TrainConfig
 from dspreg.errors import Notice
 from dspreg.io.text import escape_markdown
 from dspreg.runs.folder import RunFolder
@@ -20,6 +22,7 @@ from dspreg.training.serialization import pack
 from dspreg.training.state import State
 
 MODEL = "dspreg.model/1"
+READ = (*FILES, "resize")  # settings that make pixels of a file; where they are as they always were, nothing is said
 BUILT = ("algorithm", "model", "image_size", "dropout", "frozen_bn")  # settings that make the network
 
 
@@ -74,6 +77,7 @@ def description_of(experiment: Experiment, step: int) -> dict[str, Any]:
     s, b = experiment.settings, experiment.backbone
     built: dict[str, Any] = {name: getattr(s, name) for name in BUILT} | {"algorithm": experiment.stack.for_file()}
     built |= {"mean": b.mean, "std": b.std, "classes": list(experiment.data.classes)}
+    built |= {name: value for name in READ if (value := getattr(s, name)) != TRAIN_OPTIONS[name].before}
     return built | {"domains": list(experiment.sources), "step": step}
 
 
@@ -98,12 +102,26 @@ def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
         algorithm=escape_markdown(s.algorithm), data=escape_markdown(experiment.data.name),
         rows="\n".join(rows), target=target, kept=kept,
         step=chosen["step"], last=s.steps - 1, validation=f"{100 * chosen['validation']:.1f}", protocol=s.protocol,
-        augmented=", augmented as in DomainBed; plain ones score otherwise" if s.augment_validation else "",
-        trial=s.trial, draw=s.draw, model=escape_markdown(s.model), tag=escape_markdown(w.tag),
+        augmented=", augmented; plain ones score otherwise" if s.augment_validation else "",
+        read=describe_reading(s), trial=s.trial, draw=s.draw,
+        model=escape_markdown(s.model), tag=escape_markdown(w.tag),
         sha=w.sha256 or "none", size=s.image_size,
         lr=s.lr, batch=s.batch_size, decay=s.weight_decay,
         classes=", ".join(map(escape_markdown, classes[:20])) + (", …" if len(classes) > 20 else ""),
     )  # fmt: skip
+
+
+def describe_reading(s: TrainConfig) -> str:
+    """How files become what the network sees, in words."""
+    parts = ["RGB" if s.channels == 3 else "grey" if s.channels == 1 else f"{s.channels} channels"]
+    parts.append("turned as EXIF says" if s.exif else "as they are stored, whatever EXIF says")
+    if s.channels in (1, 3):
+        parts.append(f"on {s.alpha} where transparent" if s.alpha != "drop" else "without their transparency")
+    if s.window != "none":
+        parts.append(f"more than 8 bits through the window {s.window}")
+    parts += ["large ones decoded at a lower resolution"] if s.shrink else []
+    how = {"squash": "squashed to", "crop": "the middle cut to", "pad": "padded with black to"}[s.resize]
+    return ", ".join([*parts, f"{how} {s.image_size} × {s.image_size}"])
 
 
 USE = """
@@ -112,7 +130,7 @@ import dspreg
 from PIL import Image
 
 model, transform = dspreg.load("RUN")  # this folder
-probabilities = model(transform(Image.open("image.jpg").convert("RGB"))[None]).softmax(1)
+probabilities = model(transform(Image.open("image.jpg"))[None]).softmax(1)
 model.classes  # what the columns mean
 ```
 
@@ -132,6 +150,7 @@ One run: another seed may differ by several points.
 
 - protocol {protocol}, trial {trial}, draw {draw}
 - network {model} at {size} pixels, weights {tag} (SHA-256 {sha})
+- images: {read}
 - Adam, lr {lr}, weight decay {decay}, {batch} images per source domain and step
 - classes: {classes}
 

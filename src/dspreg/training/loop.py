@@ -102,7 +102,7 @@ def train(
 
         experiment = prepare_experiment(
             config, execution, on_image, data=data, on_read=between_batches,
-            begun=begun_settings(folder), begun_in=begun_environment(folder),
+            begun=folder.begun_settings(), begun_in=begun_environment(folder),
         )  # fmt: skip
         readers = until_the_end.enter_context(experiment.reader_pool())  # none is started before it is needed
         algorithm = experiment.algorithm(between_batches, stop.check_waiting, readers)  # errors come before the run
@@ -165,12 +165,6 @@ def train(
         result = finish_run(experiment, state, run)
         checkpoints.clear()
         return result
-
-
-def begun_settings(folder: RunFolder) -> dict[str, Any] | None:
-    """The settings in run.json, if there are any; what else is wrong with that file `agree` will say."""
-    settings = folder.description().get("settings") if (folder / "run.json").exists() else None
-    return settings if isinstance(settings, dict) else None
 
 
 def begun_environment(folder: RunFolder) -> dict[str, Any] | None:
@@ -323,7 +317,7 @@ def validate_below(
     if not asking:
         return
     s, t = experiment.settings, state.t - 1
-    parts = [experiment.part(name, "out", experiment.transform(s.augment_validation)) for name in experiment.sources]
+    parts = [experiment.part(name, "out", experiment.transform(s.validation_augment)) for name in experiment.sources]
     for layer in asking[::-1][state.told :]:
         counted = tallies(
             layer.base,

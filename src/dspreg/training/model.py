@@ -108,7 +108,7 @@ def build_stack(how: Mapping[str, Any], device: str = "cpu") -> Algorithm:
 
     Args:
         how: How to build the network: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains",
-            "step".
+            "step", and "channels" unless they are 3.
         device: Device of the stack. On `meta` it has shapes only and takes no memory.
     """
     with torch.device("meta"):  # its width comes from a forward pass, which takes memory if images are large
@@ -118,6 +118,7 @@ def build_stack(how: Mapping[str, Any], device: str = "cpu") -> Algorithm:
             image_size=how["image_size"],
             dropout=how["dropout"],
             frozen_bn=how["frozen_bn"],
+            channels=how.get("channels", 3),
         )
     task = Task(len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_no_images)
     with torch.device(device) if device == "meta" else nullcontext():
@@ -199,7 +200,7 @@ def require_same_predictions(algorithm: Algorithm, loaded: Algorithm, x: Tensor)
 
 
 class Model(nn.Module):
-    """Images (B, 3, H, W), transformed, to logits (B, C): what a trained stack predicts."""
+    """Images (B, channels, H, W), transformed, to logits (B, C): what a trained stack predicts."""
 
     def __init__(self, algorithm: Algorithm, classes: tuple[str, ...]):
         super().__init__()
