@@ -89,7 +89,7 @@ def test_what_is_odd_is_told_once_each(tmp_path):
         "class folders without an image in any domain are left out: gnu",
         "the domain 'art' has a single image of 1 class: fox",
         "the domain 'photo' has no images of 1 class: fox",
-        "ignored 1 file of a kind that is not read (convert to PNG or JPEG), e.g. art/cat/scan.jxl",
+        "ignored 1 file of a kind that is not read (1 .jxl; convert to PNG or JPEG), e.g. art/cat/scan.jxl",
         "ignored 2 files not images by their extension, e.g. art/cat/notes.txt",
         "ignored 2 files hidden (a name that starts with a dot), e.g. art/cat/._0.jpg",
         "folders named like images: art/cat/folder.jpg",

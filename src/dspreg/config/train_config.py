@@ -128,6 +128,18 @@ class TrainConfig:
         """How image files are read, where every option is filled in."""
         return Reading.of(vars(self))
 
+    def describe_reading(self) -> str:
+        """How files become what the network sees, in words; every option is filled in."""
+        parts = ["RGB" if self.channels == 3 else "grey" if self.channels == 1 else f"{self.channels} channels"]
+        parts.append("turned as EXIF says" if self.exif else "as they are stored, whatever EXIF says")
+        if self.channels in (1, 3):
+            parts.append(f"on {self.alpha} where transparent" if self.alpha != "drop" else "without their transparency")
+        if self.window != "none":
+            parts.append(f"more than 8 bits through the window {self.window}")
+        parts += ["large ones decoded at a lower resolution"] if self.shrink else []
+        how = {"squash": "squashed to", "crop": "the middle cut to", "pad": "padded with black to"}[self.resize]
+        return ", ".join([*parts, f"{how} {self.image_size} × {self.image_size}"])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:

@@ -33,7 +33,7 @@ from dspreg.data.convert import (
     turned,
 )
 from dspreg.data.dicom import decode_dicom, dicom_size, is_dicom
-from dspreg.data.tiff import is_tiff, read_planes
+from dspreg.data.tiff import count_channels, is_tiff, read_planes
 from dspreg.errors import ConfigError, DataError, ResourceError, missing_resource
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def decode_bytes(
         reading: How it is read.
         touched: Gets the names of what was done to it, or what there was to be done where the reading leaves it.
     """
-    from PIL import Image, ImageFile
+    from PIL import Image, ImageFile, UnidentifiedImageError
 
     reuse_memory()
     ImageFile.LOAD_TRUNCATED_IMAGES = False  # some libraries switch it on, for the whole process
@@ -144,7 +144,12 @@ def decode_bytes(
             return decode_dicom(content, reading, MAX_PIXELS, touched)
         if is_tiff(content) and reading.channels not in (1, 3) and (planes := read_planes(content, reading, touched)):
             return planes
-        image = _open(content, reading)
+        try:
+            image = _open(content, reading)
+        except UnidentifiedImageError:
+            if reading != DOMAINBED_READING and is_tiff(content) and (stored := count_channels(content)) > 1:
+                raise _other_channels(stored, reading) from None
+            raise
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise BadImage.of(path, f"{width:,} × {height:,} pixels are more than {MAX_PIXELS:,}")
@@ -197,8 +202,12 @@ def _require_all_channels(image: Image, reading: Reading) -> None:
     """Of a TIFF with more channels than colours Pillow hands over the colours alone."""
     stored = image.tag_v2.get(SAMPLES, 1)  # type: ignore[attr-defined]
     if stored != len(image.getbands()):
-        wanted = "as RGB or grey" if reading.channels in (1, 3) else f"as {reading.channels} channels"
-        raise UnfitImage(f"it has {stored} channels, which can't be read {wanted}; --channels {stored} reads them")
+        raise _other_channels(stored, reading)
+
+
+def _other_channels(stored: int, reading: Reading) -> UnfitImage:
+    wanted = "as RGB or grey" if reading.channels in (1, 3) else f"as {reading.channels} channels"
+    return UnfitImage(f"it has {stored} channels, which can't be read {wanted}; --channels {stored} reads them")
 
 
 def _of_pages(image: Image, pages: int, reading: Reading, touched: Touched | None) -> Picture:

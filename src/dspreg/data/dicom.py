@@ -45,9 +45,10 @@ def decode_dicom(content: bytes, reading: Reading, most: int, touched: Touched |
         touched: As in `decode_bytes`.
     """
     import numpy as np
-    from pydicom.pixels import apply_modality_lut, pixel_array
 
     found = _dataset(content)
+    from pydicom.pixels import apply_modality_lut, pixel_array
+
     width, height = int(found.Columns), int(found.Rows)
     samples, kind = int(found.get("SamplesPerPixel", 1)), str(found.PhotometricInterpretation)
     if not 0 < width * height * samples <= most:

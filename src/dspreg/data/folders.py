@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,7 +86,7 @@ class ImageFolders(DomainDataset):
 
     def _oddities(self, found: Found) -> Iterator[str]:
         for paths, what in (
-            (found.unread, "of a kind that is not read (convert to PNG or JPEG)"),
+            (found.unread, f"of a kind that is not read ({count_kinds(found.unread)}; convert to PNG or JPEG)"),
             (found.other, "not images by their extension"),
             (found.hidden, "hidden (a name that starts with a dot)"),
         ):
@@ -236,11 +236,14 @@ class Found:
 def _others_there(folder: Path, reading: Reading) -> str:
     """How many files of kinds that are not read lie there, for a message; nothing if there are none."""
     found = images_below(folder, reading.kinds)
-    counted = Counter(path.suffix.lower() or "without an extension" for path in (*found.unread, *found.other))
-    if not counted:
-        return ""
-    kinds = join_few([f"{number:,} {suffix}" for suffix, number in counted.most_common()])
-    return f" Not read there: {plural(counted.total(), 'file')} ({kinds})."
+    others = [*found.unread, *found.other]
+    return f" Not read there: {plural(len(others), 'file')} ({count_kinds(others)})." if others else ""
+
+
+def count_kinds(paths: Iterable[Path]) -> str:
+    """How many files there are of each extension: `"40 .svg, 2 .psd"`."""
+    counted = Counter(path.suffix.lower() or "without an extension" for path in paths)
+    return join_few([f"{number:,} {suffix}" for suffix, number in counted.most_common()])
 
 
 def images_below(folder: Path, kinds: tuple[str, ...] = READ) -> Found:

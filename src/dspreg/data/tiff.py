@@ -32,6 +32,11 @@ def is_tiff(content: bytes) -> bool:
     return content.startswith(STARTS)
 
 
+def count_channels(content: bytes) -> int:
+    """That the first image of a TIFF has."""
+    return int(_tags(content).get(SAMPLES, 1))
+
+
 def read_planes(content: bytes, reading: Reading, touched: Touched | None = None) -> Picture | None:
     """The image where the file has exactly the wanted channels; None where it has others, for others to say so."""
     tags = _tags(content)

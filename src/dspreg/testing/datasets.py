@@ -7,7 +7,8 @@
 
 1. It names itself, its domains (sorted) and its classes, each once.
 2. A domain read twice is the same twice: as many images, the same labels, the same pixels. Splits go by position.
-3. Every item is an image of Pillow and a label, a position in `classes`.
+3. Every item is a label, a position in `classes`, and an image: Pillow's, or a tensor (channels, height, width) of uint8
+   or of floats from 0 to 1, with the channels that `channels` says.
 4. A domain can be sent to another process, because images are loaded there.
 5. An unknown domain is refused.
 """
@@ -18,7 +19,13 @@ from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
+
+from dspreg.config.reading import Reading
 from dspreg.data import DomainDataset, labels_of
+from dspreg.data.bands import planes_of
+from dspreg.data.convert import picture_from
+from dspreg.errors import DataError
 from dspreg.testing.probes import LawBroken
 
 LOOKED_AT = 8  # images of a domain, spread over it; labels are all read
@@ -55,7 +62,7 @@ def _names(dataset: DomainDataset) -> None:
 
 
 def _numbers(dataset: DomainDataset) -> None:
-    for attribute in ("steps", "evaluate_every", "image_size"):
+    for attribute in ("steps", "evaluate_every", "image_size", "channels"):
         value = getattr(dataset, attribute)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise LawBroken(f"{attribute} must be a whole number of at least 1, but is {value!r}")
@@ -79,21 +86,21 @@ def _domain(dataset: DomainDataset, name: str) -> None:
         if not 0 <= label < len(dataset.classes):
             raise LawBroken(f"{where}[{i}] has the label {label}, outside 0 … {len(dataset.classes) - 1}")
     for i in sorted({j * (len(first) - 1) // (LOOKED_AT - 1) for j in range(LOOKED_AT)}):
-        _item(f"{where}[{i}]", first[i], second[i], labels[i])
+        _item(f"{where}[{i}]", first[i], second[i], labels[i], dataset.channels)
     _pickled(where, first)
 
 
-def _item(where: str, item: Any, again: Any, label: int) -> None:
-    from PIL.Image import Image
-
+def _item(where: str, item: Any, again: Any, label: int, channels: int) -> None:
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise LawBroken(f"{where} must be (image, label), but is {_kind(item)}")
     image, own = item
-    if not isinstance(image, Image):
-        raise LawBroken(f"the image of {where} must be a PIL image, not {_kind(image)}: transforms come later")
+    try:
+        pixels, same = (picture_from(each, Reading(channels=channels)) for each in (image, again[0]))
+    except DataError as error:
+        raise LawBroken(f"the image of {where}: {error}") from error
     if int(own) != label:
         raise LawBroken(f"{where} has the label {own}, but its labels or targets say {label}")
-    if image.size != again[0].size or image.convert("RGB").tobytes() != again[0].convert("RGB").tobytes():
+    if not np.array_equal(planes_of(pixels), planes_of(same)):
         raise LawBroken(f"{where} has other pixels when read again: a data set may not draw at random")
 
 

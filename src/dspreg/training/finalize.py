@@ -10,7 +10,7 @@ from torch import Tensor
 from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.compatibility import overrides
 from dspreg.config.reading import FILES
-from dspreg.config.train_config import TRAIN_OPTIONS, TrainConfig
+from dspreg.config.train_config import TRAIN_OPTIONS
 from dspreg.errors import Notice
 from dspreg.io.text import escape_markdown
 from dspreg.runs.folder import RunFolder
@@ -103,25 +103,12 @@ def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
         rows="\n".join(rows), target=target, kept=kept,
         step=chosen["step"], last=s.steps - 1, validation=f"{100 * chosen['validation']:.1f}", protocol=s.protocol,
         augmented=", augmented; plain ones score otherwise" if s.augment_validation else "",
-        read=describe_reading(s), trial=s.trial, draw=s.draw,
+        read=s.describe_reading(), trial=s.trial, draw=s.draw,
         model=escape_markdown(s.model), tag=escape_markdown(w.tag),
         sha=w.sha256 or "none", size=s.image_size,
         lr=s.lr, batch=s.batch_size, decay=s.weight_decay,
         classes=", ".join(map(escape_markdown, classes[:20])) + (", …" if len(classes) > 20 else ""),
     )  # fmt: skip
-
-
-def describe_reading(s: TrainConfig) -> str:
-    """How files become what the network sees, in words."""
-    parts = ["RGB" if s.channels == 3 else "grey" if s.channels == 1 else f"{s.channels} channels"]
-    parts.append("turned as EXIF says" if s.exif else "as they are stored, whatever EXIF says")
-    if s.channels in (1, 3):
-        parts.append(f"on {s.alpha} where transparent" if s.alpha != "drop" else "without their transparency")
-    if s.window != "none":
-        parts.append(f"more than 8 bits through the window {s.window}")
-    parts += ["large ones decoded at a lower resolution"] if s.shrink else []
-    how = {"squash": "squashed to", "crop": "the middle cut to", "pad": "padded with black to"}[s.resize]
-    return ", ".join([*parts, f"{how} {s.image_size} × {s.image_size}"])
 
 
 USE = """
