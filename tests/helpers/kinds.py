@@ -79,7 +79,7 @@ def tiff(
     tags = [
         (256, 4, [width]), (257, 4, [height]), (258, 3, [8 * planes.dtype.itemsize] * channels),
         (259, 3, [8 if deflate else 1]), (262, 3, [1]), (277, 3, [channels]), (284, 3, [2 if apart else 1]),
-        (317, 3, [predictor]), (338, 3, [0] * (channels - 1)), (339, 3, [kind] * channels), *extra,
+        (317, 3, [predictor]), (338, 3, [0] * (channels - 1)), (339, 3, [kind] * channels),
     ]  # fmt: skip
     tags += [(274, 3, [orientation])] if orientation else []
     tags += [(322, 4, [wide]), (323, 4, [high]), (324, 4, offsets), (325, 4, counts)] if tile else [

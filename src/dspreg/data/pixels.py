@@ -32,7 +32,7 @@ def make_square(image: Picture, how: str) -> Picture:
         width, height = max(1, round(width * scale)), max(1, round(height * scale))
         image = image.resize((width, height), Pillow.Resampling.BILINEAR)
     side = min(width, height) if how == "crop" else max(width, height)
-    left, top = (width - side) // 2, (height - side) // 2
+    left, top = int((width - side) / 2), int((height - side) / 2)  # towards 0: the odd row goes to the right or below
     return image.crop((left, top, left + side, top + side))
 
 

@@ -7,8 +7,8 @@
 
 1. It names itself, its domains (sorted) and its classes, each once.
 2. A domain read twice is the same twice: as many images, the same labels, the same pixels. Splits go by position.
-3. Every item is a label, a position in `classes`, and an image: Pillow's, or a tensor (channels, height, width) of uint8
-   or of floats from 0 to 1, with the channels that `channels` says.
+3. Every item is an image and a label, a position in `classes`. The image is Pillow's, or a tensor (channels, height,
+   width) of uint8 or of floats from 0 to 1, with the channels that `channels` says.
 4. A domain can be sent to another process, because images are loaded there.
 5. An unknown domain is refused.
 """
