@@ -213,7 +213,7 @@ def resolve_config(config: TrainConfig, data: DatasetFacts, begun: Mapping[str, 
         later = {name for name, each in TRAIN_OPTIONS.items() if each.before is not MISSING and each.is_open}
         given = {name: then[name] for name in later} | given
     if len(given) == len(TRAIN_OPTIONS):
-        return config
+        return TrainConfig(**given)
     values = default_options(config.protocol, data)
     usual_steps = values["steps"]
     if config.draw:
