@@ -13,7 +13,7 @@ import dspreg
 from dspreg.algorithms.registry import StackSpec, parse
 from dspreg.cli import main
 from dspreg.errors import ConfigError, IntegrityError, Preempted
-from dspreg.inference.stored_model import read_model_file
+from dspreg.training.stored_model import read_model_file
 from dspreg.io.domainbed_code import DomainBedCode
 from dspreg.runs.run import Run
 from dspreg.specs import parse_stack, without_locations

@@ -15,7 +15,7 @@ from dspreg.inference import soup_folder
 from dspreg.inference.export import export
 from dspreg.inference.soup_candidates import MixedBatches
 from dspreg.inference.soup_members import average_tensors, interpolate_tensors, read_member, tensors_at_start
-from dspreg.inference.stored_model import read_model_file
+from dspreg.training.stored_model import read_model_file
 from dspreg.runs.folder import RunFolder
 from dspreg.training.evaluate import tallies
 from dspreg.training.experiment import prepare_experiment

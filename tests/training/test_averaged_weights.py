@@ -10,7 +10,7 @@ import dspreg
 from dspreg.cli import main
 from dspreg.errors import Preempted
 from dspreg.inference.export import export
-from dspreg.inference.stored_model import read_model_file
+from dspreg.training.stored_model import read_model_file
 from dspreg.training import train
 from dspreg.vectors import theta
 from helpers import tiny

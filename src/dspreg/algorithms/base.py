@@ -340,7 +340,9 @@ class ERM(Algorithm):
         if not hasattr(features, "width"):
             raise TypeError(f"the backbone {type(features).__name__} has no `width`, the number of its features")
         with seeded(*task.key, "classifier"):
-            return Network(features, nn.Linear(features.width, task.num_classes))
+            net = Network(features, nn.Linear(features.width, task.num_classes))
+        task.initialize(net)
+        return net
 
     def forward(self, batches: Sequence[Batch]) -> Outputs:
         features = self.net.featurizer(torch.cat([b.x for b in batches]))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dspreg.batches import Batch
-from dspreg.networks import Featurizer
+from dspreg.networks import Featurizer, Network
 from dspreg.randomness import Key
 
 
@@ -27,6 +27,8 @@ class Task:
     samples: Callable[[int, int], Mapping[str, Sequence[Batch]]] = _no_samples
     # called at every pass of the network in a step: one that measures c, or searches, takes minutes and is not hung
     on_progress: Callable[[], None] = lambda: None
+    # called with the new network, before any layer looks at it: loads the weights that training is to start from
+    initialize: Callable[[Network], None] = lambda net: None
 
     @property
     def can_measure(self) -> bool:

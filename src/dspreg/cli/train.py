@@ -60,9 +60,9 @@ def run(given: Any) -> int:
 
 def train_one(given: Any, pause: Any) -> int:
     values = collect_options(given)
-    config, execution = split_config(values)
-    data = open_data(config, execution, quiet=given.print_config)
-    config = resolve_config(config, data)
+    asked, execution = split_config(values)
+    data = open_data(asked, execution, quiet=given.print_config)
+    config = resolve_config(asked, data)
     if given.print_config:
         print(format_config(with_method_options(config), execution), end="")
         return 0
@@ -80,8 +80,12 @@ def train_one(given: Any, pause: Any) -> int:
     say_cache(execution, data, config)
     callbacks = progress_callbacks(Console(stderr=True))
     finished_before = (Path(given.out) / "result.json").exists()
-    result = train(config, execution, given.out, callbacks=callbacks, pause=pause, data=data)
+    # what was asked for, and not what follows from it today: a run that was begun goes on as it was begun
+    result = train(asked, execution, given.out, callbacks=callbacks, pause=pause, data=data)
     print(summary(result, Path(given.out), finished_before))
+    sys.stdout.flush()  # before the remarks on stderr, if both go to one terminal
+    for each in result.get("remarks", []):
+        print(f"dspreg: {escape_terminal(each)}", file=sys.stderr)
     return 0
 
 
@@ -145,7 +149,12 @@ def collect_options(given: Any) -> dict[str, Any]:
 def summary(result: dict[str, Any], out: Path, finished_before: bool) -> str:
     chosen = result["selected"]
     unseen = [f"{escape_terminal(name)} {100 * chosen['accuracy'][name]['in']:.1f} %" for name in result["targets"]]
-    lines = [f"held-out sources {100 * chosen['validation']:.1f} %, selected at step {chosen['step']}"]
+    held_out = chosen["validation"]
+    lines = [
+        f"trained on all images of the sources; the model is that of step {chosen['step']}"
+        if held_out is None
+        else f"held-out sources {100 * held_out:.1f} %, selected at step {chosen['step']}"
+    ]
     if unseen:
         lines.insert(0, f"unseen {', '.join(unseen)}")
     where = f"{out} was finished before; every file is as it was" if finished_before else f"see {out / 'README.md'}"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dspreg import __version__
 from dspreg.errors import ConfigError, IntegrityError
 from dspreg.inference.export_formats import EQUAL, ModelFile, difference, random_images, require_onnx, serialize_model
-from dspreg.inference.stored_model import load_model_file, read_model_file
+from dspreg.training.stored_model import load_model_file, read_model_file
 from dspreg.io.atomic_files import make_folder, os_errors_as_cant_write, require_folder, write, write_output
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_file

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.data.transforms import Transform
-from dspreg.inference.stored_model import load_model_file
+from dspreg.training.stored_model import load_model_file
 from dspreg.runs.model_file import model_file
 from dspreg.training.model import Model
 

@@ -16,7 +16,7 @@ from dspreg.algorithms.base import ERM
 from dspreg.algorithms.compatibility import overrides
 from dspreg.errors import ConfigError, IntegrityError, Notice
 from dspreg.inference.load import step_of
-from dspreg.inference.stored_model import load_model_file, read_model_file
+from dspreg.training.stored_model import load_model_file, read_model_file
 from dspreg.io.atomic_files import sha256_of_file
 from dspreg.networks.pretrained import make_backbone
 from dspreg.protocol.description import RunDescription

@@ -82,6 +82,8 @@ class Run:
         ref, options = self.dataset_ref, dict(self.options)
         if options.get("weights", "none") not in ("default", "none"):
             options["weights"] = "file"  # the result id has the SHA-256 of the file
+        if "init" in options:
+            options["init"] = "run"  # the same for the run that it starts from
         return {
             "dataset": f"{ref.kind}:{self.data_name}" if ref.is_path else self.dataset,
             "targets": sorted(self.targets),

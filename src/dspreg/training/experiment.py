@@ -17,6 +17,7 @@ from torch import nn
 
 from dspreg import __version__
 from dspreg.algorithms import Algorithm, Task
+from dspreg.algorithms.compatibility import overrides
 from dspreg.algorithms.registry import PUBLISHED, StackSpec
 from dspreg.config.defaults import search_seed
 from dspreg.config.options import MOST
@@ -34,11 +35,13 @@ from dspreg.data.transforms import Transform
 from dspreg.data.verify import check_once
 from dspreg.devices import lacks_float64, resolve_device
 from dspreg.errors import ConfigError, DataError, Notice
+from dspreg.networks.network import Network
 from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.precision import LossScaler, autocast, check_precision
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
 from dspreg.training.compiling import compile_network, require_compilable, require_compiler
+from dspreg.training.initial_weights import InitialWeights, read_initial_weights
 from dspreg.training.fastest import choose_folding, choose_layout, describe_computation, keep_begun
 
 Progress = Callable[[int, int], None]
@@ -60,6 +63,7 @@ class Experiment:
     splits: Mapping[str, tuple[list[int], list[int]]]  # domain → positions of "in" and "out"
     backbone: Backbone
     on_read: Callable[[], None] = lambda: None  # called while files are hashed; may raise
+    start: InitialWeights | None = None  # instead of the backbone's own
     parts: dict[tuple[str, str, Transform], DomainSplit] = field(default_factory=dict, init=False, compare=False)
 
     @property
@@ -123,13 +127,19 @@ class Experiment:
         parts = [self.part(name, "in", self.transform(False)) for name in self.sources]
         workers = self.workers if readers is None else readers
         samples = MeasureSampler(parts, self.key, self.execution.device, workers, on_wait)
-        task = Task(self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress)
+        started: list[Network] = []
+        task = Task(
+            self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress,
+            initialize=lambda net: started.append(self._initialize(net)),
+        )  # fmt: skip
         s = self.settings
 
         def adam(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             return make_adam(params, s, self.execution.device)
 
         algorithm = self.stack.build().setup(task, adam, self.execution.device)
+        if self.start is not None and not started:
+            raise ConfigError(f"{s.algorithm} builds a network of its own, which can't start from --init; leave it out")
         algorithm.stack.folds_batch_norm = self.execution.fold_bn == "always"
         if self.execution.compile:
             compile_network(algorithm.net)
@@ -144,6 +154,11 @@ class Experiment:
 
     def _network(self) -> Any:
         return self.backbone.make()
+
+    def _initialize(self, net: Network) -> Network:
+        if self.start is not None:
+            self.start.load_into(net, self.data.classes)
+        return net
 
     def steps(self) -> TrainingSteps:
         shown = self.transform(self.settings.augment)
@@ -181,6 +196,7 @@ class Experiment:
         where = {"dataset": s.dataset, "weights": s.weights, **asdict(self.execution)}
         where["precision"] = self.execution.recorded_precision
         where |= {"plan": dict(plan)} if plan else {}
+        where |= {"init": s.init} if self.start else {}
         where["algorithm"] = str(self.asked.shorten())  # tables put all draws of a method into one row
         return RunDescription(
             settings=s.to_record()
@@ -189,7 +205,8 @@ class Experiment:
                 "dataset": data.name,
                 "targets": list(s.targets),
                 "weights": self.weights["tag"],
-            },
+            }
+            | ({"init": self.start.sha256} if self.start else {}),
             domains=tuple(data.domains),
             classes=tuple(data.classes),
             sizes={name: {"in": len(inside), "out": len(out)} for name, (inside, out) in self.splits.items()},
@@ -249,6 +266,7 @@ def prepare_experiment(
     images = {name: data.domain(name) for name in data.domains}
     splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
     check_splits(data, splits, config)
+    check_layers(stack, config)
     backbone = make_backbone(
         config.model,
         weights=config.weights,
@@ -260,7 +278,8 @@ def prepare_experiment(
         execution = keep_begun(execution, begun_in)
     else:
         execution = choose_layout(choose_folding(execution, config, backbone), config, threads(execution))
-    experiment = Experiment(config, execution, asked, stack, data, images, splits, backbone, on_read)
+    start = read_initial_weights(config, backbone)
+    experiment = Experiment(config, execution, asked, stack, data, images, splits, backbone, on_read, start)
     files = [each for each in images.values() if isinstance(each, Images)]
     if cache is not None and chosen.needed:
         cache.make_room(chosen.needed, experiment.file_hashes())
@@ -316,7 +335,7 @@ def layers_of(stack: StackSpec) -> list[Algorithm]:
 def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list[int]]], config: TrainConfig) -> None:
     """Refuse a domain without training or validation images, and warn of a source smaller than a batch."""
     for name, (inside, out) in splits.items():
-        if not inside or not out:
+        if not inside or not (out or config.holdout == 0):
             raise DataError(
                 f"the domain {name!r} of {data.name} has {len(inside) + len(out)} images; holding out {config.holdout} "
                 f"of them leaves {len(inside)} to train on and {len(out)} to validate with. Add images, or change "
@@ -331,12 +350,24 @@ def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list
             )
 
 
+def check_layers(stack: StackSpec, config: TrainConfig) -> None:
+    """Refuse layers that look at held-out images where none are held out."""
+    if config.holdout:
+        return
+    for layer in layers_of(stack):
+        if overrides(type(layer), "on_evaluation") or overrides(type(layer), "before_evaluation"):
+            raise ConfigError(
+                f"{type(layer).__name__} decides by held-out images of the sources, and holdout=0 holds none out. Use "
+                "another method for the final model, such as SWA, or hold some out"
+            )
+
+
 def evaluated_parts(domains: Sequence[str], config: TrainConfig, *, last: bool) -> list[tuple[str, str]]:
     """Domain and split of everything that one evaluation covers; see `Experiment.evaluation_parts`."""
     return [
         (name, which)
         for name in domains
-        for which in ("in", "out")
+        for which in (("in", "out") if config.holdout else ("in",))
         if config.evaluate == "all"
         or which == ("in" if name in config.targets else "out")
         or (name in config.targets and last)

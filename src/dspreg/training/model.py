@@ -17,6 +17,8 @@ from dspreg.networks.pretrained import make_backbone
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.vectors import ParamVector, trainable
 
+MODEL = "dspreg.model/1"  # the format of a model's file
+BUILT = ("algorithm", "model", "image_size", "dropout", "frozen_bn")  # settings that make the network
 BESIDE = "stack."  # prefix of tensors that layers hold in addition to the network
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}  # saved as tensors without dimensions
 
