@@ -53,7 +53,7 @@ TABLE = {
     "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW | {"pyarrow"}),
     # what is done with it
     "training": Place(8, TORCH, SLOW),
-    "inference": Place(9, TORCH, SLOW | {"onnxruntime", "scipy", "sklearn"}),
+    "inference": Place(9, TORCH | {"PIL"}, SLOW | {"onnxruntime", "scipy", "sklearn"}),
     "testing": Place(9, TORCH | {"PIL"}),  # an image of a data set is PIL's
     "launch": Place(9, TORCH, SLOW | {"ray"}),
     "reporting": Place(8, NUMPY, SLOW | {"scipy"}),
@@ -68,6 +68,7 @@ DRAWS = {
     "sensitivity/plots.py",
     "paper/figures.py",
     "inference/confusion.py",
+    "inference/curve_pictures.py",
 }  # may import matplotlib at the top
 INDEXES = {"__init__.py", "registry.py", "catalogue.py"}  # may import other algorithms
 FOUNDATIONS = {

@@ -106,7 +106,9 @@ METRICS: dict[str, Metric] = {
     "balanced": Metric("mean accuracy of the classes", balanced),
     "macro-f1": Metric("mean F1 of the classes", macro_f1),
     "auroc": Metric("area under the ROC curve, each class against the rest", auroc),
-    "average-precision": Metric("area under the precision-recall curve, each class against the rest", average_precision),
+    "average-precision": Metric(
+        "area under the precision-recall curve, each class against the rest", average_precision
+    ),
     "log-loss": Metric("mean of -log p of the true class", log_loss, larger=False),
 }
 RECORDED = ("balanced", "macro-f1", "auroc", "log-loss")  # of each source, in the records of a run that needs them

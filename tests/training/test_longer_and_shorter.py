@@ -259,9 +259,7 @@ def test_twice_and_killed_anywhere(images, tmp_path, monkeypatch):
     train(longer(images, steps=6, evaluate_every=4), kept, tmp_path / "six")
     train(longer(images, steps=11), kept, tmp_path / "six")
     described = {}
-    monkeypatch.setattr(
-        "dspreg.training.loop.prolong", lambda f, d: described.update(d) or prolonging.prolong(f, d)
-    )
+    monkeypatch.setattr("dspreg.training.loop.prolong", lambda f, d: described.update(d) or prolonging.prolong(f, d))
 
     class Killed(BaseException):
         pass

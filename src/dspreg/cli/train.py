@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import sys
 import warnings
@@ -45,6 +46,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("--config", metavar="FILE", help="options from a YAML file")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="one option, by its name below")
     parser.add_argument("--print-config", action="store_true", help="print all options as YAML, defaults included")
+    says = "at the end find the temperature of the probabilities on held-out images of the sources, and keep it in the run: "
+    says += "predict, evaluate and export use it"
+    parser.add_argument("--calibrate", action="store_true", help=says)
     for title, options in (("what is trained", TRAIN_OPTIONS), ("how it is run", EXECUTION_OPTIONS)):
         group = parser.add_argument_group(title)
         for each in options.values():
@@ -70,6 +74,11 @@ def train_one(given: Any, pause: Any) -> int:
         raise ConfigError("where should the run go? Add --out DIR")
     if "targets" not in values:
         raise ConfigError("which domain is held out? Add --target DOMAIN, or --target none to train on all of them")
+    if given.calibrate and (config.holdout == 0 or execution.keep == "none"):
+        why = "--holdout 0 holds no images out" if config.holdout == 0 else "--keep none keeps no model"
+        raise ConfigError(
+            f"--calibrate compares a model's probabilities with held-out images, and {why}; leave one out"
+        )
     from rich.console import Console
 
     from dspreg.training.experiment import resolve_execution
@@ -86,7 +95,22 @@ def train_one(given: Any, pause: Any) -> int:
     sys.stdout.flush()  # before the remarks on stderr, if both go to one terminal
     for each in result.get("remarks", []):
         print(f"dspreg: {escape_terminal(each)}", file=sys.stderr)
+    if given.calibrate:
+        calibrate(asked, execution, given.out)
     return 0
+
+
+def calibrate(config: TrainConfig, execution: Execution, out: str) -> None:
+    """Find the temperature of the selected model, and keep it in the run."""
+    from dspreg.cli.evaluate import calibration_text
+    from dspreg.inference.calibrate import calibrate_run
+
+    typed = [name.partition(".")[0] for name in re.findall(r"[\w.]+", config.algorithm or "") if "." in name]
+    found = calibrate_run(
+        out, dataset=config.dataset, root=execution.root, name=execution.name, device=execution.device,
+        workers=execution.workers, trust=typed,
+    )  # fmt: skip
+    print(calibration_text(found))
 
 
 def say_cache(execution: Execution, data: DomainDataset, config: TrainConfig) -> None:

@@ -57,7 +57,11 @@ class Report:
     def render(self, format: str = "text") -> str:
         """The report as text in one of the formats; `"html"` reads the runs once more, for curves and profiles."""
         if format == HTML:
-            how: dict[str, Any] = {"selection": self.selection, "contrasts": self.contrasts, "select_by": self.select_by}
+            how: dict[str, Any] = {
+                "selection": self.selection,
+                "contrasts": self.contrasts,
+                "select_by": self.select_by,
+            }
             return report_page(self.path, **how)
         if format not in FORMATS:
             known = ", ".join(REPORT_FORMATS)

@@ -61,7 +61,9 @@ OURS = (  # files that result.json lists; there may be others, such as a schedul
 )  # fmt: skip
 OURS_NAMED = re.compile("|".join(re.escape(pattern).replace(r"\*", r"[^/\0]+") for pattern in OURS))
 ALWAYS = ("run.json", "records.jsonl")  # what every finished run has
-CALIBRATION = "calibration.json"  # may be made and made again once a run is finished, so that it has a SHA-256 of its own
+CALIBRATION = (
+    "calibration.json"  # may be made and made again once a run is finished, so that it has a SHA-256 of its own
+)
 KEPT_CHECKPOINT = "before-last-step"
 FILES = (*(name for name in OURS if "/" not in name), "result.json", "failure.json", CALIBRATION, "lock")
 FOLDERS = ("profiles", "models", "checkpoints", KEPT_CHECKPOINT, "tensorboard")

@@ -126,7 +126,7 @@ def check_records(file: str, records: Sequence[Any], described: Mapping[str, Any
     """
     settings, domains = described["settings"], described["data"]["domains"]
     needed = {name: "in" if name in settings["targets"] else "out" for name in domains}
-    validates = settings["holdout"] != 0
+    validates = settings.get("holdout") != 0
     known = needed if validates else {n: which for n, which in needed.items() if which == "in"}
     sources = [name for name in domains if needed[name] == "out"]
     steps, before = settings["steps"], -1

@@ -41,8 +41,8 @@ from dspreg.precision import LossScaler, autocast, check_precision
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
 from dspreg.training.compiling import compile_network, require_compilable, require_compiler
-from dspreg.training.initial_weights import InitialWeights, read_initial_weights
 from dspreg.training.fastest import choose_folding, choose_layout, describe_computation, keep_begun
+from dspreg.training.initial_weights import InitialWeights, read_initial_weights
 
 Progress = Callable[[int, int], None]
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # their versions may change results in the last bits

@@ -23,7 +23,6 @@ from dspreg.training.serialization import pack
 from dspreg.training.state import Selected, State
 
 
-
 def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]:
     """Write the files of a finished run, and read them back, verified."""
     folder, chosen = state.folder, state.selected

@@ -79,7 +79,9 @@ def read_initial_weights(config: TrainConfig, backbone: Backbone) -> InitialWeig
     ):
         if ours != theirs:
             flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"--init {path} was trained with {flag} {theirs}, and this is {ours}: add {flag} {theirs}")
+            raise ConfigError(
+                f"--init {path} was trained with {flag} {theirs}, and this is {ours}: add {flag} {theirs}"
+            )
     if [*transform.mean, *transform.std] != [*backbone.mean, *backbone.std]:
         raise ConfigError(f"--init {path} normalises images by another mean and std than this network; use --weights")
     tensors = {n: t for n, t in tensors_of(model.algorithm).items() if n.startswith(PARTS)}

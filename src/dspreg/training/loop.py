@@ -360,7 +360,10 @@ def out_of_patience(experiment: Experiment, state: State, more: int = 0) -> bool
     patience, best = experiment.settings.patience, state.selected
     if not patience or best is None:
         return False
-    return sum(record["step"] > best.step for record in state.folder.records) + more * (state.t - 1 > best.step) >= patience
+    return (
+        sum(record["step"] > best.step for record in state.folder.records) + more * (state.t - 1 > best.step)
+        >= patience
+    )
 
 
 def validate_below(

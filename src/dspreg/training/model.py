@@ -207,6 +207,8 @@ class Model(nn.Module):
         super().__init__()
         self.algorithm = algorithm
         self.classes = classes
+        self.temperature = 1.0  # what logits are divided by, where the run was calibrated
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.algorithm.predict(x)
+        logits = self.algorithm.predict(x)
+        return logits if self.temperature == 1.0 else logits / self.temperature

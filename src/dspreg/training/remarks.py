@@ -44,7 +44,9 @@ def training_remarks(
     last = records[-1]["step"] if records else None
     stopped = last is not None and last < steps - 1
     if stopped:
-        found.append(f"it was stopped after step {last} of {steps:,}: no evaluation was better than that of step {selected}")
+        found.append(
+            f"it was stopped after step {last} of {steps:,}: no evaluation was better than that of step {selected}"
+        )
     known = [each for each in values if each is not None]
     if selected is None or stopped or len(known) < FEWEST or len(known) < len(values):
         return found
