@@ -178,7 +178,9 @@ OUTSIDE = {
 INSIDE = {
     "protocol": list(PROTOCOLS), "trial": [0, 7], "draw": [0, 7], "image_size": [1, 4_096], "steps": [1],
     "batch_size": [1], "lr": [1e-12, 5, 0.5], "weight_decay": [0, 0.0, 3.0], "dropout": [0, 0.0, 0.999],
-    "split": ["domainbed", "stratified"], "holdout": [0, 0.0, 0.001, 0.999], "select_by": list(SELECT_BY), "patience": [0, 3], "evaluate_every": [1],
+    "split": ["domainbed", "stratified"], "holdout": [0, 0.0, 0.001, 0.999],
+    "select_by": list(SELECT_BY), "patience": [0, 3],
+    "evaluate_every": [1],
     "evaluate": ["needed", "all"], "evaluation_batch": [1], "threads": [1, None],
     "precision": ["fp32", "tf32", "bf16", "fp16"],
     "layout": ["auto", "channels-first", "channels-last"], "fold_bn": ["auto", "always", "never"],
@@ -186,8 +188,8 @@ INSIDE = {
     "profile": ["auto", "always", "never"], "check_images": ["once", "never"],
 }  # fmt: skip
 UNLIMITED = {"dataset", "targets", "algorithm", "model", "weights", "frozen_bn", "augment", "augment_validation",
-             "same_draws", "init", "keep_checkpoint", "root", "name", "device", "compile", "tensorboard", "domainbed_records",
-             "allow_changed_environment"}  # fmt: skip
+             "same_draws", "init", "keep_checkpoint", "root", "name", "device", "compile", "tensorboard",
+             "domainbed_records", "allow_changed_environment"}  # fmt: skip
 
 
 def test_every_option_is_in_these_tables():

@@ -23,7 +23,8 @@ HOSTILE = [
 def card_of(name):
     settings = SimpleNamespace(
         targets=(f"t{name}",), holdout=0.2, algorithm=f"ERM{name}", steps=3, protocol="domainbed", trial=0, draw=0,
-        select_by="accuracy", augment_validation=False, model=f"m{name}", image_size=28, lr=1e-3, batch_size=4, weight_decay=0.0,
+        select_by="accuracy", augment_validation=False,
+        model=f"m{name}", image_size=28, lr=1e-3, batch_size=4, weight_decay=0.0,
     )  # fmt: skip
     domains = (f"t{name}", f"s{name}")
     experiment = SimpleNamespace(

@@ -28,7 +28,7 @@ class Task:
     # called at every pass of the network in a step: one that measures c, or searches, takes minutes and is not hung
     on_progress: Callable[[], None] = lambda: None
     # called with the new network, before any layer looks at it: loads the weights that training is to start from
-    initialize: Callable[[Network], None] = lambda net: None
+    initialize: Callable[[Network], None] = lambda _: None
 
     @property
     def can_measure(self) -> bool:

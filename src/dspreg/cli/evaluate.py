@@ -131,7 +131,8 @@ def calibration_text(found: Calibration) -> str:
     before, after = found.log_loss
     errors = " → ".join(f"{100 * each:.1f} %" for each in found.calibration_error)
     return (
-        f"calibrated: temperature {found.temperature:.3g} on {found.images:,} held-out images of the sources; there log loss "
+        f"calibrated: temperature {found.temperature:.3g} on {found.images:,} held-out images of the sources; "
+        "there log loss "
         f"{before:.3f} → {after:.3f}, calibration error {errors}"
     )
 
@@ -200,7 +201,7 @@ def _remarks(found: RunEvaluation) -> Iterator[str]:
         f"{escape_terminal(each.domain)} {each.answers.independent:,}" for each in grouped if each.answers
     )
     by = f"whole groups of images: {groups}" if groups else "images"
-    yield f"95 %: for other images of the same domains, by 1,000 bootstrap resamples of {by}; a further domain is another matter"
+    yield f"95 %: for other images of the same domains, by a bootstrap of {by}; a further domain is another matter"
     if any(each.answers is not None and not each.resampled for each in found.domains):
         yield "– : fewer than two groups of images, of which no interval can be said"
     roles = {each.role for each in found.domains}
@@ -232,7 +233,7 @@ def _points(found: RunEvaluation) -> Iterator[str]:
     yield from align_columns(rows, left=2)
     where = ", ".join(map(escape_terminal, found.points[0].chosen_on))
     if all(each.own and len(each.chosen_on) == 1 for each in found.points):
-        yield "* no held-out source is among the domains: the threshold was chosen on the images it is judged by, too good"
+        yield "* no held-out source is here: the threshold was chosen on the images it is judged by, and looks too good"
     else:
         yield f"thresholds were chosen on the held-out images of {where} together; * judged by images it was chosen on"
 

@@ -44,7 +44,8 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--selection", choices=tuple(RULES), default="training", help=says)
     says = (
-        "the metric of the sources' held-out images by which training, late and last select (default: that by which each "
+        "the metric of the sources' held-out images by which training, late and last select (default: that by "
+        "which each "
         "run was selected in training); what is reported is the accuracy"
     )
     parser.add_argument("--select-by", choices=SELECT_BY, help=says)

@@ -46,8 +46,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("--config", metavar="FILE", help="options from a YAML file")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="one option, by its name below")
     parser.add_argument("--print-config", action="store_true", help="print all options as YAML, defaults included")
-    says = "at the end find the temperature of the probabilities on held-out images of the sources, and keep it in the run: "
-    says += "predict, evaluate and export use it"
+    says = "at the end find the temperature of the probabilities on held-out images of the sources, and keep it in the "
+    says += "run: predict, evaluate and export use it"
     parser.add_argument("--calibrate", action="store_true", help=says)
     for title, options in (("what is trained", TRAIN_OPTIONS), ("how it is run", EXECUTION_OPTIONS)):
         group = parser.add_argument_group(title)

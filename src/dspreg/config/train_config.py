@@ -63,7 +63,8 @@ class TrainConfig:
                            choices=("needed", "all"))  # fmt: skip
     evaluation_batch: int = option("images per batch in evaluation", None, at_least=1)
     select_by: str = option("what selects the step, of held-out images of the sources: the mean over them of a metric, "
-                            "or the accuracy of the worst of them", ACCURACY, choices=SELECT_BY, before=ACCURACY)  # fmt: skip
+                            "or the accuracy of the worst of them", ACCURACY, choices=SELECT_BY,
+                            before=ACCURACY)  # fmt: skip
     patience: int = option("stop after so many evaluations in a row without a better one, by held-out images of the "
                            "sources; 0: never", 0, at_least=0, before=0)  # fmt: skip
     init: str = option("start from the weights of a finished run, given by its folder", NOTHING, before=NOTHING)
@@ -84,7 +85,8 @@ class TrainConfig:
         needs += [f"select_by={self.select_by}"] if self.select_by != ACCURACY else []
         if self.holdout == 0 and needs:
             raise ConfigError(
-                f"{' and '.join(needs)} need held-out images of the sources, and holdout=0 holds none out: the model is "
+                f"{' and '.join(needs)} need held-out images of the sources, and holdout=0 holds none out: the "
+                "model is "
                 "that of the last step. Leave it out, or hold some out"
             )
 

@@ -74,13 +74,14 @@ def calibrate_run(
         )
     file = model_file(run, which)
     found = evaluate_run(
-        run, dataset=dataset, root=root, name=name, domains=trained.sources, which=which, device=device, workers=workers,
-        batch=batch, progress=progress, trust=trust,
+        run, dataset=dataset, root=root, name=name, domains=trained.sources, which=which, device=device,
+        workers=workers, batch=batch, progress=progress, trust=trust,
     )  # fmt: skip
     missing = sorted({*trained.sources} - {each.domain for each in found.sources})
     if missing:
         raise DataError(
-            f"{found.dataset} has not the images of {join_few([*map(repr, missing)])} that the run was trained with, so "
+            f"{found.dataset} has not the images of {join_few([*map(repr, missing)])} that the run was trained "
+            "with, so "
             "that it is not known which of them were held out. Give the run's own data set"
         )
     temperature, judged = fit_temperature(found.sources, found.temperature)

@@ -183,7 +183,8 @@ def evaluate_run(
     parts = [part for each in chosen if (part := _part(data, each, trained, transform)) is not None]
     if not parts:
         raise DataError(
-            f"the run held no images out of {join_few(chosen)}: it was trained on all of them (holdout=0), and can't be "
+            f"the run held no images out of {join_few(chosen)}: it was trained on all of them (holdout=0), and "
+            "can't be "
             "scored there. Evaluate it on other images: --dataset folder:PATH"
         )
     to_model = columns(data, [part for part, _, _, _ in parts], model.classes)

@@ -70,7 +70,8 @@ def _listed(file: Path) -> Iterator[Path]:
             column = next((name for name in COLUMNS if name in (rows.fieldnames or ())), None)
             if column is None:
                 raise DataError(
-                    f"{file} has the columns {join_few([*map(repr, rows.fieldnames or ())])}; wanted one that is called "
+                    f"{file} has the columns {join_few([*map(repr, rows.fieldnames or ())])}; wanted one that is "
+                    "called "
                     f"{' or '.join(COLUMNS)}, with a path in each line"
                 )
             listed = [(rows.line_num, row[column]) for row in rows]

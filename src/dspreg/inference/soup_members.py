@@ -79,7 +79,8 @@ def read_member(run: str | Path, which: str = "selected", trust: Sequence[str] =
     trained, result = RunDescription.from_json(folder.description()), folder.result() or {}
     if trained.config.holdout == 0:
         raise ConfigError(
-            f"{folder.path} held no images out (holdout=0), and an average is judged by held-out images of the sources. "
+            f"{folder.path} held no images out (holdout=0), and an average is judged by held-out images of the "
+            "sources. "
             "Average runs that held some out"
         )
     digest, step = sha256_of_file(file), step_of(result, which)

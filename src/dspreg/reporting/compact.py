@@ -32,8 +32,8 @@ class CompactRecords(Sequence[Record]):
     Args:
         steps: Of every record.
         layouts: Of every record.
-        numbers: Of all records: validation, the loss if it was logged, accuracies and metrics in the layout's order; NaN
-            where a record has null.
+        numbers: Of all records: validation, the loss if it was logged, accuracies and metrics in the layout's order;
+            NaN where a record has null.
     """
 
     __slots__ = ("layouts", "numbers", "steps")

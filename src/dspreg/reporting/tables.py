@@ -140,7 +140,8 @@ def check_selection(selection: str, select_by: str | None) -> None:
         return
     if check_select_by(select_by) != ACCURACY and selection not in BY_METRIC:
         raise ConfigError(
-            f"selection={selection!r} selects by accuracy, and not by {select_by}; a metric is for {', '.join(BY_METRIC)}"
+            f"selection={selection!r} selects by accuracy, and not by {select_by}; a metric is for "
+            f"{', '.join(BY_METRIC)}"
         )
 
 

@@ -36,7 +36,8 @@ def temperature_of(run: str | Path, model: str) -> float:
     result = folder.result(weights=False) or {}
     if found["sha256"] != result.get("files", {}).get(model):
         raise IntegrityError(
-            f"{folder / CALIBRATION}: the temperature is of another {model} than there is; calibrate again, or remove it"
+            f"{folder / CALIBRATION}: the temperature is of another {model} than there is; calibrate again, or "
+            "remove it"
         )
     return float(found["temperature"])
 

@@ -107,11 +107,12 @@ def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
     by = "mean accuracy" if s.select_by == ACCURACY else f"{s.select_by}, by domain,"
     by = "accuracy of the worst domain" if s.select_by == WORST else by
     chosen_by = (
-        f"The model selected is that of step {chosen['step']} of 0 … {last}, by the {by} on held-out images of the sources\n"
+        f"The model selected is that of step {chosen['step']} of 0 … {last}, by the {by} on held-out images of the "
+        "sources\n"
         f"({100 * chosen['validation']:.1f} %{AUGMENTED if s.augment_validation else ''})."
         if s.holdout
-        else f"The model is that of the last step, {last}. It was trained on all images of the sources, so that nothing here\n"
-        "says how good it is: that is for runs of the same settings with a domain held out."
+        else f"The model is that of the last step, {last}. It was trained on all images of the sources, so that\n"
+        "nothing here says how good it is: that is for runs of the same settings with a domain held out."
     )
     remarks = "".join(f"\n> **Before you use it:** {escape_markdown(each)}.\n" for each in outcome.get("remarks", []))
     target = (

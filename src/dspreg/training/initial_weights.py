@@ -51,7 +51,8 @@ class InitialWeights:
             ours, given = (tuple(d[name].shape) if name in d else None for d in (own, theirs))
             if ours != given:
                 raise ConfigError(
-                    f"--init {self.path}: its tensor {name} is {given or 'missing'}, and this network has {ours}: it is "
+                    f"--init {self.path}: its tensor {name} is {given or 'missing'}, and this network has {ours}: "
+                    "it is "
                     "another network. Give the same --model and --image-size"
                 )
         if not same_classes:

@@ -91,7 +91,8 @@ def _kept_state(folder: RunFolder, there: Mapping[str, Any], mine: Mapping[str, 
     was, now = there["settings"]["steps"], mine["settings"]["steps"]
     if result["last"]["step"] < was - 1:
         raise ConfigError(
-            f"{folder.path} stopped after step {result['last']['step']}, for want of a better evaluation, and would stop "
+            f"{folder.path} stopped after step {result['last']['step']}, for want of a better evaluation, and "
+            "would stop "
             "there again. Train another one, without --patience or with more of it"
         )
     found = next(_checkpoints(folder, KEPT_CHECKPOINT, there["id"]).good(), None)
