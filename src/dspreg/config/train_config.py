@@ -204,7 +204,7 @@ def resolve_config(config: TrainConfig, data: DatasetFacts, begun: Mapping[str, 
         values["lr"] = FROM_SCRATCH_LR
     if not values["augment"] and "augment_validation" not in given:
         values["augment_validation"] = False
-    if config.init != NOTHING and config.weights is None:
+    if config.init != NOTHING and "weights" not in given:
         values["weights"] = "none"  # they would be replaced
     elif "frozen_bn" not in given and values["weights"] == "none":
         values["frozen_bn"] = False  # untrained statistics are not worth keeping

@@ -180,12 +180,12 @@ def evaluate_run(
     chosen = [each for each in data.domains if each in domains or not domains]
     workers = reader_processes(workers, data.small)
     size = batch or trained.config.evaluation_batch
-    parts = [part for each in chosen if (part := _part(data, each, trained, transform)) is not None]
+    found = [_part(data, each, trained, transform) for each in chosen]
+    parts = [each for each in found if each is not None]
     if not parts:
         raise DataError(
-            f"the run held no images out of {join_few(chosen)}: it was trained on all of them (holdout=0), and "
-            "can't be "
-            "scored there. Evaluate it on other images: --dataset folder:PATH"
+            f"the run held no images out of {join_few(chosen)}: it was trained on all of them (holdout=0), and can't "
+            "be scored there. Evaluate it on other images: --dataset folder:PATH"
         )
     to_model = columns(data, [part for part, _, _, _ in parts], model.classes)
     judged, done, total = [], 0, sum(len(part) for part, _, _, _ in parts)

@@ -127,7 +127,7 @@ def _sums(w: np.ndarray, of: np.ndarray, classes: int) -> np.ndarray:
 def _nanmean(values: np.ndarray) -> np.ndarray:
     """Mean over the second axis of what is defined, NaN where nothing is."""
     known = np.isfinite(values)
-    return np.where(known, values, 0.0).sum(1) / known.sum(1)
+    return np.asarray(np.where(known, values, 0.0).sum(1) / known.sum(1))
 
 
 def _numbered(groups: Sequence[object] | None, images: int) -> np.ndarray:

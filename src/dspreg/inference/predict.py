@@ -164,7 +164,7 @@ def predict_batch(
             if shown:
                 logits = model(torch.stack(list(shown.values())).to(device))
                 rows[list(shown)] = logits.cpu().double().softmax(1).numpy()
-    for i in np.flatnonzero(np.isnan(rows).any(1)):
+    for i in map(int, np.flatnonzero(np.isnan(rows).any(1))):
         reasons[i] = reasons[i] or "unreadable: the model's outputs for it are not finite"
     labels = [None if reason else model.classes[row.argmax()] for row, reason in zip(rows, reasons, strict=True)]
     flags = [r or ("unknown" if row.max() < unknown_below else "") for row, r in zip(rows, reasons, strict=True)]

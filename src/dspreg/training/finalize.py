@@ -104,12 +104,12 @@ def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
         shown = f"{100 * score:.1f} %" if score is not None else ""
         rows.append(f"| {escape_markdown(name)} | {role} | {inside:,} | {out:,} | {shown} |")
     last = outcome["last"]["step"]
-    by = "mean accuracy" if s.select_by == ACCURACY else f"{s.select_by}, by domain,"
-    by = "accuracy of the worst domain" if s.select_by == WORST else by
+    by = {ACCURACY: "mean accuracy", WORST: "accuracy of the worst domain"}.get(s.select_by, f"mean {s.select_by}")
+    figure = "" if s.select_by == ACCURACY else "mean accuracy "
     chosen_by = (
         f"The model selected is that of step {chosen['step']} of 0 … {last}, by the {by} on held-out images of the "
         "sources\n"
-        f"({100 * chosen['validation']:.1f} %{AUGMENTED if s.augment_validation else ''})."
+        f"({figure}{100 * chosen['validation']:.1f} %{AUGMENTED if s.augment_validation else ''})."
         if s.holdout
         else f"The model is that of the last step, {last}. It was trained on all images of the sources, so that\n"
         "nothing here says how good it is: that is for runs of the same settings with a domain held out."

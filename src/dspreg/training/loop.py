@@ -179,14 +179,15 @@ def train(
 
 def as_begun(config: TrainConfig, data: DomainDataset, folder: RunFolder) -> TrainConfig:
     """With a method; and what is left open as in the run that is resumed, whatever the defaults are by now."""
-    begun = begun_settings(folder)
-    if config.algorithm is None:
+    begun, given = begun_settings(folder), config.to_mapping()
+    if "algorithm" not in given:
         if begun is not None:
             method = folder.description().get("where", {}).get("algorithm", begun.get("algorithm"))
         else:
             method = resolve_config(config, data).algorithm
         config = replace(config, algorithm=method)
-    if begun is not None and config.evaluate_every is None and (config.steps or 0) > begun.get("steps", 0):
+    longer = begun is not None and given.get("steps", 0) > begun.get("steps", 0)
+    if begun is not None and longer and "evaluate_every" not in given:
         config = replace(config, evaluate_every=begun["evaluate_every"])  # of a run that is prolonged
     return config
 
@@ -327,7 +328,8 @@ def evaluate(
     if s.select_by != ACCURACY:
         figures["metrics"] = {chosen[p][0]: recorded_metrics(*as_arrays(each)) for p, each in answers.items()}
     value = figures["validation"] if s.select_by == ACCURACY else selected_value(experiment, figures, t)
-    if value is None or state.selected is None or value > state.selected.validation:  # None: the last is taken
+    best = None if state.selected is None else state.selected.validation
+    if value is None or best is None or value > best:  # without held-out images the last is taken
         predicted = count_predicted(experiment.data.num_classes, answers)
         state.selected = Selected(t, value, tensors_of(state.algorithm), predicted)
     if experiment.execution.keep == "all":
