@@ -362,10 +362,8 @@ def out_of_patience(experiment: Experiment, state: State, more: int = 0) -> bool
     patience, best = experiment.settings.patience, state.selected
     if not patience or best is None:
         return False
-    return (
-        sum(record["step"] > best.step for record in state.folder.records) + more * (state.t - 1 > best.step)
-        >= patience
-    )
+    since = sum(1 for record in state.folder.records if record["step"] > best.step)
+    return since + (more if state.t - 1 > best.step else 0) >= patience
 
 
 def validate_below(
