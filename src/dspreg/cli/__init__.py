@@ -19,6 +19,7 @@ from dspreg.cli import (
     export,
     import_sweep,
     measure,
+    new,
     paper,
     predict,
     report,
@@ -52,6 +53,7 @@ COMMANDS = (
     data,
     weights,
     algorithms,
+    new,
     doctor,
 )
 
@@ -70,6 +72,7 @@ EXAMPLES = """examples:
   dspreg data verify folder:photos
   dspreg weights get resnet50.tv_in1k
   dspreg algorithms DSPReg
+  dspreg new my-study
   dspreg doctor
 
 each command has its own: dspreg train --help
