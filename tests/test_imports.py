@@ -46,13 +46,13 @@ TABLE = {
     "precision": Place(2, TORCH),
     "randomness": Place(3, TORCH),
     "vectors": Place(3, TORCH),
-    "networks": Place(4, VISION, frozenset({"timm", "huggingface_hub"})),
+    "networks": Place(4, VISION, frozenset({"timm", "huggingface_hub", "open_clip"})),
     "sensitivity": Place(5, VISION, SLOW),
     "penalty": Place(6, VISION),
     "algorithms": Place(7, TORCH),
     "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW | {"pyarrow"}),
     # what is done with it
-    "training": Place(8, TORCH, SLOW),
+    "training": Place(8, TORCH, SLOW | {"timm", "peft"}),
     "inference": Place(9, TORCH, SLOW | {"onnxruntime"}),
     "testing": Place(9, TORCH | {"PIL"}),  # an image of a data set is PIL's
     "launch": Place(9, TORCH, SLOW | {"ray"}),
@@ -72,6 +72,7 @@ DRAWS = {
 INDEXES = {"__init__.py", "registry.py", "catalogue.py"}  # may import other algorithms
 FOUNDATIONS = {
     "base",
+    "classifier_first",
     "compatibility",
     "stack",
     "task",

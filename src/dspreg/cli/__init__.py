@@ -17,6 +17,7 @@ from dspreg.cli import (
     doctor,
     evaluate,
     export,
+    head,
     import_sweep,
     measure,
     new,
@@ -52,6 +53,7 @@ COMMANDS = (
     soup,
     data,
     weights,
+    head,
     algorithms,
     new,
     doctor,
@@ -71,6 +73,7 @@ EXAMPLES = """examples:
   dspreg data get PACS
   dspreg data verify folder:photos
   dspreg weights get resnet50.tv_in1k
+  dspreg head make --model ViT-B-16 --pretrained openai --dataset PACS --out pacs.safetensors
   dspreg algorithms DSPReg
   dspreg new my-study
   dspreg doctor
