@@ -200,7 +200,10 @@ def test_another_optimiser_is_another_run(images, tmp_path):
         ({"train": "head", "layer_decay": 0.5}, "--train head trains none of them"),
         ({"train": "head", "frozen_bn": False}, "running statistics of frozen layers would move"),
         ({"train": "last:9", "frozen_bn": True}, "test_resnet has 4 blocks"),
-        ({"train": "head", "algorithm": "LPFT", "frozen_bn": True}, "LPFT trains the featurizer, and all of it is frozen"),
+        (
+            {"train": "head", "algorithm": "LPFT", "frozen_bn": True},
+            "LPFT trains the featurizer, and all of it is frozen",
+        ),
         ({"train": "lora", "frozen_bn": True}, "test_resnet has no linear layer"),
         ({"train": "lora(modules='*nothing*')", "frozen_bn": True}, "no linear layer or convolution like '\\*nothing"),
         ({"features": "token"}, "test_resnet has no tokens, but maps that it pools"),
