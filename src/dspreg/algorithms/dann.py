@@ -92,11 +92,12 @@ class DANN(Algorithm):
         return net
 
     def configure_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        betas = (self.beta1, 0.9)
         own: dict[str, Any] = {} if self.lr_d is None else {"lr": self.lr_d}
-        regroup(optimizer, self.discriminator.parameters(), weight_decay=self.weight_decay_d, betas=betas, **own)
-        for group in network_groups(optimizer) if "betas" in optimizer.defaults else ():
-            group["betas"] = betas
+        if len(optimizer.defaults.get("betas", ())) == 2:  # not of Adan, whose three mean something else
+            own["betas"] = betas = (self.beta1, 0.9)
+            for group in network_groups(optimizer):
+                group["betas"] = betas
+        regroup(optimizer, self.discriminator.parameters(), weight_decay=self.weight_decay_d, **own)
 
     @property
     def discriminating(self) -> bool:

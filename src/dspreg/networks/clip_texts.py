@@ -66,7 +66,7 @@ def make_text_head(
     }
     if Path(model).is_dir():
         about["model"] = Path(model).name
-    return TextHead(names, torch.stack(rows).contiguous(), float(net.logit_scale.exp()), about)
+    return TextHead(names, torch.stack(rows).contiguous(), float(net.logit_scale.detach().exp()), about)
 
 
 def _unit(v: Tensor) -> Tensor:
