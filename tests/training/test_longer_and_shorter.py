@@ -8,6 +8,7 @@ import torch
 
 import dspreg
 from dspreg.config.train_config import Execution, TrainConfig, resolve_config
+from dspreg.config.trained_part import named_by_contents
 from dspreg.data import Folder
 from dspreg.errors import ConfigError, IntegrityError, Notice, Preempted
 from dspreg.io.atomic_files import sha256_of_file
@@ -169,7 +170,7 @@ def test_it_starts_with_the_weights_that_the_run_predicts_with(folder, tmp_path)
     second = trained(folder, tmp_path / "second", steps=1, init=str(first), lr=1e-30)
     assert same(tensors(first), tensors(second))
     described = RunFolder(second).description()
-    assert described["settings"]["init"] == sha256_of_file(first / "selected.safetensors")
+    assert described["settings"]["init"] == named_by_contents(sha256_of_file(first / "selected.safetensors"))
     assert described["where"]["init"] == str(first)
 
 

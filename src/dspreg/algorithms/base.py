@@ -341,7 +341,8 @@ class ERM(Algorithm):
             raise TypeError(f"the backbone {type(features).__name__} has no `width`, the number of its features")
         with seeded(*task.key, "classifier"):
             net = Network(features, nn.Linear(features.width, task.num_classes))
-        task.initialize(net)
+        with seeded(*task.key, "adapt"):
+            task.adapt(net)
         return net
 
     def forward(self, batches: Sequence[Batch]) -> Outputs:
@@ -353,7 +354,7 @@ class ERM(Algorithm):
 
     def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
         loss = objective(batches)
-        return loss.detach(), gradient(loss, self.net)
+        return loss.detach(), self.stack.masked(gradient(loss, self.net))
 
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
         loss, g = direction(batches)

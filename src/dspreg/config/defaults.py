@@ -59,7 +59,7 @@ PROTOCOLS = {
         "DomainBed's classic protocol; validation images of the source domains are augmented like training images",
         common={
             "weights": "default", "batch_size": 32, "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True,
-            "split": "domainbed", "holdout": 0.2, "evaluation_batch": 64,
+            "split": "domainbed", "holdout": 0.2, "evaluation_batch": 64, "features": "default",
         },
         photographs={"model": "resnet50.tv_in1k", "lr": 5e-5, "augment": True, "augment_validation": True},
         small={"model": "small-cnn", "lr": 1e-3, "augment": False, "augment_validation": False},
@@ -78,7 +78,11 @@ PROTOCOLS = {
 
 ALGORITHM = "DSPReg"  # of the benchmarks and of data sets that are classes
 OWN_ALGORITHM = "SWA"  # of images of your own: what the evidence supports (docs/use/training.md), at the cost of ERM
-EXCEPTIONS = {"frozen_bn": "with --weights none: no"}  # what `resolve_config` makes of other options, for `--help`
+EXCEPTIONS = {  # what `resolve_config` makes of other options, for `--help`
+    "frozen_bn": "with --weights none: no",
+    "augment": "with --train head: no",
+    "features": "with --head FILE: embedding",
+}
 FROM_SCRATCH_LR: float = PROTOCOLS["domainbed"].small["lr"]  # of a network that is not pretrained, whatever the images
 
 # Where DomainBed's random search draws the options that all methods share.

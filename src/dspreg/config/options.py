@@ -44,7 +44,8 @@ MOST: dict[str, tuple[float, str]] = {
     "threads": (1_024, "machines have fewer cores, and torch crashes where the system gives it none"),
     "trial": (2**63 - 1, "a seed has 64 bits"),
     "trials": (1_000_000, "each is a training"),
-    "weight_decay": (1e4, "Adam would do nothing but shrink the weights"),
+    "warmup": (1_000_000_000, "no training is that long"),
+    "weight_decay": (1e4, "a step would do nothing but shrink the weights"),
     "workers": (256, "each is a process that holds Python in memory, about 100 MB"),
 }
 LONGEST = 4_096  # characters of a text, as of a path

@@ -15,6 +15,7 @@ from dspreg.config.defaults import (
     search_space,
 )
 from dspreg.config.options import declared_options, option, require_option
+from dspreg.config.trained_part import TrainedPart
 from dspreg.errors import ConfigError
 from dspreg.metrics import ACCURACY, SELECT_BY
 
@@ -22,6 +23,9 @@ AUTO = "auto"
 NOTHING = "none"
 CHANNELS_FIRST, CHANNELS_LAST = "channels-first", "channels-last"
 FOLDED = "folded"  # batch norm, in the environment of a run
+OPTIMIZERS = ("adam", "adamw", "nadamw", "sgd", "momentum", "lamb", "lion", "adan")
+SCHEDULES = ("constant", "cosine", "linear")
+FEATURES = ("default", "token", "mean", "embedding")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +50,8 @@ class TrainConfig:
     image_size: int = option("height and width of images in pixels", None, at_least=1)
     steps: int = option("training steps", None, at_least=1)
     batch_size: int = option("images per source domain and step", None, at_least=1)
-    lr: float = option("learning rate of Adam", None, above=0)
-    weight_decay: float = option("weight decay of Adam", None, at_least=0)
+    lr: float = option("learning rate", None, above=0)
+    weight_decay: float = option("weight decay", None, at_least=0)
     dropout: float = option("dropout after the pooled features", None, at_least=0, below=1)
     frozen_bn: bool = option("freeze batch-norm running statistics (affine parameters still train)", None)
     augment: bool = option("augment training images: random crop, flip, colour jitter, greyscale", None)
@@ -62,6 +66,17 @@ class TrainConfig:
     evaluate: str = option("splits to evaluate: those that model selection needs, or all of all domains", "needed",
                            choices=("needed", "all"))  # fmt: skip
     evaluation_batch: int = option("images per batch in evaluation", None, at_least=1)
+    optimizer: str = option("adam is torch's; others are timm's, of which sgd has Nesterov's momentum", "adam",
+                            choices=OPTIMIZERS, before="adam")  # fmt: skip
+    schedule: str = option("of the learning rate; all but constant end at 0", "constant", choices=SCHEDULES,
+                           before="constant")  # fmt: skip
+    warmup: int = option("steps in which the learning rate rises to its own", 0, at_least=0, before=0)
+    layer_decay: float = option("factor on the learning rate from each layer to the one before it, by timm's groups",
+                                1.0, above=0, at_most=1, before=1.0)  # fmt: skip
+    train: str = option("all, head, last:N (blocks), lora(r=8), or mask:FILE of a profile", "all", before="all")
+    features: str = option("of a transformer: default (as timm pools), token (class token), mean (of patch tokens), "
+                           "embedding (of a CLIP network)", None, choices=FEATURES, before="default")  # fmt: skip
+    head: str = option("how the classifier starts: random, or a file of dspreg head make", "random", before="random")
     select_by: str = option("what selects the step, of held-out images of the sources: the mean over them of a metric, "
                             "or the accuracy of the worst of them", ACCURACY, choices=SELECT_BY,
                             before=ACCURACY)  # fmt: skip
@@ -77,7 +92,13 @@ class TrainConfig:
             each.check(value)
             if each.type is float:  # 0 and 0.0 are one training, and the id of a run is made of what is written
                 object.__setattr__(self, name, float(value))
+        object.__setattr__(self, "train", str(TrainedPart.parse(self.train)))
         self._check_validation()
+
+    @property
+    def part(self) -> TrainedPart:
+        """What `train` says."""
+        return TrainedPart.parse(self.train)
 
     def _check_validation(self) -> None:
         """Refuse what needs held-out images where none are held out."""
@@ -85,9 +106,8 @@ class TrainConfig:
         needs += [f"select_by={self.select_by}"] if self.select_by != ACCURACY else []
         if self.holdout == 0 and needs:
             raise ConfigError(
-                f"{' and '.join(needs)} need held-out images of the sources, and holdout=0 holds none out: the "
-                "model is "
-                "that of the last step. Leave it out, or hold some out"
+                f"{' and '.join(needs)} need held-out images of the sources, and holdout=0 holds none out: the model "
+                "is that of the last step. Leave it out, or hold some out"
             )
 
     @staticmethod
@@ -202,12 +222,16 @@ def resolve_config(config: TrainConfig, data: DatasetFacts, begun: Mapping[str, 
     values |= given
     if config.model == "small-cnn" and "lr" not in given and not config.draw:
         values["lr"] = FROM_SCRATCH_LR
+    if values["train"] == "head" and "augment" not in given:
+        values["augment"] = False  # so that features of a frozen backbone are computed once
     if not values["augment"] and "augment_validation" not in given:
         values["augment_validation"] = False
     if config.init != NOTHING and "weights" not in given:
         values["weights"] = "none"  # they would be replaced
-    elif "frozen_bn" not in given and values["weights"] == "none":
+    elif "frozen_bn" not in given and values["weights"] == "none" and values["train"] == "all":
         values["frozen_bn"] = False  # untrained statistics are not worth keeping
+    if "features" not in given and values["head"] != "random":
+        values["features"] = "embedding"  # the vector that a text head compares with those of texts
     if "evaluate_every" not in given and values["steps"] < usual_steps:
         values["evaluate_every"] = max(1, round(values["evaluate_every"] * values["steps"] / usual_steps))
     if config.protocol == "swad" and "steps" not in given:  # so that the last step is an evaluated one

@@ -21,6 +21,7 @@ from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_file
 from dspreg.training.model import Model
 from dspreg.training.stored_model import load_model_file, read_model_file
+from dspreg.training.trained_part import merge_adapters
 
 FORMAT = "dspreg.export/1"
 ENDINGS = {"safetensors": ".safetensors", "torch.export": ".pt2", "onnx": ".onnx"}
@@ -70,7 +71,7 @@ def export(
     """Write the model of a finished run for other programs, read the file back and compare.
 
     The file appears under its name when its logits have been found equal to the run's, for batches of 1, 2 and 5
-    random images; before that, nothing is there, or what was there before.
+    random images; before that, nothing is there, or what was there before. Adapters are merged into their layers.
 
     Args:
         run: The folder `dspreg train` left.
@@ -99,6 +100,7 @@ def export(
     if path.suffix != ENDINGS[format]:
         raise ConfigError(f"--out {str(path)!r}; a {format} file ends in {ENDINGS[format]}")
     model, transform = load_model_file(source, trust=trust)
+    merge_adapters(model)
     calibrated = model.temperature = temperature_of(run, source.relative_to(run).as_posix())
     if format == "safetensors":
         model = with_temperature_inside(model)

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.compatibility import overrides
+from dspreg.config.train_config import TRAIN_OPTIONS, TrainConfig
+from dspreg.config.trained_part import with_files
 from dspreg.errors import Notice
-from dspreg.io.text import escape_markdown
+from dspreg.io.text import escape_markdown, path_name
 from dspreg.metrics import ACCURACY, WORST, selection_value
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.schema import FORMAT as RESULT
@@ -88,6 +90,8 @@ def description_of(experiment: Experiment, step: int) -> dict[str, Any]:
     """How to build the network of the model after `step`, and what its outputs mean."""
     s, b = experiment.settings, experiment.backbone
     built: dict[str, Any] = {name: getattr(s, name) for name in BUILT} | {"algorithm": experiment.stack.for_file()}
+    later = {"features": s.features, "train": s.train if s.part.kind == "lora" else "all"}
+    built |= {name: value for name, value in later.items() if value != TRAIN_OPTIONS[name].before}
     built |= {"mean": b.mean, "std": b.std, "classes": list(experiment.data.classes)}
     return built | {"domains": list(experiment.sources), "step": step}
 
@@ -126,12 +130,31 @@ def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
         rows="\n".join(rows), target=target, kept=kept, chosen=chosen_by, remarks=remarks, protocol=s.protocol,
         trial=s.trial, draw=s.draw, model=escape_markdown(s.model), tag=escape_markdown(w.tag),
         sha=w.sha256 or "none", size=s.image_size,
-        lr=s.lr, batch=s.batch_size, decay=s.weight_decay,
+        optimizer=optimizer_text(s), batch=s.batch_size, trained=trained_text(s),
         classes=", ".join(map(escape_markdown, classes[:20])) + (", …" if len(classes) > 20 else ""),
     )  # fmt: skip
 
 
 AUGMENTED = ", augmented as in DomainBed; plain ones score otherwise"
+
+
+def optimizer_text(s: TrainConfig) -> str:
+    """`Adam, lr 5e-05, weight decay 0.0`, and what else moves the learning rate."""
+    name = "Adam" if s.optimizer == "adam" else s.optimizer
+    more = [f"{s.schedule} schedule"] if s.schedule != "constant" else []
+    more += [f"{s.warmup:,} steps of warm-up"] if s.warmup else []
+    more += [f"layer decay {s.layer_decay:g}"] if s.layer_decay < 1 else []
+    return ", ".join([name, f"lr {s.lr}", f"weight decay {s.weight_decay}", *more])
+
+
+def trained_text(s: TrainConfig) -> str:
+    """Lines on what of the network was trained and where its classifier started, if they are not the usual."""
+    said = with_files({"train": s.train, "head": s.head}, lambda file: path_name(file))
+    lines = {"trained": said["train"] if s.train != "all" else "", "head": said["head"] if s.head != "random" else ""}
+    lines["features"] = "" if s.features == "default" else s.features
+    return "".join(f"\n- {name}: {escape_markdown(text)}" for name, text in lines.items() if text)
+
+
 USE = """
 ```python
 import dspreg
@@ -157,7 +180,7 @@ One run: another seed may differ by several points.
 
 - protocol {protocol}, trial {trial}, draw {draw}
 - network {model} at {size} pixels, weights {tag} (SHA-256 {sha})
-- Adam, lr {lr}, weight decay {decay}, {batch} images per source domain and step
+- {optimizer}, {batch} images per source domain and step{trained}
 - classes: {classes}
 
 `run.json` has every setting and version, `records.jsonl` every evaluation, `result.json` the SHA-256 of each file.

@@ -18,6 +18,7 @@ from dspreg.runs.model_file import model_file
 from dspreg.specs import parse_stack
 from dspreg.training.model import tensors_of
 from dspreg.training.stored_model import load_model_file, read_model_file
+from dspreg.training.trained_part import merge_adapters
 
 PARTS = ("featurizer.", "classifier.")
 
@@ -85,5 +86,6 @@ def read_initial_weights(config: TrainConfig, backbone: Backbone) -> InitialWeig
             )
     if [*transform.mean, *transform.std] != [*backbone.mean, *backbone.std]:
         raise ConfigError(f"--init {path} normalises images by another mean and std than this network; use --weights")
+    merge_adapters(model)
     tensors = {n: t for n, t in tensors_of(model.algorithm).items() if n.startswith(PARTS)}
     return InitialWeights(str(config.init), sha256_of_file(file), tensors, model.classes)

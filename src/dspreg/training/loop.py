@@ -125,6 +125,10 @@ def train(
         for leak in find_leaks(experiment.images, experiment.settings.targets):
             warnings.warn(f"{data.name}: {leak}", Notice, stacklevel=2)
 
+        if experiment.keeps_features:
+            on.on_phase("computing features")
+            experiment.keep_features(between_batches, stop.check_waiting)
+            on.on_phase("")
         state = State(algorithm, folder)
         resume(state, checkpoints)
         on.on_train_start(experiment, state.t)
