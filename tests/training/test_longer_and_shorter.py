@@ -10,7 +10,7 @@ import dspreg
 from dspreg.config.train_config import Execution, TrainConfig, resolve_config
 from dspreg.config.trained_part import named_by_contents
 from dspreg.data import Folder
-from dspreg.errors import ConfigError, IntegrityError, Notice, Preempted
+from dspreg.errors import ConfigError, DataError, IntegrityError, Notice, Preempted
 from dspreg.io.atomic_files import sha256_of_file
 from dspreg.runs.folder import KEPT_CHECKPOINT, RunFolder
 from dspreg.training import prolong as prolonging
@@ -111,6 +111,15 @@ def test_training_itself_is_the_same(folder, tmp_path):
     one = trained(folder, tmp_path / "one", steps=5)
     other = trained(folder, tmp_path / "other", steps=5, select_by="worst-domain")
     assert same(tensors(one, "last"), tensors(other, "last"))
+
+
+def test_a_metric_that_no_source_has_is_told_before_anything_is_trained(tmp_path):
+    folder = photos(tmp_path / "one", classes=("cat", "dog"), each=6)
+    for domain in ("dawn", "dusk"):  # sources of one class each; the target's two do not help
+        shutil.rmtree(folder / domain / ("dog" if domain == "dawn" else "cat"))
+    with pytest.warns(Notice), pytest.raises(DataError, match="select_by=auroc needs held-out images of two classes"):
+        trained(folder, tmp_path / "run", select_by="auroc")
+    assert not (tmp_path / "run").exists()
 
 
 # --holdout 0

@@ -36,6 +36,7 @@ from dspreg.data.transforms import Transform
 from dspreg.data.verify import check_once
 from dspreg.devices import lacks_float64, resolve_device
 from dspreg.errors import ConfigError, DataError, Notice
+from dspreg.io.text import join_few
 from dspreg.networks.network import Network
 from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.networks.text_head import TextHead, read_text_head
@@ -333,7 +334,10 @@ def prepare_experiment(
     images = {name: data.domain(name) for name in data.domains}
     splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
     check_splits(data, splits, config)
+    check_metric(images, splits, config)
     check_layers(stack, config)
+    if config.holdout == 0 and execution.domainbed_records:
+        raise ConfigError("--domainbed-records has the accuracy on held-out images, and --holdout 0 holds none out")
     backbone = make_backbone(
         config.model,
         weights=config.weights,
@@ -412,6 +416,21 @@ def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list
                 Notice,
                 stacklevel=3,
             )
+
+
+def check_metric(
+    images: Mapping[str, Sequence[Any]], splits: Mapping[str, tuple[list[int], list[int]]], config: TrainConfig
+) -> None:
+    """Refuse to select by a metric that no source's held-out images have."""
+    if config.select_by != "auroc":
+        return
+    sources = [name for name in images if name not in config.targets]
+    labels = {name: labels_of(images[name]) for name in sources}
+    if all(len({labels[name][i] for i in splits[name][1]}) < 2 for name in sources):
+        raise DataError(
+            f"select_by=auroc needs held-out images of two classes, and those of {join_few(sources)} have one each. Hold "
+            "out more of them, split them by class (--split stratified), or select by another metric"
+        )
 
 
 def check_layers(stack: StackSpec, config: TrainConfig) -> None:
