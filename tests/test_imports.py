@@ -36,6 +36,7 @@ TABLE = {
     "specs": Place(3),
     "domainbed/seeds.py": Place(2),  # stands below the rest of its package: draws, splits and defaults use its hash
     "distributions": Place(3, NUMPY),
+    "metrics": Place(3, NUMPY, frozenset({"scipy", "sklearn"})),
     "config": Place(4, NUMPY | {"yaml"}),
     "runs": Place(5, NUMPY),
     "protocol": Place(6, NUMPY),
@@ -53,10 +54,10 @@ TABLE = {
     "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW | {"pyarrow"}),
     # what is done with it
     "training": Place(8, TORCH, SLOW | {"timm", "peft"}),
-    "inference": Place(9, TORCH, SLOW | {"onnxruntime"}),
+    "inference": Place(9, TORCH, SLOW | {"onnxruntime", "scipy", "sklearn"}),
     "testing": Place(9, TORCH | {"PIL"}),  # an image of a data set is PIL's
     "launch": Place(9, TORCH, SLOW | {"ray"}),
-    "reporting": Place(8, NUMPY, SLOW),
+    "reporting": Place(8, NUMPY, SLOW | {"scipy"}),
     "domainbed/import_sweep.py": Place(9),  # stands above the rest: needs the domains of benchmarks
     "domainbed/write_sweep.py": Place(9),  # stands above the rest: a report of ours as a folder of DomainBed's
     "paper": Place(10, TORCH, SLOW),
@@ -68,6 +69,7 @@ DRAWS = {
     "sensitivity/plots.py",
     "paper/figures.py",
     "inference/confusion.py",
+    "inference/curve_pictures.py",
 }  # may import matplotlib at the top
 INDEXES = {"__init__.py", "registry.py", "catalogue.py"}  # may import other algorithms
 FOUNDATIONS = {

@@ -17,6 +17,7 @@ from torch import nn
 
 from dspreg import __version__
 from dspreg.algorithms import Algorithm, Task
+from dspreg.algorithms.compatibility import overrides
 from dspreg.algorithms.registry import PUBLISHED, StackSpec
 from dspreg.config.defaults import search_seed
 from dspreg.config.options import MOST
@@ -44,6 +45,7 @@ from dspreg.randomness import Key, seeded
 from dspreg.sensitivity.profile import Profile
 from dspreg.training.compiling import compile_network, require_compilable, require_compiler
 from dspreg.training.fastest import choose_folding, choose_layout, describe_computation, keep_begun
+from dspreg.training.initial_weights import InitialWeights, read_initial_weights
 from dspreg.training.kept_features import FeatureCache, compute_features, why_not_kept
 from dspreg.training.optimizers import learning_rates, make_optimizer
 from dspreg.training.trained_part import entry_masks, freeze, read_profile, require_trainable
@@ -69,6 +71,7 @@ class Experiment:
     profile: Profile | None = None  # of which the entries that are trained are chosen
     profile_sha256: str = ""
     kept: dict[str, XY] = field(default_factory=dict, init=False, compare=False)  # features by domain
+    start: InitialWeights | None = None  # instead of the backbone's own
     parts: dict[tuple[str, str, Transform], DomainSplit] = field(default_factory=dict, init=False, compare=False)
 
     @property
@@ -126,7 +129,9 @@ class Experiment:
             featurizer = self.backbone.make().to(self.execution.device)
         s, transform = self.settings, self.transform(False)
         stored = None
-        if self.backbone.weights.sha256 and self.execution.cache != "none":
+        if self.start is not None:
+            self.start.load_features_into(featurizer)
+        elif self.backbone.weights.sha256 and self.execution.cache != "none":
             about = {"model": s.model, "features": s.features, "image_size": s.image_size, "batch": s.evaluation_batch}
             stored = FeatureCache(self.backbone, **about, environment=environment(self.execution))
         parts = [DomainSplit(name, each, range(len(each)), transform) for name, each in self.images.items()]
@@ -166,8 +171,14 @@ class Experiment:
         parts = [self.part(name, "in", self.transform(False)) for name in self.sources]
         workers = self.workers if readers is None else readers
         samples = MeasureSampler(parts, self.key, self.execution.device, workers, on_wait)
+        started: list[Network] = []
+
+        def adapt(net: Network) -> None:
+            self.adapt(net)
+            started.append(net)
+
         task = Task(
-            self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress, self.adapt
+            self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress, adapt
         )
         s, algorithm = self.settings, self.stack.build()
 
@@ -175,6 +186,8 @@ class Experiment:
             return make_optimizer(params, algorithm.net, s, self.execution.device)
 
         algorithm.setup(task, optimizer, self.execution.device)
+        if self.start is not None and not started:
+            raise ConfigError(f"{s.algorithm} builds a network of its own, which can't start from --init; leave it out")
         if (rates := learning_rates(s)) is not None:
             algorithm.stack.follow(rates)
         if self.profile is not None:
@@ -195,7 +208,9 @@ class Experiment:
         return self.backbone.make()
 
     def adapt(self, net: Network) -> None:
-        """Make of a new network what is trained: frozen parts, adapters, the start of the classifier."""
+        """Make of a new network what is trained: the weights it starts from, frozen parts, adapters, its classifier."""
+        if self.start is not None:
+            self.start.load_into(net, self.data.classes)
         freeze(net, self.settings.part, self.settings.model)
         if self.head is not None:
             self.head.start(net, self.data.classes)
@@ -244,6 +259,7 @@ class Experiment:
         where = {"dataset": s.dataset, "weights": s.weights, **files_of(by_name), **asdict(self.execution)}
         where["precision"] = self.execution.recorded_precision
         where |= {"plan": dict(plan)} if plan else {}
+        where |= {"init": s.init} if self.start else {}
         where["algorithm"] = str(self.asked.shorten())  # tables put all draws of a method into one row
         return RunDescription(
             settings=with_files(by_name, self._name_by_contents)
@@ -252,7 +268,8 @@ class Experiment:
                 "dataset": data.name,
                 "targets": list(s.targets),
                 "weights": self.weights["tag"],
-            },
+            }
+            | ({"init": self.start.sha256} if self.start else {}),
             domains=tuple(data.domains),
             classes=tuple(data.classes),
             sizes={name: {"in": len(inside), "out": len(out)} for name, (inside, out) in self.splits.items()},
@@ -318,6 +335,7 @@ def prepare_experiment(
     images = {name: data.domain(name) for name in data.domains}
     splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
     check_splits(data, splits, config)
+    check_layers(stack, config)
     backbone = make_backbone(
         config.model,
         weights=config.weights,
@@ -330,9 +348,12 @@ def prepare_experiment(
         execution = keep_begun(execution, begun_in)
     else:
         execution = choose_layout(choose_folding(execution, config, backbone), config, threads(execution))
+    start = read_initial_weights(config, backbone)
     experiment = Experiment(
-        config, execution, asked, stack, data, images, splits, backbone, on_read, head, profile, profile_sha256
+        config, execution, asked, stack, data, images, splits, backbone, on_read, head, profile, profile_sha256, start
     )
+    if start is not None:
+        start.require_unseen({name: experiment.fingerprints[name] for name in targets})
     files = [each for each in images.values() if isinstance(each, Images)]
     if cache is not None and chosen.needed:
         cache.make_room(chosen.needed, experiment.file_hashes())
@@ -382,7 +403,7 @@ def layers_of(stack: StackSpec) -> list[Algorithm]:
 def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list[int]]], config: TrainConfig) -> None:
     """Refuse a domain without training or validation images, and warn of a source smaller than a batch."""
     for name, (inside, out) in splits.items():
-        if not inside or not out:
+        if not inside or not (out or config.holdout == 0):
             raise DataError(
                 f"the domain {name!r} of {data.name} has {len(inside) + len(out)} images; holding out {config.holdout} "
                 f"of them leaves {len(inside)} to train on and {len(out)} to validate with. Add images, or change "
@@ -397,12 +418,24 @@ def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list
             )
 
 
+def check_layers(stack: StackSpec, config: TrainConfig) -> None:
+    """Refuse layers that look at held-out images where none are held out."""
+    if config.holdout:
+        return
+    for layer in layers_of(stack):
+        if overrides(type(layer), "on_evaluation") or overrides(type(layer), "before_evaluation"):
+            raise ConfigError(
+                f"{type(layer).__name__} decides by held-out images of the sources, and holdout=0 holds none out. Use "
+                "another method for the final model, such as SWA, or hold some out"
+            )
+
+
 def evaluated_parts(domains: Sequence[str], config: TrainConfig, *, last: bool) -> list[tuple[str, str]]:
     """Domain and split of everything that one evaluation covers; see `Experiment.evaluation_parts`."""
     return [
         (name, which)
         for name in domains
-        for which in ("in", "out")
+        for which in (("in", "out") if config.holdout else ("in",))
         if config.evaluate == "all"
         or which == ("in" if name in config.targets else "out")
         or (name in config.targets and last)

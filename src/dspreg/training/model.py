@@ -19,6 +19,9 @@ from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.trained_part import freeze
 from dspreg.vectors import ParamVector, trainable
 
+MODEL = "dspreg.model/1"  # the format of a model's file
+BUILT = ("algorithm", "model", "image_size", "dropout", "frozen_bn")  # settings that make the network
+BUILT_LATER = ("features", "train")  # the same, left out where they are what they were before; of train lora alone
 BESIDE = "stack."  # prefix of tensors that layers hold in addition to the network
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}  # saved as tensors without dimensions
 
@@ -212,6 +215,8 @@ class Model(nn.Module):
         super().__init__()
         self.algorithm = algorithm
         self.classes = classes
+        self.temperature = 1.0  # what logits are divided by, where the run was calibrated
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.algorithm.predict(x)
+        logits = self.algorithm.predict(x)
+        return logits if self.temperature == 1.0 else logits / self.temperature

@@ -24,8 +24,7 @@ from dspreg.errors import ConfigError, DspregError, IntegrityError
 from dspreg.io.atomic_files import read_regular_file
 from dspreg.io.importing import is_trusted
 from dspreg.specs import LOCATIONS, parse_stack
-from dspreg.training.finalize import BUILT, BUILT_LATER, MODEL
-from dspreg.training.model import Model, build_stack, load_stack, match_tensors
+from dspreg.training.model import BUILT, BUILT_LATER, MODEL, Model, build_stack, load_stack, match_tensors
 from dspreg.training.serialization import unpack
 from dspreg.vectors import trainable
 
