@@ -54,7 +54,7 @@ TABLE = {
     "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW | {"pyarrow"}),
     # what is done with it
     "training": Place(8, TORCH, SLOW | {"timm", "peft"}),
-    "inference": Place(9, TORCH, SLOW | {"onnxruntime", "scipy", "sklearn"}),
+    "inference": Place(9, TORCH | {"PIL"}, SLOW | {"onnxruntime", "scipy", "sklearn"}),
     "testing": Place(9, TORCH | {"PIL"}),  # an image of a data set is PIL's
     "launch": Place(9, TORCH, SLOW | {"ray"}),
     "reporting": Place(8, NUMPY, SLOW | {"scipy"}),

@@ -8,8 +8,9 @@ import torch
 
 import dspreg
 from dspreg.config.train_config import Execution, TrainConfig, resolve_config
+from dspreg.config.trained_part import named_by_contents
 from dspreg.data import Folder
-from dspreg.errors import ConfigError, IntegrityError, Notice, Preempted
+from dspreg.errors import ConfigError, DataError, IntegrityError, Notice, Preempted
 from dspreg.io.atomic_files import sha256_of_file
 from dspreg.runs.folder import KEPT_CHECKPOINT, RunFolder
 from dspreg.training import prolong as prolonging
@@ -112,6 +113,15 @@ def test_training_itself_is_the_same(folder, tmp_path):
     assert same(tensors(one, "last"), tensors(other, "last"))
 
 
+def test_a_metric_that_no_source_has_is_told_before_anything_is_trained(tmp_path):
+    folder = photos(tmp_path / "one", classes=("cat", "dog"), each=6)
+    for domain in ("dawn", "dusk"):  # sources of one class each; the target's two do not help
+        shutil.rmtree(folder / domain / ("dog" if domain == "dawn" else "cat"))
+    with pytest.warns(Notice), pytest.raises(DataError, match="select_by=auroc needs held-out images of two classes"):
+        trained(folder, tmp_path / "run", select_by="auroc")
+    assert not (tmp_path / "run").exists()
+
+
 # --holdout 0
 
 
@@ -169,7 +179,7 @@ def test_it_starts_with_the_weights_that_the_run_predicts_with(folder, tmp_path)
     second = trained(folder, tmp_path / "second", steps=1, init=str(first), lr=1e-30)
     assert same(tensors(first), tensors(second))
     described = RunFolder(second).description()
-    assert described["settings"]["init"] == sha256_of_file(first / "selected.safetensors")
+    assert described["settings"]["init"] == named_by_contents(sha256_of_file(first / "selected.safetensors"))
     assert described["where"]["init"] == str(first)
 
 

@@ -85,7 +85,8 @@ def run(given: Any) -> int:
             "which": given.which, "device": device, "workers": given.workers, "batch": given.batch,
             "trust": given.trust, "progress": lambda done, total: bar.update(task, completed=done, total=total),
         }  # fmt: skip
-        calibration = calibrate_run(given.run_folder, **how) if given.calibrate else None
+        own = how if not given.dataset else {**how, "dataset": None, "root": None, "name": None}
+        calibration = calibrate_run(given.run_folder, **own) if given.calibrate else None
         found = evaluate_run(
             given.run_folder, domains=given.domain, adapt=given.adapt, at=given.at, positive=given.positive, **how
         )

@@ -106,8 +106,8 @@ class TrainConfig:
         needs += [f"select_by={self.select_by}"] if self.select_by != ACCURACY else []
         if self.holdout == 0 and needs:
             raise ConfigError(
-                f"{' and '.join(needs)} need held-out images of the sources, and holdout=0 holds none out: the "
-                "model is that of the last step. Leave it out, or hold some out"
+                f"{' and '.join(needs)} need held-out images of the sources, and holdout=0 holds none out: the model "
+                "is that of the last step. Leave it out, or hold some out"
             )
 
     @staticmethod

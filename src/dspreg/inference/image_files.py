@@ -56,7 +56,7 @@ def _expanded(given: Sequence[str | Path]) -> Iterator[Path]:
         elif not os.path.lexists(each) and glob.has_magic(str(each)):
             found = sorted(glob.glob(str(each), recursive=True))
             if not found:
-                raise DataError(f"nothing matches {str(each)!r}")
+                raise DataError(f"{str(each)!r} does not exist, and as a pattern it matches nothing")
             yield from map(Path, found)
         else:
             yield each

@@ -15,12 +15,12 @@ from dspreg.metrics import defined_classes, score_of
 
 RESAMPLES = 1_000
 AT_ONCE = 4_000_000  # weights in memory
-MOST = 500_000_000  # weights that areas under curves go through; they are left out where there would be more
+MOST = 100_000_000  # weights that areas under curves go through; they are left out where there would be more
 Interval = tuple[float, float]
 
 
 def resampled_figures(
-    labels: np.ndarray, log_p: np.ndarray, groups: Sequence[object] | None = None, *, key: str = ""
+    labels: np.ndarray, log_p: np.ndarray, groups: Sequence[object] | None = None, *, key: str = "", areas: bool = True
 ) -> dict[str, np.ndarray]:
     """Of every metric its values on 1,000 resamples; NaN where it is not defined of one.
 
@@ -29,6 +29,7 @@ def resampled_figures(
         log_p: (N, C).
         groups: Of every image, the group it belongs to; None: each is one of its own.
         key: The resamples are a function of it, and of nothing else.
+        areas: Also of areas under curves, which take longest.
 
     Returns:
         Nothing for metrics that would take too long, nor where there are fewer than two groups.
@@ -36,7 +37,7 @@ def resampled_figures(
     number = _numbered(groups, len(labels))
     if number.max() < 1:
         return {}
-    areas = RESAMPLES * len(labels) * len(defined_classes(labels)) <= MOST
+    areas = areas and RESAMPLES * len(labels) * len(defined_classes(labels)) <= MOST
     parts = [weighted_figures(w, labels, log_p, areas=areas) for w in _weights(number, key)]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

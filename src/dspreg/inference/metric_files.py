@@ -115,7 +115,7 @@ def by_metadata(domains: Sequence[DomainScores]) -> Iterator[tuple[str, str, str
                 part = each.answers.select(values == value)
                 share = accuracy(part.labels, part.log_p)
                 key = f"{each.fingerprint}/{each.part}/{column}/{value}"
-                resampled = resampled_figures(part.labels, part.log_p, part.groups, key=key)
+                resampled = resampled_figures(part.labels, part.log_p, part.groups, key=key, areas=False)
                 known = resampled.get(ACCURACY)
                 ends = None if known is None else interval_of_share(share, known, part.independent)
                 yield each.domain, column, str(value), len(part), share, ends

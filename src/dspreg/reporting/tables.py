@@ -180,7 +180,7 @@ def _dataset(found: list[SelectedRow]) -> Table:
         if theirs:
             made += published_rows(each.label, [*cells, whole], theirs, 2)
             notes += [published.NOTE, *_unlike(each)]
-    title = f"{name}: accuracy on each domain held out, in %; {_selection_title(found)}"
+    title = f"{name}: accuracy on each domain held out, in %; {selection_title(found)}"
     every = (*explain_marks(made), *dict.fromkeys(notes))
     return Table(name, title, rule, (*domains, "mean", "worst", "runs"), tuple(made), every)
 
@@ -198,12 +198,13 @@ def _averages(found: Sequence[SelectedRow], datasets: list[str], notes: tuple[st
         if theirs:
             made += published_rows(label, [*cells, whole], theirs)
             remarks.append(published.NOTE)
-    title = f"Averages over the domains of each data set, in %; {_selection_title(found)}"
+    title = f"Averages over the domains of each data set, in %; {selection_title(found)}"
     every = (*explain_marks(made), *dict.fromkeys(remarks), *notes)
     return Table("Averages", title, rule, (*datasets, "mean"), tuple(made), every)
 
 
-def _selection_title(found: Sequence[SelectedRow]) -> str:
+def selection_title(found: Sequence[SelectedRow]) -> str:
+    """In words, how step and draw were selected."""
     by = found[0].by
     return TITLES[found[0].rule] + (f", by {by}" if by not in (None, ACCURACY) else "")
 

@@ -81,8 +81,6 @@ class Run:
     def identity(self) -> dict[str, Any]:
         """What the plan id is a hash of: everything that identifies the run before any data are read; no paths."""
         ref, options = self.dataset_ref, without_paths(self.options)  # the result id has the SHA-256 of files
-        if "init" in options:
-            options["init"] = "run"  # the same for the run that it starts from
         return {
             "dataset": f"{ref.kind}:{self.data_name}" if ref.is_path else self.dataset,
             "targets": sorted(self.targets),

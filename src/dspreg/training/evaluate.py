@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -75,7 +75,7 @@ def tallies(
     device: str = "cpu",
     workers: int | ReaderPool = 0,
     losses: bool = False,
-    answers: Mapping[int, list[tuple[Tensor, Tensor]]] | None = None,
+    observe: Callable[[int, Tensor, Tensor], None] = lambda *_: None,
     pause: Callable[[], None] = lambda: None,
     on_wait: Callable[[], None] = lambda: None,
 ) -> list[Tally]:
@@ -89,7 +89,7 @@ def tallies(
         device: Device of the algorithm.
         workers: Processes that read images, or the pool of them.
         losses: Also compute the cross-entropy.
-        answers: Part → a list, to which logits and labels of every batch of that part are added.
+        observe: Called with the part, the logits and the labels of every batch.
         pause: Called between batches; may raise to stop early.
         on_wait: Called while a batch is waited for; may raise as well.
     """
@@ -97,8 +97,7 @@ def tallies(
     with closing(predictions(algorithm, batches, device=device, workers=workers, on_wait=on_wait)) as predicted:
         for p, logits, y in predicted:
             result[p] = result[p].counting(logits, y, losses=losses)
-            if answers is not None and p in answers:
-                answers[p].append((logits, y))
+            observe(p, logits, y)
             pause()
     return Tally.read(result)
 
@@ -109,14 +108,12 @@ def as_arrays(answers: Sequence[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.
     return torch.cat([y for _, y in answers]).cpu().numpy(), logits.log_softmax(1).numpy()
 
 
-def count_predicted(num_classes: int, answers: Mapping[int, Sequence[tuple[Tensor, Tensor]]]) -> list[list[int]]:
-    """How many images of all parts are of each class, and how many are predicted to be: two lists."""
-    labels = [y for each in answers.values() for _, y in each]
-    predicted = [logits.argmax(1) for each in answers.values() for logits, _ in each]
-    return [
-        np.bincount(torch.cat(each).cpu().numpy(), minlength=num_classes).tolist() if each else [0] * num_classes
-        for each in (labels, predicted)
-    ]
+def count_classes(classes: Sequence[Tensor], num_classes: int) -> list[int]:
+    """How many images are of each class; of several batches."""
+    if not classes:
+        return [0] * num_classes
+    found: list[int] = np.bincount(torch.cat(list(classes)).cpu().numpy(), minlength=num_classes).tolist()
+    return found
 
 
 def predictions(

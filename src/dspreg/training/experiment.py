@@ -36,6 +36,7 @@ from dspreg.data.transforms import Transform
 from dspreg.data.verify import check_once
 from dspreg.devices import lacks_float64, resolve_device
 from dspreg.errors import ConfigError, DataError, Notice
+from dspreg.io.text import join_few
 from dspreg.networks.network import Network
 from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.networks.text_head import TextHead, read_text_head
@@ -70,8 +71,8 @@ class Experiment:
     head: TextHead | None = None  # that the classifier starts as
     profile: Profile | None = None  # of which the entries that are trained are chosen
     profile_sha256: str = ""
-    kept: dict[str, XY] = field(default_factory=dict, init=False, compare=False)  # features by domain
     start: InitialWeights | None = None  # instead of the backbone's own
+    kept: dict[str, XY] = field(default_factory=dict, init=False, compare=False)  # features by domain
     parts: dict[tuple[str, str, Transform], DomainSplit] = field(default_factory=dict, init=False, compare=False)
 
     @property
@@ -171,11 +172,11 @@ class Experiment:
         parts = [self.part(name, "in", self.transform(False)) for name in self.sources]
         workers = self.workers if readers is None else readers
         samples = MeasureSampler(parts, self.key, self.execution.device, workers, on_wait)
-        started: list[Network] = []
+        adapted: list[Network] = []
 
         def adapt(net: Network) -> None:
             self.adapt(net)
-            started.append(net)
+            adapted.append(net)
 
         task = Task(
             self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress, adapt
@@ -186,7 +187,7 @@ class Experiment:
             return make_optimizer(params, algorithm.net, s, self.execution.device)
 
         algorithm.setup(task, optimizer, self.execution.device)
-        if self.start is not None and not started:
+        if self.start is not None and not adapted:
             raise ConfigError(f"{s.algorithm} builds a network of its own, which can't start from --init; leave it out")
         if (rates := learning_rates(s)) is not None:
             algorithm.stack.follow(rates)
@@ -208,7 +209,7 @@ class Experiment:
         return self.backbone.make()
 
     def adapt(self, net: Network) -> None:
-        """Make of a new network what is trained: the weights it starts from, frozen parts, adapters, its classifier."""
+        """Make of a new network what is trained: the weights it starts from, frozen parts, adapters, the classifier."""
         if self.start is not None:
             self.start.load_into(net, self.data.classes)
         freeze(net, self.settings.part, self.settings.model)
@@ -244,6 +245,8 @@ class Experiment:
     def _name_by_contents(self, file: str) -> str:
         """What records have for the file of a head or a profile; weights have an entry of their own."""
         hashes = {self.settings.head: self.head.sha256} if self.head is not None else {}
+        if self.start is not None:
+            hashes[self.settings.init] = self.start.sha256
         if self.profile is not None:
             hashes[self.settings.part.file] = self.profile_sha256
         return named_by_contents(hashes[file]) if file in hashes else file
@@ -259,7 +262,6 @@ class Experiment:
         where = {"dataset": s.dataset, "weights": s.weights, **files_of(by_name), **asdict(self.execution)}
         where["precision"] = self.execution.recorded_precision
         where |= {"plan": dict(plan)} if plan else {}
-        where |= {"init": s.init} if self.start else {}
         where["algorithm"] = str(self.asked.shorten())  # tables put all draws of a method into one row
         return RunDescription(
             settings=with_files(by_name, self._name_by_contents)
@@ -268,8 +270,7 @@ class Experiment:
                 "dataset": data.name,
                 "targets": list(s.targets),
                 "weights": self.weights["tag"],
-            }
-            | ({"init": self.start.sha256} if self.start else {}),
+            },
             domains=tuple(data.domains),
             classes=tuple(data.classes),
             sizes={name: {"in": len(inside), "out": len(out)} for name, (inside, out) in self.splits.items()},
@@ -335,7 +336,10 @@ def prepare_experiment(
     images = {name: data.domain(name) for name in data.domains}
     splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
     check_splits(data, splits, config)
+    check_metric(images, splits, config)
     check_layers(stack, config)
+    if config.holdout == 0 and execution.domainbed_records:
+        raise ConfigError("--domainbed-records has the accuracy on held-out images, and --holdout 0 holds none out")
     backbone = make_backbone(
         config.model,
         weights=config.weights,
@@ -416,6 +420,21 @@ def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list
                 Notice,
                 stacklevel=3,
             )
+
+
+def check_metric(
+    images: Mapping[str, Sequence[Any]], splits: Mapping[str, tuple[list[int], list[int]]], config: TrainConfig
+) -> None:
+    """Refuse to select by a metric that no source's held-out images have."""
+    if config.select_by != "auroc":
+        return
+    sources = [name for name in images if name not in config.targets]
+    labels = {name: labels_of(images[name]) for name in sources}
+    if all(len({labels[name][i] for i in splits[name][1]}) < 2 for name in sources):
+        raise DataError(
+            f"select_by=auroc needs held-out images of two classes, and those of {join_few(sources)} have one each. Hold "
+            "out more of them, split them by class (--split stratified), or select by another metric"
+        )
 
 
 def check_layers(stack: StackSpec, config: TrainConfig) -> None:

@@ -135,6 +135,9 @@ def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
     )  # fmt: skip
 
 
+AUGMENTED = ", augmented as in DomainBed; plain ones score otherwise"
+
+
 def optimizer_text(s: TrainConfig) -> str:
     """`Adam, lr 5e-05, weight decay 0.0`, and what else moves the learning rate."""
     name = "Adam" if s.optimizer == "adam" else s.optimizer
@@ -152,7 +155,6 @@ def trained_text(s: TrainConfig) -> str:
     return "".join(f"\n- {name}: {escape_markdown(text)}" for name, text in lines.items() if text)
 
 
-AUGMENTED = ", augmented as in DomainBed; plain ones score otherwise"
 USE = """
 ```python
 import dspreg

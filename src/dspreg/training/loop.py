@@ -34,7 +34,7 @@ from dspreg.runs.model_file import model_path_at
 from dspreg.runs.status import FAILURE, read_failure
 from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
 from dspreg.training.checkpoint import Checkpoints
-from dspreg.training.evaluate import as_arrays, count_predicted, tallies
+from dspreg.training.evaluate import as_arrays, count_classes, tallies
 from dspreg.training.experiment import Experiment, prepare_experiment, resolve_execution, threads
 from dspreg.training.finalize import finish_run, save_model
 from dspreg.training.model import saved_attributes_of, tensors_of
@@ -304,8 +304,17 @@ def evaluate(
     started, s, t = time.perf_counter(), experiment.settings, state.t - 1
     chosen = experiment.evaluation_parts(last=state.t == s.steps)
     validate_below(experiment, state, between_batches, on_wait, workers)
-    validating = [name in experiment.sources and which == "out" for name, which, _ in chosen]
-    answers: dict[int, list[tuple[Tensor, Tensor]]] = {p: [] for p, here in enumerate(validating) if here}
+    answers: dict[str, list[tuple[Tensor, Tensor]]] = {}  # of the sources' held-out images, where they are needed
+    seen: tuple[list[Tensor], list[Tensor]] = [], []  # classes of these images, and those predicted
+
+    def observe(p: int, logits: Tensor, y: Tensor) -> None:
+        name, which, _ = chosen[p]
+        if which == "out" and name not in s.targets:
+            seen[0].append(y)
+            seen[1].append(logits.argmax(1))
+            if s.select_by != ACCURACY:
+                answers.setdefault(name, []).append((logits, y))
+
     counted = tallies(
         state.algorithm,
         [part for _, _, part in chosen],
@@ -313,7 +322,7 @@ def evaluate(
         key=(*experiment.key, t, "evaluate"),
         device=experiment.execution.device,
         workers=workers,
-        answers=answers,
+        observe=observe,
         losses=any(overrides(type(layer), "on_evaluation") for layer in state.algorithm.layers()),
         pause=between_batches,
         on_wait=on_wait,
@@ -330,11 +339,11 @@ def evaluate(
     if s.holdout:
         figures["validation"] = sum(accuracy[name]["out"] for name in experiment.sources) / len(experiment.sources)
     if s.select_by != ACCURACY:
-        figures["metrics"] = {chosen[p][0]: recorded_metrics(*as_arrays(each)) for p, each in answers.items()}
+        figures["metrics"] = {name: recorded_metrics(*as_arrays(each)) for name, each in answers.items()}
     value = figures["validation"] if s.select_by == ACCURACY else selected_value(experiment, figures, t)
     best = None if state.selected is None else state.selected.validation
     if value is None or best is None or value > best:  # without held-out images the last is taken
-        predicted = count_predicted(experiment.data.num_classes, answers)
+        predicted = [count_classes(each, experiment.data.num_classes) for each in seen]
         state.selected = Selected(t, value, tensors_of(state.algorithm), predicted)
     if experiment.execution.keep == "all":
         save_model(experiment, state.folder, model_path_at(t), tensors_of(state.algorithm), t)
