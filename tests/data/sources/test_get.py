@@ -392,6 +392,54 @@ def test_two_at_once(host, monkeypatch, tmp_path):
     get_dataset("PACS", root, say=meanwhile)
 
 
+def test_a_lock_that_was_taken_away_meanwhile_locks_nothing(host, monkeypatch, tmp_path):
+    """Its last holder removes it, and a third process makes a new one."""
+    import fcntl
+
+    publish(PACS, host, monkeypatch, original_files(PACS, 1))
+    lock, own = tmp_path / "data" / ".PACS.lock", fcntl.flock
+
+    def late(file, how):
+        lock.unlink(missing_ok=True)
+        return own(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(InUse, match="another process is fetching PACS"):
+        get_dataset("PACS", tmp_path / "data")
+    monkeypatch.undo()
+    assert not (tmp_path / "data" / "PACS").exists()
+
+
+def test_one_that_comes_when_another_has_just_finished_takes_what_is_there(host, monkeypatch, tmp_path):
+    """It had looked before there was anything, and got the lock when the other let go of it."""
+    files, root = original_files(PACS, 1), tmp_path / "data"
+    publish(PACS, host, monkeypatch, files)
+    look, looked = getting._Job.find_complete, []
+
+    def look_too_early(job):
+        found = look(job)
+        looked.append(found)
+        if len(looked) == 1:
+            get_dataset("PACS", root)
+        return found
+
+    monkeypatch.setattr(getting._Job, "find_complete", look_too_early)
+    found = get_dataset("PACS", root)
+    assert found.notes == ("it was there already",)
+    assert found.images == len(files)
+
+
+@NEEDS_PYARROW
+def test_a_place_that_failed_leaves_no_note(host, monkeypatch, tmp_path):
+    """The commit of a repository of the hub that was not taken is not where the data are from."""
+    files = original_files(PACS, 1)
+    publish(PACS, host, monkeypatch, files)
+    host.put_dataset("flwrlabs/pacs", table_of(files, PACS, names=False))
+    found = get_dataset("PACS", tmp_path / "data")
+    assert found.source == "Google Drive, DomainBed's copy"
+    assert not any("flwrlabs" in note for note in found.notes)
+
+
 # Afterwards.
 
 

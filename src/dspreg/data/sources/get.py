@@ -94,6 +94,8 @@ def get_dataset(
         return there
     make_folder(root)
     with job.locked():
+        if (there := job.find_complete()) is not None:  # another process was quicker
+            return there
         return job.get(*parse_origins(origins))
 
 
@@ -141,6 +143,7 @@ class _Job:
         sources = (given,) if given else SOURCES[self.name] if self.made else mnist_files.SOURCES
         failures: list[tuple[Source, DspregError]] = []
         for source in sources:
+            self.notes = []  # of places that failed
             try:
                 self.say(f"{self.name} from {source.name}")
                 found = self._fetch(source)
@@ -286,8 +289,11 @@ class _Job:
         with open(open_regular_file(lock, os.O_RDWR | os.O_CREAT), "wb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InUse(f"another process is fetching {self.name} into {self.root}; wait for it") from None
+                held = os.path.samestat(os.fstat(file.fileno()), os.stat(lock))  # else its last holder took it away
+            except (BlockingIOError, FileNotFoundError):
+                held = False
+            if not held:
+                raise InUse(f"another process is fetching {self.name} into {self.root}; wait for it")
             try:
                 yield
             finally:
