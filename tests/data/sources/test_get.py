@@ -248,6 +248,34 @@ def test_from_an_address_of_ones_own(host, monkeypatch, tmp_path):
     assert get_dataset("PACS", tmp_path / "data", [url]).source == "the address you gave"
 
 
+@pytest.mark.parametrize("pack", [zip_of, tar_of])
+def test_from_an_address_that_does_not_say_what_it_gives(host, monkeypatch, tmp_path, pack):
+    """As those of Google Drive: the bytes say that it is an archive."""
+    files = original_files(PACS, 1)
+    publish(PACS, host, monkeypatch, files)
+    host.put("/uc", pack({f"PACS/{path}": content for path, content in files.items()}))
+    found = get_dataset("PACS", tmp_path / "data", [f"{host.url}/uc?export=download&id=1JFr8f805nMUelQ"])
+    assert found.images == len(files)
+    host.put("/uc", b"no archive of any kind")
+    with pytest.raises(DataError, match="uc is no archive .*and no table"):
+        get_dataset("PACS", tmp_path / "other", [f"{host.url}/uc"])
+
+
+def test_two_addresses_that_end_in_one_name(host, monkeypatch, tmp_path):
+    """One after the other, the second is asked; together, both are."""
+    files = original_files(PACS, 1)
+    publish(PACS, host, monkeypatch, files)
+    half = len(files) // 2
+    one, other = dict(list(files.items())[:half]), dict(list(files.items())[half:])
+    first = host.put("/a/PACS.zip", zip_of({f"PACS/{path}": content for path, content in one.items()}))
+    second = host.put("/b/PACS.zip", zip_of({f"PACS/{path}": content for path, content in files.items()}))
+    third = host.put("/c/PACS.zip", zip_of({f"PACS/{path}": content for path, content in other.items()}))
+    with pytest.raises(DataError, match="there is no folder"):
+        get_dataset("PACS", tmp_path / "data", [first])
+    assert get_dataset("PACS", tmp_path / "data", [second]).images == len(files)
+    assert get_dataset("PACS", tmp_path / "more", [first, third]).images == len(files)
+
+
 def test_a_folder_with_the_archives_of_domain_net(host, monkeypatch, tmp_path):
     files = original_files(DomainNet, 1)
     publish(DomainNet, host, monkeypatch, files)
