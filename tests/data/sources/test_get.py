@@ -257,7 +257,7 @@ def test_from_an_address_that_does_not_say_what_it_gives(host, monkeypatch, tmp_
     found = get_dataset("PACS", tmp_path / "data", [f"{host.url}/uc?export=download&id=1JFr8f805nMUelQ"])
     assert found.images == len(files)
     host.put("/uc", b"no archive of any kind")
-    with pytest.raises(DataError, match="uc is no archive .*and no table"):
+    with pytest.raises(DataError, match=r"uc is no archive .*and no table"):
         get_dataset("PACS", tmp_path / "other", [f"{host.url}/uc"])
 
 
