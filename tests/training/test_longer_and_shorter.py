@@ -224,6 +224,26 @@ def test_another_network_no_run_and_an_unfinished_one_are_refused(folder, tmp_pa
     assert not (tmp_path / "a").exists()
 
 
+def test_a_run_that_saw_the_target_is_no_start(folder, tmp_path):
+    first = trained(folder, tmp_path / "first", targets=("dawn",))
+    with pytest.raises(ConfigError, match="was trained on 'noon'.*held out here"):
+        trained(folder, tmp_path / "a", init=str(first))
+    with pytest.raises(ConfigError, match="was trained on 'noon'"):  # by its images, and not by its name
+        trained(shutil.copytree(folder, tmp_path / "moved"), tmp_path / "a", init=str(first))
+    assert not (tmp_path / "a" / "run.json").exists()
+
+
+def test_a_linear_probe_is_of_the_features_that_it_starts_with(folder, tmp_path):
+    """At a learning rate of nearly 0 it predicts what the run predicts, image by image."""
+    first = trained(folder, tmp_path / "first", steps=6, lr=1e-2)
+    run = trained(folder, tmp_path / "probe", steps=1, init=str(first), train="head", lr=1e-30)
+    assert same(tensors(first), tensors(run))
+    ours, theirs = (RunFolder(each).result()["selected"]["accuracy"] for each in (run, first))
+    assert (ours["noon"]["in"], ours["dawn"]["out"]) == (theirs["noon"]["in"], theirs["dawn"]["out"])
+    other = trained(folder, tmp_path / "other", steps=1, train="head", lr=1e-30)  # the features of no run
+    assert RunFolder(other).result()["selected"]["accuracy"]["noon"]["in"] != theirs["noon"]["in"]
+
+
 def test_the_start_of_wise_ft_is_not_guessed(folder, tmp_path):
     first = trained(folder, tmp_path / "first")
     run = trained(folder, tmp_path / "run", init=str(first))

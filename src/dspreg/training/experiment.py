@@ -130,7 +130,9 @@ class Experiment:
             featurizer = self.backbone.make().to(self.execution.device)
         s, transform = self.settings, self.transform(False)
         stored = None
-        if self.backbone.weights.sha256 and self.execution.cache != "none":
+        if self.start is not None:
+            self.start.load_features_into(featurizer)
+        elif self.backbone.weights.sha256 and self.execution.cache != "none":
             about = {"model": s.model, "features": s.features, "image_size": s.image_size, "batch": s.evaluation_batch}
             stored = FeatureCache(self.backbone, **about, environment=environment(self.execution))
         parts = [DomainSplit(name, each, range(len(each)), transform) for name, each in self.images.items()]
@@ -350,10 +352,12 @@ def prepare_experiment(
         execution = keep_begun(execution, begun_in)
     else:
         execution = choose_layout(choose_folding(execution, config, backbone), config, threads(execution))
+    start = read_initial_weights(config, backbone)
     experiment = Experiment(
-        config, execution, asked, stack, data, images, splits, backbone, on_read, head, profile, profile_sha256,
-        read_initial_weights(config, backbone),
-    )  # fmt: skip
+        config, execution, asked, stack, data, images, splits, backbone, on_read, head, profile, profile_sha256, start
+    )
+    if start is not None:
+        start.require_unseen({name: experiment.fingerprints[name] for name in targets})
     files = [each for each in images.values() if isinstance(each, Images)]
     if cache is not None and chosen.needed:
         cache.make_room(chosen.needed, experiment.file_hashes())

@@ -12,8 +12,10 @@ from torch import Tensor
 from dspreg.config.train_config import NOTHING, TrainConfig
 from dspreg.errors import ConfigError, Notice
 from dspreg.io.atomic_files import sha256_of_file
-from dspreg.networks.network import Network
+from dspreg.networks.network import Featurizer, Network
 from dspreg.networks.pretrained import Backbone
+from dspreg.protocol.description import RunDescription
+from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_file
 from dspreg.specs import parse_stack
 from dspreg.training.model import tensors_of
@@ -32,12 +34,30 @@ class InitialWeights:
         sha256: Of the model's file, by which records know it.
         tensors: Of featurizer and classifier, with averaged weights where those predict.
         classes: What the classifier's outputs mean.
+        trained_on: Fingerprint → name of every domain that it was trained on.
     """
 
     path: str
     sha256: str
     tensors: Mapping[str, Tensor]
     classes: tuple[str, ...]
+    trained_on: Mapping[str, str]
+
+    def require_unseen(self, targets: Mapping[str, str]) -> None:
+        """Refuse weights that have seen a domain which is held out here: its accuracy would say nothing.
+
+        Args:
+            targets: Domain → fingerprint.
+
+        Raises:
+            ConfigError: Names the domain.
+        """
+        for name, fingerprint in targets.items():
+            if fingerprint in self.trained_on:
+                raise ConfigError(
+                    f"--init {self.path} was trained on {self.trained_on[fingerprint]!r}, whose images are those of "
+                    f"{name!r}, which is held out here. Start from a run that held it out, too"
+                )
 
     def load_into(self, net: Network, classes: Sequence[str]) -> None:
         """Copy them into a new network: the features, and the classifier if its classes are these.
@@ -61,6 +81,11 @@ class InitialWeights:
             warnings.warn(text, Notice, stacklevel=2)
         net.load_state_dict({**net.state_dict(), **theirs})
 
+    def load_features_into(self, featurizer: Featurizer) -> None:
+        """The same for a featurizer alone."""
+        head = PARTS[0]
+        featurizer.load_state_dict({n.removeprefix(head): t for n, t in self.tensors.items() if n.startswith(head)})
+
 
 def read_initial_weights(config: TrainConfig, backbone: Backbone) -> InitialWeights | None:
     """The selected model of the run that `init` names, verified; None without one.
@@ -78,6 +103,7 @@ def read_initial_weights(config: TrainConfig, backbone: Backbone) -> InitialWeig
     for name, ours, theirs in (
         ("model", config.model, how["model"]),
         ("image_size", config.image_size, how["image_size"]),
+        ("features", config.features, how.get("features", "default")),
     ):
         if ours != theirs:
             flag = f"--{name.replace('_', '-')}"
@@ -88,4 +114,6 @@ def read_initial_weights(config: TrainConfig, backbone: Backbone) -> InitialWeig
         raise ConfigError(f"--init {path} normalises images by another mean and std than this network; use --weights")
     merge_adapters(model)
     tensors = {n: t for n, t in tensors_of(model.algorithm).items() if n.startswith(PARTS)}
-    return InitialWeights(str(config.init), sha256_of_file(file), tensors, model.classes)
+    about = RunDescription.from_json(RunFolder(path).description())
+    trained_on = {about.fingerprints[name]: name for name in about.sources}
+    return InitialWeights(str(config.init), sha256_of_file(file), tensors, model.classes, trained_on)
