@@ -83,7 +83,7 @@ class Run:
         if options.get("weights", "none") not in ("default", "none"):
             options["weights"] = "file"  # the result id has the SHA-256 of the file
         return {
-            "dataset": f"{ref.kind}:{self.data_name}" if ref.is_path else self.dataset,
+            "dataset": f"{ref.kind}:{self.data_name}{ref.added}" if ref.is_path else self.dataset,
             "targets": sorted(self.targets),
             "algorithm": without_locations(self.algorithm),
             "protocol": self.protocol,
