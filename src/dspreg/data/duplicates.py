@@ -104,8 +104,9 @@ def _candidates(
 
 def _bits(values: NDArray[np.uint64]) -> NDArray[np.uint8]:
     """How many bits of each are 1."""
-    if hasattr(np, "bitwise_count"):
-        return np.bitwise_count(values)  # of numpy 2
+    if hasattr(np, "bitwise_count"):  # of numpy 2
+        counted: NDArray[np.uint8] = np.bitwise_count(values)
+        return counted
     return np.unpackbits(values[:, None].view(np.uint8), axis=1).sum(1, dtype=np.uint8)
 
 

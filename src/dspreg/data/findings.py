@@ -64,8 +64,21 @@ def collisions(names: Iterable[str]) -> list[tuple[str, ...]]:
     """Groups of names that are equal but for case, spaces at the ends and Unicode form."""
     alike: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        alike[unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold()).strip()].append(name)
+        alike[_simplest(name)].append(name)
     return [tuple(group) for group in alike.values() if len(group) > 1]
+
+
+def file_collisions(names: Iterable[str]) -> list[tuple[str, ...]]:
+    """The same of files in one folder; folders that are alike are told as such."""
+    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in names:
+        folder, _, last = name.rpartition("/")
+        alike[folder, _simplest(last)].append(name)
+    return [tuple(group) for group in alike.values() if len(group) > 1]
+
+
+def _simplest(name: str) -> str:
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold()).strip()
 
 
 def odd_labels(classes: Sequence[str]) -> Iterator[Finding]:

@@ -43,5 +43,11 @@ def fingerprint(domain: Sequence[tuple[Image, int]], on_progress: Callable[[], N
     return total.hexdigest()
 
 
+def hash_pixels(image: Image) -> str:
+    """SHA-256, in hexadecimal, of size and RGB pixels: the same for an image saved again without loss."""
+    pixels = image if image.mode == "RGB" else image.convert("RGB")
+    return hashlib.sha256(repr(pixels.size).encode() + pixels.tobytes()).hexdigest()
+
+
 def _line(*values: str | int) -> bytes:
     return json.dumps(values).encode() + b"\n"  # quoted, so that no two lists of values run into the same bytes

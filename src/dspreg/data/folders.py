@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dspreg.config.dataset_ref import check_group
 from dspreg.data.annotations import Annotations
@@ -282,10 +283,10 @@ class Folder(ImageFolders):
         self.findings += (Finding("warning", "level", title + join_few([*self.classes])),)
 
 
-def rare_classes(domains: Mapping[str, Images], classes: Sequence[str]) -> Iterator[str]:
+def rare_classes(domains: Mapping[str, Sequence[Any]], classes: Sequence[str]) -> Iterator[str]:
     """Which classes have no image or a single one in a domain, in sentences."""
     for domain, images in domains.items():
-        counted = Counter(images.labels)
+        counted = Counter(getattr(images, "labels", ()))
         for number, what in ((0, "has no images of"), (1, "has a single image of")):
             names = [name for label, name in enumerate(classes) if counted[label] == number]
             if names:

@@ -306,7 +306,7 @@ def prepare_experiment(
     if cache is not None and chosen.needed:
         cache.make_room(chosen.needed, experiment.file_hashes())
     if execution.check_images == "once" and len(files) == len(images):  # others are in memory, or classes of the user
-        check_once(data, experiment.fingerprints.values(), progress, cache)
+        check_once(data, experiment.fingerprints.values(), progress, cache, begun=begun is not None)
     for each in files:
         each.cache = cache
     return experiment
