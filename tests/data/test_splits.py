@@ -160,9 +160,24 @@ def test_the_greedy_choice_is_near_the_best_of_all_choices():
         assert distance({groups[i] for i in out}) < best + 0.01
 
 
-def test_without_groups_and_parts_it_is_the_stratified_split():
+def test_without_groups_as_many_are_held_out_as_by_domainbeds_rule_and_of_every_class_its_share():
+    """The stratified split, with what it loses by rounding down given to the classes that lost most."""
     for annotations in (Annotations(), Annotations(parts=("",) * len(LABELS))):
-        assert split_grouped(LABELS, annotations, 2, 1) == split_stratified(LABELS, 2, 1)
+        inside, out = split_grouped(LABELS, annotations, 2, 1)
+        assert sorted(inside + out) == list(range(len(LABELS)))
+        assert len(out) == len(split(len(LABELS), 2, 1)[1]) == 14
+        assert Counter(LABELS[i] for i in out) == {0: 10, 1: 2, 2: 1, 7: 1}  # 0.8 of class 2 is the largest rest
+    thirds = [0] * 10 + [1] * 10 + [2] * 10
+    assert split_grouped(thirds, Annotations(), 2, 1) == split_stratified(thirds, 2, 1)
+
+
+@pytest.mark.parametrize("number", range(2, 12))
+def test_small_domains_have_something_to_train_on_and_to_validate_with(number):
+    for labels in ([i % 3 for i in range(number)], [0] * number):
+        inside, out = split_grouped(labels, Annotations(), 0, 0)
+        if len(set(labels)) < number:  # else each is all there is of its class
+            assert len(out) == max(1, number // 5)
+            assert {labels[i] for i in inside} == set(labels)
 
 
 def test_a_group_that_has_all_of_a_class_is_trained_on():
@@ -204,5 +219,5 @@ def test_an_image_without_a_part_goes_where_its_group_goes():
 def test_a_domain_with_nothing_to_train_on_is_split_as_if_no_part_were_given():
     """It can be a target, of which all images are unseen."""
     parts = ("test",) * 10
-    assert split_grouped([0] * 10, Annotations(parts=parts), 0, 0) == split_stratified([0] * 10, 0, 0)
+    assert split_grouped([0] * 10, Annotations(parts=parts), 0, 0) == split_grouped([0] * 10, Annotations(), 0, 0)
     assert positions_of_test(Annotations(parts=parts), 10) == list(range(10))

@@ -23,7 +23,8 @@ EXAMPLES = """examples:
   dspreg evaluate runs/sketch --domain sketch --adapt bn    batch-norm statistics of the images evaluated
   dspreg evaluate runs/print --json > scores.json
 
-on domains that the run was trained on, only held-out images count. Classes are matched by name."""
+on domains that the run was trained on, only held-out images count. Images that it was trained on are known by their
+contents, whatever data set they come through: there are scores without them. Classes are matched by name."""
 MAX_CLASSES = 30  # accuracies by class are printed up to this number
 
 
@@ -113,6 +114,9 @@ def text(found: RunEvaluation) -> Iterator[str]:
     for each in found.domains:
         numbers = {name: number(each.scores) for name, number in NUMBERS.items()}
         rows.append([escape_terminal(each.domain), each.part, f"{each.scores.images:,}", *_format_numbers(numbers)])
+        if each.without is not None:
+            numbers = {name: number(each.without) for name, number in NUMBERS.items()}
+            rows.append(["", "not trained on", f"{each.without.images:,}", *_format_numbers(numbers)])
     groups = [("mean", found.domains)]
     if found.unseen and len(found.unseen) < len(found.domains):
         groups.append(("mean unseen", found.unseen))
@@ -132,14 +136,24 @@ def _format_numbers(numbers: dict[str, float]) -> list[str]:
 def _remarks(found: RunEvaluation) -> Iterator[str]:
     if len(found.domains) > 1:
         yield f"worst domain: {escape_terminal(found.worst.domain)}, {100 * found.worst.scores.accuracy:.1f} %"
+    for each in found.domains:
+        name, number = escape_terminal(each.domain), each.scores.images
+        if each.trained_on and each.without is None:
+            yield f"{name}: the run was trained on all {number:,} images; this is no estimate for new ones"
+        elif each.trained_on:
+            yield f"{name}: the run was trained on {each.trained_on:,} of the {number:,} images, told by their contents"
     roles = {each.role for each in found.domains}
     if "source" in roles:
-        yield "out: the run was trained on this domain; only the images held out from training are scored"
+        parts = {each.part for each in found.domains if each.role == "source"}
+        if "out" in parts:
+            yield "out: the run was trained on this domain; only the images held out from training are scored"
+        if "test" in parts:
+            yield "test: the run was trained on this domain; only the images that its table sets apart are scored"
         if found.augmented:
             yield "images are plain here; the run's own records score augmented ones of its sources, as DomainBed does"
     if "changed source" in roles:
         names = ", ".join(escape_terminal(each.domain) for each in found.domains if each.role == "changed source")
-        yield f"{names}: same name as a source domain, but other images; some of them may have been trained on"
+        yield f"{names}: same name as a source domain, but other images"
 
 
 def _by_class(found: RunEvaluation) -> Iterator[str]:

@@ -43,7 +43,7 @@ def draw_counts(dataset: str, counts: Mapping[str, Mapping[str, int]]) -> bytes:
         axes.set_ylabel(f"{len(classes):,} classes, in their order")
     empty = int((numbers == 0).sum())
     says = f"{empty:,} of {numbers.size:,} cells without an image, red" if empty else "no cell without an image"
-    axes.set_title(f"{_plain(dataset)}: {int(numbers.sum()):,} images\n{says}", fontsize=9, loc="left", parse_math=False)
+    axes.set_title(f"{dataset[:60]}: {int(numbers.sum()):,} images\n{says}", fontsize=9, loc="left", parse_math=False)
     figure.colorbar(drawn, ax=axes, label="images", shrink=0.8)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", metadata={"Software": None})

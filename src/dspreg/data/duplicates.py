@@ -23,6 +23,7 @@ ALIKE = 0.98  # least correlation of the copies
 LARGEST = 2_000  # images with an equal band that are all compared with each other
 WINDOW = 200  # of more, each is compared with so many neighbours
 TOGETHER = 1 << 14  # pairs
+ONES = np.array([number.bit_count() for number in range(1 << 16)], np.uint8)  # numpy counts bits itself from 2.0 on
 
 
 def grey_copy(image: Image) -> NDArray[np.uint8]:
@@ -102,12 +103,10 @@ def _candidates(
             left, right = [], []
 
 
-def _bits(values: NDArray[np.uint64]) -> NDArray[np.uint8]:
+def _bits(values: NDArray[np.uint64]) -> NDArray[np.intp]:
     """How many bits of each are 1."""
-    if hasattr(np, "bitwise_count"):  # of numpy 2
-        counted: NDArray[np.uint8] = np.bitwise_count(values)
-        return counted
-    return np.unpackbits(values[:, None].view(np.uint8), axis=1).sum(1, dtype=np.uint8)
+    counted: NDArray[np.intp] = ONES[values[:, None].view(np.uint16)].sum(1)
+    return counted
 
 
 def _alike(copies: NDArray[np.uint8], i: NDArray[np.intp], j: NDArray[np.intp]) -> NDArray[np.bool_]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -90,7 +90,13 @@ def odd_labels(classes: Sequence[str]) -> Iterator[Finding]:
             f"the labels are numbers with fractions ({join_few(numbers, 3)}): is it a quantity? Each of the "
             f"{len(classes):,} different numbers is taken for a class of its own",
         )  # fmt: skip
-    lists = [name for name in classes if len([part for part in LISTS.split(name) if part.strip()]) > 1]
+    parts = {name: [part.strip() for part in LISTS.split(name) if part.strip()] for name in classes}
+    counted = Counter(part for each in parts.values() for part in each)
+    lists = [
+        name
+        for name, each in parts.items()  # a comma or semicolon may belong to a name, unless a part of it is a label, too
+        if len(each) > 1 and ("|" in name or any(counted[part] > 1 for part in each))
+    ]
     if lists:
         yield Finding(
             "warning", "labels",

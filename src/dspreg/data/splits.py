@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def split_stratified(
 def split_grouped(
     labels: Sequence[int], annotations: Annotations, trial: int, position: int, holdout: float = 0.2
 ) -> tuple[list[int], list[int]]:
-    """As `split_stratified`, but no group is torn apart, and images whose part is given go there.
+    """⌊holdout · N⌋ images are held out, of every class its share; no group is torn apart; given parts are kept to.
 
     Train is "in", val is "out", test is neither (`positions_of_test`). Where nothing is for validation, it is drawn from
     what is for training. A domain with nothing to train on can be a target alone, and is split as if no part were
@@ -121,7 +121,7 @@ def _hold_out(
     """
     counts = Counter(labels[place] for place in free)
     if groups is None or len({groups[place] or place for place in free}) < 2:
-        quota = {label: int(count * holdout) for label, count in counts.items()}
+        quota = _quotas(counts, holdout)
         out = []
         for place in free:
             if quota[labels[place]]:
@@ -163,6 +163,22 @@ def _hold_out(
         best = max(members, key=gain)
         change_sides(best if gain(best) > -math.inf else min(members, key=lambda group: len(members[group])))
     return [place for group in members if group in held for place in members[group]]
+
+
+def _quotas(counts: Mapping[int, int], holdout: float) -> dict[int, int]:
+    """How many of each class are held out: ⌊holdout · N⌋ in all, and at least one if there are two.
+
+    What is left after rounding down goes to the classes with the largest remainders, and of equal ones to the first;
+    one of each class is trained on.
+    """
+    quota = {label: int(count * holdout) for label, count in counts.items()}
+    number = sum(counts.values())
+    total = max(int(number * holdout), min(1, number // 2)) if holdout else 0
+    by_remainder = sorted(counts, key=lambda label: quota[label] - counts[label] * holdout)  # stable
+    for label in by_remainder:
+        if sum(quota.values()) < total and quota[label] + 1 < counts[label]:
+            quota[label] += 1
+    return quota
 
 
 def steps_per_epoch(in_sizes: Iterable[int], images_per_step: int) -> int:

@@ -301,11 +301,11 @@ def _all_findings(
             f"{crowded:,} images are so plain that they were compared with some others only, to find those that are "
             "nearly equal",
         )  # fmt: skip
-    items = [" = ".join(group) for images in domains.values() if isinstance(images, Images)
-             for group in file_collisions(images.names)]  # fmt: skip
-    if items:
-        title = f"{plural(len(items), 'file name is', 'file names are')} there several times but for case or Unicode form"
-        yield Finding("warning", "file names", f"{title}; some systems keep one file of them", tuple(items))
+    files = [each for each in domains.values() if isinstance(each, Images)]
+    twice = tuple(" = ".join(group) for images in files for group in file_collisions(images.names))
+    if twice:
+        title = f"{plural(len(twice), 'file name is', 'file names are')} there several times but for case or Unicode form"
+        yield Finding("warning", "file names", f"{title}; some systems keep one file of them", twice)
     yield from dataset.findings
     told = {*found.mismatches, *(each.title for each in dataset.findings), *rare_classes(domains, dataset.classes)}
     for notice in dataset.notices:

@@ -56,6 +56,10 @@ def _domain(each: DomainScores, classes: Sequence[str]) -> dict[str, Any]:
         "images": each.scores.images,
         **{name: number(each.scores) for name, number in NUMBERS.items()},
         "classes": by_class,
+        "trained_on": each.trained_on,
+        "without_trained_on": {"images": each.without.images} | {n: f(each.without) for n, f in NUMBERS.items()}
+        if each.without is not None
+        else None,
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
@@ -27,7 +28,7 @@ from dspreg.data.annotations import TRAIN, annotations_of
 from dspreg.data.balance import image_weights
 from dspreg.data.base import labels_of
 from dspreg.data.cache_choice import open_chosen_cache
-from dspreg.data.fingerprint import fingerprint
+from dspreg.data.fingerprint import content_hashes, fingerprint
 from dspreg.data.images import Images
 from dspreg.data.loader import DomainSplit, MeasureSampler, TrainingSteps, reader_processes
 from dspreg.data.readers import ReaderPool
@@ -41,6 +42,7 @@ from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.precision import LossScaler, autocast, check_precision
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
+from dspreg.runs.trained_images import Hashed, TrainedImages
 from dspreg.training.compiling import compile_network, require_compilable, require_compiler
 from dspreg.training.fastest import choose_folding, choose_layout, describe_computation, keep_begun
 
@@ -64,6 +66,8 @@ class Experiment:
     backbone: Backbone
     on_read: Callable[[], None] = lambda: None  # called while files are hashed; may raise
     parts: dict[tuple[str, str, Transform], DomainSplit] = field(default_factory=dict, init=False, compare=False)
+    # domain → SHA-256 of each image, known with the fingerprints
+    hashes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list), init=False, compare=False)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -81,7 +85,20 @@ class Experiment:
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """Fingerprint of every domain; computed once, because it reads all files."""
-        return {name: fingerprint(images, self.on_read) for name, images in self.images.items()}
+        return {name: fingerprint(images, self.on_read, self.hashes[name]) for name, images in self.images.items()}
+
+    def trained_images(self) -> TrainedImages:
+        """The training splits of the sources, by the contents of their images."""
+        hashed: Hashed = "files" if all(isinstance(self.images[name], Images) for name in self.sources) else "pixels"
+        _ = self.fingerprints  # which fill `hashes`
+        sums: list[str] = []
+        for name in self.sources:
+            images, inside = self.images[name], self.splits[name][0]
+            if hashed == "pixels" and isinstance(images, Images):  # a data set of one's own may mix them
+                sums += content_hashes(images, inside, pixels=True)
+            else:
+                sums += [self.hashes[name][i] for i in inside]
+        return TrainedImages.of(hashed, sums)
 
     def file_hashes(self) -> set[str]:
         """SHA-256 of every image file."""
