@@ -29,7 +29,8 @@ EXAMPLES = """examples:
   dspreg evaluate runs/print --calibrate                    find and keep the temperature of its probabilities
   dspreg evaluate runs/print --json > scores.json
 
-on domains that the run was trained on, only held-out images count. Classes are matched by name."""
+on domains that the run was trained on, only held-out images count. Images that it was trained on are known by their
+contents, whatever data set they come through: there are scores without them. Classes are matched by name."""
 MAX_CLASSES = 30  # accuracies by class are printed up to this number
 MAX_ROWS = 40  # of metadata
 
@@ -162,6 +163,10 @@ def text(found: RunEvaluation) -> Iterator[str]:
         images = f"{each.scores.images:,}"
         ends = _interval(each.interval(ACCURACY))
         rows.append([escape_terminal(each.domain), each.part, images, *_format_numbers(numbers, ends)])
+        if (others := each.others) is not None:
+            numbers = {name: number(others) for name, number in NUMBERS.items()}
+            ends = _interval(others.interval(ACCURACY))
+            rows.append(["", "not trained on", f"{others.scores.images:,}", *_format_numbers(numbers, ends)])
     for role, name in ROLES.items():
         group = found.of_role(role)
         if len(group) > 1 or (group and len(group) < len(found.domains)):
@@ -205,14 +210,24 @@ def _remarks(found: RunEvaluation) -> Iterator[str]:
     yield f"95 %: for other images of the same domains, by a bootstrap of {by}; a further domain is another matter"
     if any(each.answers is not None and not each.resampled for each in found.domains):
         yield "– : fewer than two groups of images, of which no interval can be said"
+    for each in found.domains:
+        name, number = escape_terminal(each.domain), each.scores.images
+        if each.trained_on and each.without is None:
+            yield f"{name}: the run was trained on all {number:,} images; this is no estimate for new ones"
+        elif each.trained_on:
+            yield f"{name}: the run was trained on {each.trained_on:,} of the {number:,} images, told by their contents"
     roles = {each.role for each in found.domains}
     if "source" in roles:
-        yield "out: the run was trained on this domain; only the images held out from training are scored"
+        parts = {each.part for each in found.domains if each.role == "source"}
+        if "out" in parts:
+            yield "out: the run was trained on this domain; only the images held out from training are scored"
+        if "test" in parts:
+            yield "test: the run was trained on this domain; only the images that its table sets apart are scored"
         if found.augmented:
             yield "images are plain here; the run's own records score augmented ones of its sources, as DomainBed does"
     if "changed source" in roles:
         names = ", ".join(escape_terminal(each.domain) for each in found.domains if each.role == "changed source")
-        yield f"{names}: same name as a source domain, but other images; some of them may have been trained on"
+        yield f"{names}: same name as a source domain, but other images"
 
 
 def _points(found: RunEvaluation) -> Iterator[str]:

@@ -87,6 +87,10 @@ def _domain(each: DomainScores, classes: Sequence[str]) -> dict[str, Any]:
         **{name: number(each) for name, number in NUMBERS.items()},
         "intervals": {number: each.interval(metric) for number, metric in RESAMPLED.items()},
         "classes": by_class,
+        "trained_on": each.trained_on,
+        "without_trained_on": {"images": others.scores.images} | {n: f(others) for n, f in NUMBERS.items()}
+        if (others := each.others) is not None
+        else None,
     }
 
 

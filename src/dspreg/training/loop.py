@@ -270,7 +270,8 @@ def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: Tra
     started, algorithm = time.perf_counter(), state.algorithm
     device = experiment.execution.device
     normalise = experiment.transform(experiment.settings.augment).normalise
-    batches = [Batch(normalise(x), y, d) for d, (x, y) in enumerate(next(made))]
+    weights = experiment.batch_weights(state.t)
+    batches = [Batch(normalise(x), y, d, w) for d, ((x, y), w) in enumerate(zip(next(made), weights, strict=True))]
     t, recorded = state.t, evaluates_at(experiment, state.t)
     stop.within_step = True
     with experiment.autocast():
