@@ -110,7 +110,9 @@ def test_the_label_of_a_sample_of_weight_0_is_seen_by_no_method(spec):
 @pytest.mark.parametrize("name", sorted(REFUSE))
 def test_methods_that_can_not_weigh_samples_refuse_by_name(name):
     layers = list(getattr(index, name)().layers())
-    with pytest.raises(ConfigError, match=rf"images can't be weighted in the loss under {name}, which .*--balance sampl"):
+    with pytest.raises(
+        ConfigError, match=rf"images can't be weighted in the loss under {name}, which .*--balance sampl"
+    ):
         require_weightable(layers)
 
 

@@ -212,7 +212,16 @@ def test_mistakes_in_further_columns_name_their_line(folder, line, said):
 
 
 def test_all_mistakes_are_told_at_once_and_a_lenient_reading_leaves_them_out(folder):
-    lines = ["0.png,cat,a", "1.png,,a", "x.png,cat,b", "2.png,dog,b", "0.png,cat,a", "y.png,dog,b", "a,b,c,d", "3.png,cat,b"]
+    lines = [
+        "0.png,cat,a",
+        "1.png,,a",
+        "x.png,cat,b",
+        "2.png,dog,b",
+        "0.png,cat,a",
+        "y.png,dog,b",
+        "a,b,c,d",
+        "3.png,cat,b",
+    ]
     path = table(folder, rows(*lines))
     with pytest.raises(DataError) as refused:
         Index(path)

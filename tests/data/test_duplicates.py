@@ -76,7 +76,9 @@ def saved_again(image, quality=75):
 def test_what_people_do_to_images_is_seen_through():
     random = np.random.default_rng(0)
     for seed in range(30):
-        noise = Image.fromarray(random.integers(0, 256, (9, 12, 3), np.uint8)).resize((240, 180), Image.Resampling.BICUBIC)
+        noise = Image.fromarray(random.integers(0, 256, (9, 12, 3), np.uint8)).resize(
+            (240, 180), Image.Resampling.BICUBIC
+        )
         same = [
             saved_again(noise), saved_again(noise, 40), noise.resize((120, 90), Image.Resampling.LANCZOS),
             noise.point(lambda p: min(255, int(p * 1.05))), noise.convert("RGBA"),

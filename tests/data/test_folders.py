@@ -234,7 +234,10 @@ def test_all_faults_are_told_at_once_and_a_lenient_reading_leaves_them_out(tmp_p
         assert said in str(refused.value)
     found = quietly(tmp_path, lenient=True)
     assert sorted(each.kind for each in found.faults) == ["empty domain", "folder", "name", "no class", "no class"]
-    assert {d: found.domain(d).names for d in found.domains} == {"a": ["a/cat/1.jpg"], "b": ["b/cat/1.jpg", "b/cat/2.jpg"]}
+    assert {d: found.domain(d).names for d in found.domains} == {
+        "a": ["a/cat/1.jpg"],
+        "b": ["b/cat/1.jpg", "b/cat/2.jpg"],
+    }
 
 
 def test_what_systems_leave_behind_is_no_domain_class_or_image(tmp_path):

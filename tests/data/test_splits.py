@@ -140,7 +140,9 @@ def test_every_class_keeps_its_share_as_nearly_as_whole_groups_allow():
         held = Counter(labels[i] for i in out)
         for label, count in counts.items():
             assert abs(held[label] / count - 0.2) < 0.02
-    assert split_grouped(labels, Annotations(groups=groups), 0, 0) != split_grouped(labels, Annotations(groups=groups), 1, 0)
+    assert split_grouped(labels, Annotations(groups=groups), 0, 0) != split_grouped(
+        labels, Annotations(groups=groups), 1, 0
+    )
 
 
 def test_the_greedy_choice_is_near_the_best_of_all_choices():

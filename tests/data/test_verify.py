@@ -120,7 +120,8 @@ def test_numbers_that_differ_from_the_published_ones_are_not_ok(tmp_path):
     assert not report.ok
     text = report.text()
     assert (
-        "error: 4 numbers that differ\n  the domain 'art_painting' has 14 images where 2,048 are published: 2,034 mi" in text
+        "error: 4 numbers that differ\n  the domain 'art_painting' has 14 images where 2,048 are published: 2,034 mi"
+        in text
     )
     assert text.count("2,034 missing") == 1  # and not once more as a notice
     assert text.splitlines()[-1].startswith("NOT OK, 56 images")

@@ -115,7 +115,9 @@ def test_test_images_move_no_bit_of_the_training_and_are_reported(tmp_path):
         data = parted(tmp_path / name, change)
         results.append(train(SMALL | {"dataset": data, "steps": 4}, EXECUTION, tmp_path / f"run-{name}"))
     one, other = results
-    assert (tmp_path / "run-one/last.safetensors").read_bytes() == (tmp_path / "run-other/last.safetensors").read_bytes()
+    assert (tmp_path / "run-one/last.safetensors").read_bytes() == (
+        tmp_path / "run-other/last.safetensors"
+    ).read_bytes()
     assert one["last"]["validation"] == other["last"]["validation"]
     for result in results:
         assert all(set(scores) >= {"test"} for scores in result["last"]["accuracy"].values())

@@ -38,6 +38,7 @@ def domains_of(batches: Sequence[Batch]) -> Tensor:
 
 def repeat(batches: Sequence[Batch], times: int) -> list[Batch]:
     """Every sample so many times in a row: who crops batches to one length leaves no sample without its copies."""
+
     def times_of(rows: Tensor) -> Tensor:
         return rows.repeat_interleave(times, 0)
 

@@ -125,7 +125,9 @@ def columns(parser: argparse._ActionsContainer) -> None:
         parser.add_argument(f"--{what}-column", metavar="NAME", help=text)
     text = f"which columns of index:FILE.csv are {', '.join(REQUIRED)}, and, if there are any, {', '.join(OPTIONAL)}"
     parser.add_argument("--columns", metavar="OURS=YOURS,…", help=f"{text}: path=filename,label=class,domain=site")
-    text = "of folder:PATH: the group (patient, part, video) of an image by a regular expression on its path within PATH"
+    text = (
+        "of folder:PATH: the group (patient, part, video) of an image by a regular expression on its path within PATH"
+    )
     text += ", its first group or all that matches; a group is never on both sides of a split"
     parser.add_argument("--group", metavar="REGEX", help=text)
 

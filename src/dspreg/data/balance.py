@@ -47,7 +47,9 @@ def _within_domain(name: str, number: int, given: Sequence[float] | None) -> Ten
         return torch.ones(number, dtype=torch.float64)
     weights = torch.tensor(given, dtype=torch.float64)
     if not weights.sum() > 0:
-        raise DataError(f"all images of the domain {name!r} that are trained on have weight 0; give some a weight above 0")
+        raise DataError(
+            f"all images of the domain {name!r} that are trained on have weight 0; give some a weight above 0"
+        )
     return weights / weights.mean()
 
 

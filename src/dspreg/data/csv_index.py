@@ -218,7 +218,9 @@ class _Table:
         part = values.get("split", "").casefold()
         if part and part not in PARTS:
             shown = self.columns.get("split", "split")
-            raise DataError(f"{where}: the cell of {shown!r} is {values['split']!r}; wanted train, val, test or nothing.")
+            raise DataError(
+                f"{where}: the cell of {shown!r} is {values['split']!r}; wanted train, val, test or nothing."
+            )
         weight = _weight(values["weight"]) if "weight" in values else 1.0
         if weight is None:
             shown = self.columns.get("weight", "weight")
@@ -235,9 +237,7 @@ def _weight(text: str) -> float | None:
     return value if 0 <= value < math.inf else None
 
 
-def _existing(
-    file: Path, rows: Sequence[Row], base: Path, faults: list[Finding]
-) -> tuple[list[Row], list[Path]]:
+def _existing(file: Path, rows: Sequence[Row], base: Path, faults: list[Finding]) -> tuple[list[Row], list[Path]]:
     """The rows whose files are there, each once."""
     seen: dict[str, Row] = {}
     kept: list[Row] = []

@@ -98,9 +98,7 @@ def parts_of(annotations: Annotations, number: int) -> list[str]:
     if annotations.parts is None:
         return [""] * number
     of_group = {
-        group: part
-        for group, part in zip(annotations.groups or (), annotations.parts, strict=False)
-        if group and part
+        group: part for group, part in zip(annotations.groups or (), annotations.parts, strict=False) if group and part
     }
     groups = annotations.groups or ("",) * number
     return [part or of_group.get(group, "") for part, group in zip(annotations.parts, groups, strict=True)]
@@ -111,9 +109,7 @@ def positions_of_test(annotations: Annotations, number: int) -> list[int]:
     return [place for place, part in enumerate(parts_of(annotations, number)) if part == TEST]
 
 
-def _hold_out(
-    free: Sequence[int], labels: Sequence[int], groups: Sequence[str] | None, holdout: float
-) -> list[int]:
+def _hold_out(free: Sequence[int], labels: Sequence[int], groups: Sequence[str] | None, holdout: float) -> list[int]:
     """Which of the `free` images are held out, by whole groups, near `holdout` of every class.
 
     In the order of `free`, a group changes sides if that brings the held-out shares of the classes nearer to `holdout`

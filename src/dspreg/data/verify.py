@@ -119,9 +119,7 @@ class Verification:
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
-        named = {
-            domain: dict(zip(self.classes, numbers, strict=True)) for domain, numbers in self.counts.items()
-        }
+        named = {domain: dict(zip(self.classes, numbers, strict=True)) for domain, numbers in self.counts.items()}
         return {
             "format": FORMAT,
             "dataset": self.dataset,
@@ -154,7 +152,9 @@ class Verification:
             rows.append(["all", f"{self.images:,}"])
         lines = list(align_columns([[escape_terminal(cell) for cell in row] for row in rows]))
         if len(rows[0]) == 2 and len(self.classes) > 1:
-            lines.append(f"{len(self.classes):,} classes are too many for a table: --picture FILE.png draws all, --json has all")
+            lines.append(
+                f"{len(self.classes):,} classes are too many for a table: --picture FILE.png draws all, --json has all"
+            )
         return lines
 
     def _findings(self) -> Iterator[str]:
@@ -304,7 +304,9 @@ def _all_findings(
     files = [each for each in domains.values() if isinstance(each, Images)]
     twice = tuple(" = ".join(group) for images in files for group in file_collisions(images.names))
     if twice:
-        title = f"{plural(len(twice), 'file name is', 'file names are')} there several times but for case or Unicode form"
+        title = (
+            f"{plural(len(twice), 'file name is', 'file names are')} there several times but for case or Unicode form"
+        )
         yield Finding("warning", "file names", f"{title}; some systems keep one file of them", twice)
     yield from dataset.findings
     told = {*found.mismatches, *(each.title for each in dataset.findings), *rare_classes(domains, dataset.classes)}

@@ -186,7 +186,9 @@ def _warn_of_seen(data: str, domain: str, role: str, seen: int | None, number: i
         text = f"the run was trained on {seen:,} of the {number:,} images of {domain!r} that are evaluated"
         warnings.warn(f"{data}: {text}", Notice, stacklevel=3)
     elif seen is None and role != SOURCE:
-        text = f"it is not known which images of {domain!r} the run was trained on: it kept no list of them, and its own "
+        text = (
+            f"it is not known which images of {domain!r} the run was trained on: it kept no list of them, and its own "
+        )
         text += "data set is not where it was, or of another kind"
         warnings.warn(f"{data}: {text}", Notice, stacklevel=3)
 

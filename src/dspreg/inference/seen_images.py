@@ -59,7 +59,9 @@ class SeenImages:
                 data = open_dataset(where["dataset"], where.get("root"), where.get("name"), trust=self.trust)
                 for name in self.trained.sources:
                     images = data.domain(name)
-                    if source_of(self.trained, images) != name or (hashed == "files" and not isinstance(images, Images)):
+                    if source_of(self.trained, images) != name or (
+                        hashed == "files" and not isinstance(images, Images)
+                    ):
                         return None
                     inside = split_source(self.trained, images, name)[0]
                     sums += content_hashes(images, inside, pixels=hashed == "pixels")
@@ -88,4 +90,3 @@ def split_source(trained: RunDescription, images: Sequence[Any], source: str) ->
         more = set(inside)
         seen, out = seen + [i for i in out if i in more], [i for i in out if i not in more]
     return seen, out
-
