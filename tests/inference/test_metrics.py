@@ -16,7 +16,7 @@ import dspreg
 from dspreg.data import Folder
 from dspreg.data.annotations import Annotations
 from dspreg.data.splits import split_grouped, split_stratified
-from dspreg.errors import ConfigError, DataError, Notice
+from dspreg.errors import ConfigError, DataError
 from dspreg.inference import evaluate_run as assessment
 from dspreg.inference.adapt_bn import adapted, batch_norms
 from dspreg.inference.confusion import draw

@@ -41,7 +41,10 @@ class GMDG(WithOracle):
     """
 
     compatibility = Compatibility(
-        trains_featurizer=True, not_compiled=LISTENS, not_weighted="learns to embed labels by a loss of its own"
+        trains_featurizer=True,
+        reads_images=True,
+        not_compiled=LISTENS,
+        not_weighted="learns to embed labels by a loss of its own",
     )
     space = {
         "weight": Choice(0.01, 0.1),

@@ -24,7 +24,6 @@ from dspreg.data.transforms import Transform
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, resource_errors
 from dspreg.inference.evaluate_run import columns, data_of
-from dspreg.inference.seen_images import source_of, split_source
 from dspreg.inference.load import load, step_of
 from dspreg.inference.profile_run import (
     QUIET,
@@ -35,6 +34,7 @@ from dspreg.inference.profile_run import (
     describe_input,
     open_images,
 )
+from dspreg.inference.seen_images import source_of, split_source
 from dspreg.networks.full_network import make_full_network
 from dspreg.precision import full_precision
 from dspreg.protocol.description import RunDescription
@@ -175,6 +175,11 @@ def compare_held_out_run(
             parts[name] = divide(data, name, transform, *key)
         else:
             seen, other = split_source(trained, images, source)
+            if not other:
+                raise ConfigError(
+                    f"{run} held no images of {name!r} out (holdout=0), with which those it was trained on are compared. "
+                    "Take a run that held some out"
+                )
             parts[name] = (
                 DomainSplit(name, images, seen, transform),
                 DomainSplit(name, images, other, transform),

@@ -27,8 +27,8 @@ from dspreg.data.unlabelled import Unlabelled, without_classes
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, Notice, resource_errors
 from dspreg.inference.evaluate_run import columns, data_of
-from dspreg.inference.seen_images import source_of, split_source
 from dspreg.inference.load import load, step_of
+from dspreg.inference.seen_images import source_of, split_source
 from dspreg.networks.full_network import make_full_network
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
