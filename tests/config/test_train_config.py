@@ -49,8 +49,8 @@ LARGE = {
     "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True, "augment": True, "augment_validation": True,
     "split": "domainbed", "holdout": 0.2, "evaluate_every": 300, "evaluate": "needed", "evaluation_batch": 64,
     "targets": (), "algorithm": "DSPReg", "trial": 0, "draw": 0,
-    "same_draws": False, "select_by": "accuracy", "patience": 0, "init": "none", "image_weights": False,
-    "balance": "none",
+    "same_draws": False, "select_by": "accuracy", "patience": 0, "init": "none",
+    "image_weights": False, "balance": "none",
 }  # fmt: skip
 SMALL = LARGE | {
     "model": "small-cnn", "image_size": 28, "steps": 301, "lr": 1e-3, "augment": False, "augment_validation": False,
@@ -215,8 +215,8 @@ INSIDE = {
     "profile": ["auto", "always", "never"], "check_images": ["once", "never"],
 }  # fmt: skip
 UNLIMITED = {"dataset", "targets", "algorithm", "model", "weights", "frozen_bn", "augment", "augment_validation",
-             "same_draws", "init", "keep_checkpoint", "image_weights", "root", "name", "device", "compile", "tensorboard",
-             "domainbed_records", "allow_changed_environment"}  # fmt: skip
+             "same_draws", "image_weights", "init", "keep_checkpoint", "root", "name", "device", "compile",
+             "tensorboard", "domainbed_records", "allow_changed_environment"}  # fmt: skip
 
 
 def test_every_option_is_in_these_tables():

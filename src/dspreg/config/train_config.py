@@ -56,8 +56,8 @@ class TrainConfig:
     frozen_bn: bool = option("freeze batch-norm running statistics (affine parameters still train)", None)
     augment: bool = option("augment training images: random crop, flip, colour jitter, greyscale", None)
     augment_validation: bool = option("augment the validation images of source domains, as DomainBed does", None)
-    split: str = option("how a domain is split into training and validation images: by position as DomainBed does, class "
-                        "by class, or class by class with whole groups and the parts that the images' table gives", None,
+    split: str = option("how a domain is split into training and validation images: by position as DomainBed does, by "
+                        "class, or by class with whole groups and the parts that the images' table gives", None,
                         choices=("domainbed", "stratified", "grouped"), resumes=True)  # fmt: skip
     image_weights: bool = option("weight images in the loss by the column weight of their table", None, before=False)
     balance: str = option("make up for rare classes: by weights in the loss, or by drawing all classes equally often",
