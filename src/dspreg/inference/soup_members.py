@@ -22,6 +22,7 @@ from dspreg.networks.pretrained import make_backbone
 from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_file
+from dspreg.training.adam import Adam
 from dspreg.training.experiment import randomness_key
 from dspreg.training.model import BESIDE, build_stack, tensors_of
 
@@ -226,5 +227,5 @@ def tensors_at_start(member: Member, weights: str | None = None, trust: Sequence
     task = Task(len(trained.classes), trained.sources, 1, backbone.make, key)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # about how it trains
-        stack = parse(member.how["algorithm"], trust, of_file=True).setup(task, torch.optim.Adam)
+        stack = parse(member.how["algorithm"], trust, of_file=True).setup(task, Adam)
     return tensors_of(stack)

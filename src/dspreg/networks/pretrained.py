@@ -22,6 +22,7 @@ from dspreg.networks.timm_models import (
     load_pretrained,
     normalisation,
     pretrained_config,
+    stated_width,
     width_of,
 )
 from dspreg.networks.weights import ExpectedWeights, Weights, read_weights
@@ -77,6 +78,7 @@ def make_backbone(
     image_size: int = 224,
     dropout: float = 0.0,
     frozen_bn: bool = True,
+    width: int | None = None,
 ) -> Backbone:
     """A backbone by name.
 
@@ -89,6 +91,7 @@ def make_backbone(
         dropout: Probability of dropout after the pooling, as in DomainBed.
         frozen_bn: Keep batch norm in evaluation mode, as in DomainBed. From scratch, its statistics then stay at
             mean 0 and variance 1, so that it does not normalise.
+        width: The number of features, where a file says so. Where timm says the same, no forward pass finds it.
 
     Raises:
         ConfigError: No such name, tag, file or size.
@@ -116,7 +119,8 @@ def make_backbone(
         model, sha256 = load_pretrained(name, image_size, path)
         source = Weights("file", path.name, sha256)
 
-    width = width_of(model, name, image_size)
+    if width is None or width != stated_width(model):
+        width = width_of(model, name, image_size)
     mean, std = normalisation(model)
     norm = any(isinstance(module, _BatchNorm) for module in model.modules())
 

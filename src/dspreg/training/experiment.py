@@ -38,6 +38,7 @@ from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.precision import LossScaler, autocast, check_precision
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
+from dspreg.training.adam import Adam
 from dspreg.training.compiling import compile_network, require_compilable, require_compiler
 from dspreg.training.fastest import choose_folding, choose_layout, describe_computation, keep_begun
 
@@ -277,10 +278,10 @@ def resolve_stack(asked: StackSpec, config: TrainConfig) -> tuple[StackSpec, lis
     return asked.resolve(seed=seed, steps=config.steps, settings=asdict(config))
 
 
-def make_adam(params: Iterable[nn.Parameter], settings: TrainConfig, device: str) -> torch.optim.Adam:
+def make_adam(params: Iterable[nn.Parameter], settings: TrainConfig, device: str) -> Adam:
     """The optimiser, in one kernel on a GPU. It rounds otherwise: on the CPU results stay what they have been."""
     fused = True if torch.device(device).type in FUSED else None
-    return torch.optim.Adam(params, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
+    return Adam(params, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
 
 
 def resolve_execution(execution: Execution, *algorithms: str) -> Execution:
