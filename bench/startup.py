@@ -74,7 +74,8 @@ def measure(names: list[str], rounds: int) -> dict[str, list[Cost]]:
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("DSPREG_")}
-        environment = {**kept, "HOME": home, "DSPREG_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+        places = {"HOME": home, "DSPREG_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT / "src")}
+        environment = {**kept, **places, "OMP_NUM_THREADS": "1"}
         make_photos(folder, 40, np.random.default_rng(0))
         if any(name.startswith("predict,") and CASES[name][1] == 0 for name in names):
             train_models(folder, environment)

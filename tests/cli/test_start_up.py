@@ -11,7 +11,10 @@ import pytest
 import dspreg
 from helpers.small_runs import photos, trained
 
-HEAVY = ("torch", "torchvision", "timm", "numpy", "PIL", "pandas", "matplotlib", "sklearn", "scipy", "rich", "ray", "torch._dynamo")
+HEAVY = (
+    "torch", "torchvision", "timm", "numpy", "PIL", "pandas", "matplotlib", "sklearn", "scipy", "rich", "ray",
+    "torch._dynamo",
+)  # fmt: skip
 PROGRAM = """
 import json, sys
 from dspreg.cli import main

@@ -28,6 +28,7 @@ from dspreg.data.benchmarks.pacs import PACS
 from dspreg.data.benchmarks.terra_incognita import TerraIncognita
 from dspreg.data.benchmarks.vlcs import VLCS
 from dspreg.errors import ConfigError
+from dspreg.metrics import SELECT_BY
 
 
 def facts(cls):
@@ -47,7 +48,7 @@ LARGE = {
     "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True, "augment": True, "augment_validation": True,
     "split": "domainbed", "holdout": 0.2, "evaluate_every": 300, "evaluate": "needed", "evaluation_batch": 64,
     "targets": (), "algorithm": "DSPReg", "trial": 0, "draw": 0,
-    "same_draws": False,
+    "same_draws": False, "select_by": "accuracy", "patience": 0, "init": "none",
 }  # fmt: skip
 SMALL = LARGE | {
     "model": "small-cnn", "image_size": 28, "steps": 301, "lr": 1e-3, "augment": False, "augment_validation": False,
@@ -157,7 +158,9 @@ OUTSIDE = {
     "weight_decay": [-1e-9],
     "dropout": [-0.1, 1, 1.0, 1.5],
     "split": ["random"],
-    "holdout": [0, 0.0, 1, 1.0, -0.2],
+    "holdout": [1, 1.0, -0.2],
+    "select_by": ["f1", "Accuracy"],
+    "patience": [-1],
     "evaluate_every": [0],
     "evaluate": ["some"],
     "evaluation_batch": [0],
@@ -175,7 +178,9 @@ OUTSIDE = {
 INSIDE = {
     "protocol": list(PROTOCOLS), "trial": [0, 7], "draw": [0, 7], "image_size": [1, 4_096], "steps": [1],
     "batch_size": [1], "lr": [1e-12, 5, 0.5], "weight_decay": [0, 0.0, 3.0], "dropout": [0, 0.0, 0.999],
-    "split": ["domainbed", "stratified"], "holdout": [0.001, 0.999], "evaluate_every": [1],
+    "split": ["domainbed", "stratified"], "holdout": [0, 0.0, 0.001, 0.999],
+    "select_by": list(SELECT_BY), "patience": [0, 3],
+    "evaluate_every": [1],
     "evaluate": ["needed", "all"], "evaluation_batch": [1], "threads": [1, None],
     "precision": ["fp32", "tf32", "bf16", "fp16"],
     "layout": ["auto", "channels-first", "channels-last"], "fold_bn": ["auto", "always", "never"],
@@ -183,8 +188,8 @@ INSIDE = {
     "profile": ["auto", "always", "never"], "check_images": ["once", "never"],
 }  # fmt: skip
 UNLIMITED = {"dataset", "targets", "algorithm", "model", "weights", "frozen_bn", "augment", "augment_validation",
-             "same_draws", "root", "name", "device", "compile", "tensorboard", "domainbed_records",
-             "allow_changed_environment"}  # fmt: skip
+             "same_draws", "init", "keep_checkpoint", "root", "name", "device", "compile", "tensorboard",
+             "domainbed_records", "allow_changed_environment"}  # fmt: skip
 
 
 def test_every_option_is_in_these_tables():
@@ -247,7 +252,7 @@ def test_text_that_no_file_can_hold_is_refused(name, text):
     ("name", "words"),
     [
         ("lr", "a number above 0 and at most 1,000,000"),
-        ("holdout", "a number above 0 and below 1"),
+        ("holdout", "a number at least 0 and below 1"),
         ("dropout", "a number at least 0 and below 1"),
         ("image_size", "a whole number at least 1 and at most 4096"),
         ("protocol", "one of domainbed, domainbed-stratified, swad"),
@@ -321,10 +326,11 @@ def test_a_network_that_is_not_pretrained_learns_faster_and_trains_its_batch_nor
 
 def test_a_configuration_leaves_open_what_is_not_given():
     config = TrainConfig(dataset="digits", targets=("print",), steps=50)
-    assert (config.lr, config.model, config.algorithm) == (None, None, "DSPReg")
+    assert (config.lr, config.model, config.algorithm) == (None, None, None)
     assert config.to_mapping() == {
-        "dataset": "digits", "targets": ("print",), "algorithm": "DSPReg", "protocol": "domainbed", "trial": 0,
-        "draw": 0, "same_draws": False, "steps": 50, "evaluate": "needed",
+        "dataset": "digits", "targets": ("print",), "protocol": "domainbed", "trial": 0,
+        "draw": 0, "same_draws": False, "steps": 50, "evaluate": "needed", "select_by": "accuracy", "patience": 0,
+        "init": "none",
     }  # fmt: skip
     assert TrainConfig.of(config) is config
     assert TrainConfig.of({"dataset": "digits", "targets": ["print"], "steps": 50, "lr": None}) == config
@@ -374,6 +380,7 @@ Names = tuple[str, ...]
         ("weights", "default"),
         ("batch_size", "32"),
         ("holdout", "0.2"),
+        ("algorithm", "DSPReg; SWA for images of your own"),
         ("dropout", "0"),
         ("steps", "by data set"),
         ("evaluate_every", "by data set"),
@@ -386,7 +393,7 @@ def test_defaults_in_words(name, text):
 
 def test_every_open_option_has_a_default_in_words():
     texts = {name: default_text(name) for name, each in TRAIN_OPTIONS.items() if each.is_open}
-    assert len(texts) == 15
+    assert len(texts) == 16
     assert "None" not in "".join(texts.values())
     assert not any(each.is_open for each in EXECUTION_OPTIONS.values())
 

@@ -69,8 +69,7 @@ def test_an_error_leaves_no_stand_in(monkeypatch):
     monkeypatch.delitem(sys.modules, lean_imports.COMPILER, raising=False)
     disable = torch.compiler.disable
     with pytest.raises(ZeroDivisionError), compiler_deferred():
-        assert torch.compiler.disable is not disable
-        raise ZeroDivisionError
+        1 / (torch.compiler.disable is disable)  # False: 0
     assert lean_imports.COMPILER not in sys.modules
     assert torch.compiler.disable is disable
 

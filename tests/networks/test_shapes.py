@@ -11,7 +11,7 @@ from torch import nn
 import dspreg
 from dspreg.networks import make_backbone
 from dspreg.networks.shapes import shapes_alone
-from dspreg.networks.timm_models import create_backbone, stated_width, width_of
+from dspreg.networks.timm_models import create_with_head, stated_width, width_of
 
 NAMES = ("test_resnet", "test_vit", "test_efficientnet", "test_convnext", "mobilenetv3_small_050")
 
@@ -23,9 +23,9 @@ def shapes(net):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_tensor_has_its_shape_and_is_nowhere(name):
     with shapes_alone():
-        hollow = create_backbone(name, 160)
+        hollow = create_with_head(name, 160, 0)[0]
     assert all(t.is_meta for t in hollow.state_dict().values())
-    assert shapes(hollow) == shapes(create_backbone(name, 160))
+    assert shapes(hollow) == shapes(create_with_head(name, 160, 0)[0])
 
 
 def test_outside_of_it_tensors_are_filled_as_ever():
@@ -48,7 +48,7 @@ def test_a_tensor_with_numbers_is_filled_within_it():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_timm_states_the_width_that_a_forward_pass_finds(name):
-    net = create_backbone(name, 160)
+    net = create_with_head(name, 160, 0)[0]
     assert stated_width(net) == width_of(net, name, 160)
 
 
@@ -66,9 +66,9 @@ def test_no_compiler_is_imported():
     code = (
         "import sys\n"
         "from dspreg.networks.shapes import shapes_alone\n"
-        "from dspreg.networks.timm_models import create_backbone\n"
+        "from dspreg.networks.timm_models import create_with_head\n"
         "with shapes_alone():\n"
-        "    for name in ('test_resnet', 'test_vit', 'test_efficientnet'): create_backbone(name, 160)\n"
+        "    for name in ('test_resnet', 'test_vit', 'test_efficientnet'): create_with_head(name, 160, 0)[0]\n"
         "print('torch._dynamo' in sys.modules)"
     )
     environment = {"PYTHONPATH": str(Path(dspreg.__file__).parents[1])}

@@ -26,6 +26,8 @@ class Compatibility:
         predicts_at_other_weights: Its prediction is at other weights than those that are trained, such as an average.
             A layer above it that has its own would read the network elsewhere, and goes below.
         predicts_from_current_weights: They are made of the network's at that moment, so an average may stand above.
+        reads_images: It changes images or listens within the featurizer, and so can't be given features of a frozen
+            one in their place. Of a method outside of dspreg that is assumed where it changes more than the loss.
         owns_step: At the bottom of a stack: it makes its own steps, so that no layer above can change an arrow.
         option: The option of the layer that demands it, for the message: `"engine 'gauss_newton'"`.
         not_compiled: Why the network can't be compiled under it, as the end of a sentence, with what to do; empty if it
@@ -38,6 +40,7 @@ class Compatibility:
     trains_featurizer: bool = False
     predicts_at_other_weights: bool = False
     predicts_from_current_weights: bool = False
+    reads_images: bool = False
     owns_step: bool = False
     option: str = ""
     not_compiled: str = ""
@@ -53,6 +56,13 @@ def overrides(cls: type[Algorithm], name: str) -> bool:
 def arrows_of(cls: type[Algorithm]) -> tuple[str, ...]:
     """The arrows a class changes."""
     return tuple(arrow for arrow in ARROWS if overrides(cls, arrow))
+
+
+def reads_images(layer: Algorithm) -> bool:
+    """Whether a layer needs the images themselves, and not what a frozen featurizer makes of them."""
+    own = type(layer).__module__.partition(".")[0] == __name__.partition(".")[0]
+    changed = {*arrows_of(type(layer)), *(name for name in ("predict", "measured") if overrides(type(layer), name))}
+    return layer.compatibility.reads_images or not (own or changed <= {"loss"})
 
 
 def require_compatible(layers: tuple[Algorithm, ...]) -> None:

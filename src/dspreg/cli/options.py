@@ -154,3 +154,11 @@ def positive(text: str) -> float:
     if 0 <= value < float("inf"):
         return value
     raise argparse.ArgumentTypeError(f"{shorten(text)}; wanted a number, 0 or more")
+
+
+def share(text: str) -> float:
+    """A probability: a number from 0 to 1."""
+    value = positive(text)
+    if value <= 1:
+        return value
+    raise argparse.ArgumentTypeError(f"{shorten(text)}; wanted a probability from 0 to 1")

@@ -38,12 +38,14 @@ MOST: dict[str, tuple[float, str]] = {
     "lr": (1e6, "the first step would leave no weight as it was"),
     "max_runs": (1_000_000_000, "each is a folder"),
     "save_every": (1_000_000_000, "no training is that long"),
+    "patience": (1_000_000_000, "no training has that many evaluations"),
     "seed": (2**63 - 1, "a seed has 64 bits"),
     "steps": (1_000_000_000, "at a millisecond each that is eleven days"),
     "threads": (1_024, "machines have fewer cores, and torch crashes where the system gives it none"),
     "trial": (2**63 - 1, "a seed has 64 bits"),
     "trials": (1_000_000, "each is a training"),
-    "weight_decay": (1e4, "Adam would do nothing but shrink the weights"),
+    "warmup": (1_000_000_000, "no training is that long"),
+    "weight_decay": (1e4, "a step would do nothing but shrink the weights"),
     "workers": (256, "each is a process that holds Python in memory, about 100 MB"),
 }
 LONGEST = 4_096  # characters of a text, as of a path

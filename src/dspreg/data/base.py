@@ -39,6 +39,7 @@ class DomainDataset(ABC):
         evaluate_every: Steps between two evaluations, unless the user says otherwise.
         image_size: Height and width that images are brought to, in pixels.
         small: Whether images are small: a small network, a higher learning rate and no photographic augmentation.
+        own: Whether they are images of the user's own, given by a path or from the hub.
         notices: What was odd about the data, in sentences.
         cache: Where data sets of image files keep decoded pixels; see `open_cache`. Others ignore it.
     """
@@ -50,6 +51,7 @@ class DomainDataset(ABC):
     evaluate_every: int = 300
     image_size: int = 224
     small: bool = False
+    own: bool = False
     notices: tuple[str, ...] = ()
     cache: Cache | None = None
 

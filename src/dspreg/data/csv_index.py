@@ -46,6 +46,8 @@ class Index(DomainDataset):
         name: Of the data set in records and tables; that of the file without `.csv` unless given.
     """
 
+    own = True
+
     def __init__(self, file: str | Path, root: str | Path | None = None, name: str | None = None) -> None:
         super().__init__(root)
         self.file = Path(file)

@@ -111,6 +111,8 @@ class Folder(ImageFolders):
         name: Of the data set in records and tables; the last part of PATH unless given.
     """
 
+    own = True
+
     def __init__(self, root: str | Path, name: str | None = None) -> None:
         super().__init__(root)
         self.folder = Path(root)

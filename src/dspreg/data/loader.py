@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +33,8 @@ class DomainSplit:
     images: Sequence[tuple[Image, int]]
     positions: Sequence[int]
     transform: Transform
+    # domain → features and labels of all its images, in the order of `images`; where there are any, they are read
+    kept: Mapping[str, XY] = field(default_factory=dict, compare=False)
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -40,8 +42,13 @@ class DomainSplit:
     def batch(self, chosen: Sequence[int], *key: Key) -> XY:
         """Pixels (B, 3, H, W), uint8, and labels of the chosen ones: small, for they travel between processes.
 
-        The random numbers of each image are keyed by its position in the batch.
+        Where features are kept, it is those (B, width), which `Transform.normalise` hands on as they are. The random
+        numbers of each image are keyed by its position in the batch.
         """
+        if self.domain in self.kept:
+            rows = [self.positions[i] for i in chosen]
+            features, classes = self.kept[self.domain]
+            return features[rows], classes[rows]
         size, labels = self.transform.size, []
         pixels = torch.empty((len(chosen), 3, size, size), dtype=torch.uint8)
         for place, i in enumerate(chosen):

@@ -7,9 +7,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from dspreg.data import DomainDataset
@@ -21,13 +23,17 @@ from dspreg.data.transforms import Transform
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, DspregError, IntegrityError, Notice, resource_errors
 from dspreg.inference.adapt_bn import adapted, batch_norms
+from dspreg.inference.answers import Answers, answers_of
+from dspreg.inference.intervals import Interval, interval_of, interval_of_share, resampled_figures
 from dspreg.inference.load import load, step_of
 from dspreg.inference.metrics import Scores
+from dspreg.inference.operating_points import Demand, OperatingPoint, operating_points, require_positive
 from dspreg.io.text import join_few
+from dspreg.metrics import ACCURACY, METRICS
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import generator
 from dspreg.runs.folder import RunFolder
-from dspreg.training.evaluate import predictions
+from dspreg.training.evaluate import as_arrays, predictions
 from dspreg.training.experiment import split_domain
 
 UNSEEN, SOURCE, CHANGED = "unseen", "source", "changed source"
@@ -44,6 +50,7 @@ class DomainScores:
             other images, among which some may have been trained on.
         fingerprint: Of all its images.
         scores: On `part`.
+        answers: What the model says about each image.
     """
 
     domain: str
@@ -51,6 +58,29 @@ class DomainScores:
     role: str
     fingerprint: str
     scores: Scores
+    answers: Answers | None = None
+
+    @cached_property
+    def figures(self) -> dict[str, float | None]:
+        """Every metric of `METRICS`; None where it is not defined of these images."""
+        known = self.answers
+        return {} if known is None else {name: each.of(known.labels, known.log_p) for name, each in METRICS.items()}
+
+    @cached_property
+    def resampled(self) -> dict[str, np.ndarray]:
+        """Of every metric its values on 1,000 bootstrap resamples of the images, or of their groups."""
+        known = self.answers
+        if known is None:
+            return {}
+        return resampled_figures(known.labels, known.log_p, known.groups, key=f"{self.fingerprint}/{self.part}")
+
+    def interval(self, metric: str) -> Interval | None:
+        """95 %, for other images of this domain; None where it can't be said."""
+        if self.answers is None or metric not in self.resampled:
+            return None
+        if metric == ACCURACY:
+            return interval_of_share(self.scores.accuracy, self.resampled[metric], self.answers.independent)
+        return interval_of(self.resampled[metric])
 
 
 @dataclass(frozen=True)
@@ -65,6 +95,8 @@ class RunEvaluation:
     adapt: str
     augmented: bool  # whether the run validated on augmented images, which score otherwise
     domains: tuple[DomainScores, ...]
+    temperature: float = 1.0
+    points: tuple[OperatingPoint, ...] = ()
 
     @property
     def worst(self) -> DomainScores:
@@ -73,7 +105,24 @@ class RunEvaluation:
 
     @property
     def unseen(self) -> tuple[DomainScores, ...]:
-        return tuple(each for each in self.domains if each.role == UNSEEN)
+        return self.of_role(UNSEEN)
+
+    @property
+    def sources(self) -> tuple[DomainScores, ...]:
+        return self.of_role(SOURCE)
+
+    def of_role(self, role: str) -> tuple[DomainScores, ...]:
+        return tuple(each for each in self.domains if each.role == role)
+
+
+def mean_interval(domains: Sequence[DomainScores], metric: str) -> Interval | None:
+    """95 % for the mean over these domains, each counting as much, with other images of the same domains.
+
+    How a further domain would do is another question, which the spread between domains answers.
+    """
+    if not domains or any(metric not in each.resampled for each in domains):
+        return None
+    return interval_of(np.mean([each.resampled[metric] for each in domains], axis=0))
 
 
 def evaluate_run(
@@ -90,6 +139,8 @@ def evaluate_run(
     batch: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     trust: Sequence[str] = (),
+    at: Sequence[str] = (),
+    positive: str | None = None,
 ) -> RunEvaluation:
     """Score a finished run, domain by domain, on plain images.
 
@@ -110,12 +161,16 @@ def evaluate_run(
         progress: Called with the number of images done and of all.
         trust: Modules of methods and data sets of your own that the run's files name, as in `load`; a data set that
             you name here needs no word.
+        at: Operating points, such as `"sensitivity=0.95"`: thresholds chosen on held-out images of the sources.
+        positive: The class that they are of; of two classes the second, unless it is named.
 
     Raises:
-        DataError: The data set has classes that the model does not know.
+        DataError: The data set has classes that the model does not know, or nothing of it was held out.
     """
-    folder, device = RunFolder(run), resolve_device(device)
+    folder, device, demands = RunFolder(run), resolve_device(device), [Demand.parse(each) for each in at]
     model, transform = load(run, which, device, trust=trust)
+    if demands:
+        require_positive(model.classes, positive)
     trained, result = RunDescription.from_json(folder.description()), folder.result() or {}
     if adapt != "none":
         batch_norms(model)  # said before any image is read
@@ -125,21 +180,28 @@ def evaluate_run(
     chosen = [each for each in data.domains if each in domains or not domains]
     workers = reader_processes(workers, data.small)
     size = batch or trained.config.evaluation_batch
-    parts = [_part(data, each, trained, transform) for each in chosen]
+    found = [_part(data, each, trained, transform) for each in chosen]
+    parts = [each for each in found if each is not None]
+    if not parts:
+        raise DataError(
+            f"the run held no images out of {join_few(chosen)}: it was trained on all of them (holdout=0), and can't "
+            "be scored there. Evaluate it on other images: --dataset folder:PATH"
+        )
     to_model = columns(data, [part for part, _, _, _ in parts], model.classes)
     judged, done, total = [], 0, sum(len(part) for part, _, _, _ in parts)
     for part, kind, role, prints in parts:
-        scores = Scores.none(len(model.classes))
+        scores, answers = Scores.none(len(model.classes)), []
         own = adapted(model, part, size=size, device=device, workers=workers) if adapt == "bn" else nullcontext()
         order = SequentialBatches([part], size)
         read = closing(predictions(model.algorithm, order, device=device, workers=workers))
         with resource_errors("a smaller --batch or fewer --workers need less"), own, read as predicted:
             for _, logits, y in predicted:
-                scores = scores.adding(logits, to_model[y.cpu()])
+                scores = scores.adding(logits / model.temperature, to_model[y.cpu()])
+                answers.append((logits / model.temperature, to_model[y.cpu()]))
                 done += len(y)
                 if progress is not None:
                     progress(done, total)
-        judged.append(DomainScores(part.domain, kind, role, prints, scores))
+        judged.append(DomainScores(part.domain, kind, role, prints, scores, answers_of(part, *as_arrays(answers))))
     step = step_of(result, which)
     return RunEvaluation(
         trained.id,
@@ -150,6 +212,8 @@ def evaluate_run(
         adapt,
         trained.config.augment_validation,
         tuple(judged),
+        model.temperature,
+        tuple(operating_points(judged, model.classes, demands, positive)),
     )
 
 
@@ -168,12 +232,14 @@ def split_source(trained: RunDescription, images: Sequence[Any], source: str) ->
 
 def _part(
     data: DomainDataset, name: str, trained: RunDescription, transform: Transform
-) -> tuple[DomainSplit, str, str, str]:
+) -> tuple[DomainSplit, str, str, str] | None:
+    """The images to score, which of the domain they are, its role and its fingerprint; None where none was held out."""
     images = data.domain(name)
     prints = fingerprint(images)
     source = trained.source_of(prints)
     if source is not None:
-        return DomainSplit(name, images, split_source(trained, images, source)[1], transform), "out", SOURCE, prints
+        out = split_source(trained, images, source)[1]
+        return (DomainSplit(name, images, out, transform), "out", SOURCE, prints) if out else None
     if not len(images):
         raise DataError(f"the domain {name!r} of {data.name} has no images; name others with --domain")
     changed = name in trained.sources

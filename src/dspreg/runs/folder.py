@@ -8,6 +8,8 @@
     result.json       the outcome, and the SHA-256 of every file above
     failure.json      instead of result.json, if the training diverged
     checkpoints/      while unfinished
+    before-last-step/ a checkpoint, with --keep-checkpoint
+    calibration.json  with --calibrate
 
 No file says "done": a run is finished when result.json and all it names have the SHA-256 they should have.
 
@@ -59,8 +61,12 @@ OURS = (  # files that result.json lists; there may be others, such as a schedul
 )  # fmt: skip
 OURS_NAMED = re.compile("|".join(re.escape(pattern).replace(r"\*", r"[^/\0]+") for pattern in OURS))
 ALWAYS = ("run.json", "records.jsonl")  # what every finished run has
-FILES = (*(name for name in OURS if "/" not in name), "result.json", "failure.json", "lock")
-FOLDERS = ("profiles", "models", "checkpoints", "tensorboard")
+CALIBRATION = (
+    "calibration.json"  # may be made and made again once a run is finished, so that it has a SHA-256 of its own
+)
+KEPT_CHECKPOINT = "before-last-step"
+FILES = (*(name for name in OURS if "/" not in name), "result.json", "failure.json", CALIBRATION, "lock")
+FOLDERS = ("profiles", "models", "checkpoints", KEPT_CHECKPOINT, "tensorboard")
 CARRIED = ("plan", "environments")  # what `where` of an earlier start has, and that of the next may not have
 HELD: set[IO[str]] = set()  # locks of this process
 LEASED = "under a claim\n"  # contents of the lock file of a sweep's worker; other versions of dspreg read it, too

@@ -26,7 +26,7 @@ from dspreg.io.atomic_files import canonical_json, make_folder, read_json, sha25
 from dspreg.io.user_cache import user_cache
 from dspreg.networks.fold_batch_norm import fold_batch_norm
 from dspreg.networks.pretrained import Backbone, TimmFeaturizer
-from dspreg.networks.timm_models import create_backbone
+from dspreg.networks.timm_models import create_with_head
 from dspreg.randomness import untouched
 
 SMALLEST = 64  # pixels: below, steps are short and either layout will do
@@ -123,7 +123,7 @@ def probe_layouts(model: str, image_size: int, frozen_bn: bool, fold: bool, thre
     1 for a network whose convolutions do not overlap, such as a transformer's patches.
     """
     with untouched():
-        net = TimmFeaturizer(create_backbone(model, image_size), 0, frozen_bn=frozen_bn)  # width: no classifier follows
+        net = TimmFeaturizer(create_with_head(model, image_size, 0)[0], 0, frozen_bn=frozen_bn)  # of any width
         images = torch.rand(IMAGES, 3, image_size, image_size)
     if not any(isinstance(m, nn.Conv2d) and m.kernel_size != m.stride for m in net.modules()):
         return 1.0
