@@ -23,8 +23,8 @@ MODEL = "dspreg.model/1"
 BUILT = ("algorithm", "model", "image_size", "dropout", "frozen_bn")  # settings that make the network
 
 
-def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]:
-    """Write the files of a finished run, and read them back, verified."""
+def finish_run(experiment: Experiment, state: State, run: str, note: str = "") -> dict[str, Any]:
+    """Write the files of a finished run, and read them back, verified. `note` ends its card."""
     folder, chosen = state.folder, state.selected
     assert chosen is not None
     if experiment.execution.keep != "none":
@@ -45,7 +45,7 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
         **{name: {k: by_step[t][k] for k in ("step", "validation", "accuracy")} for name, t in at.items()},
         "refreshes": sum(each.get("event") == "refresh" for each in folder.refreshes),
     }
-    folder.write("README.md", card(experiment, outcome).encode())
+    folder.write("README.md", (card(experiment, outcome) + note).encode())
     folder.finish(outcome)
     verified = folder.result()
     assert verified is not None
