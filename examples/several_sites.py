@@ -4,7 +4,7 @@
     dspreg estimate folder:photos --out result --new folder:inbox --budget 10min --check
 
 The digits of scikit-learn, each at one site only. A site has its colours, blur, noise and framing: A scans cleanly, B
-photographs white ink on blue by night, C is out of focus on yellow paper, D frames badly. The inbox has no labels;
+photographs by bad light, with noise, C is out of focus on yellow paper, D frames badly. The inbox has no labels;
 those that are true are in `inbox.csv` beside it, for whoever wants to know afterwards.
 """
 
@@ -19,10 +19,10 @@ from sklearn.datasets import load_digits
 SIDE = 32
 SITES = {  # ink, paper, blur in pixels, noise, how far a digit is shifted, and by how much it is smaller
     "A": ((20, 20, 20), (245, 245, 245), 0.0, 4.0, 0, 1.0),
-    "B": ((235, 235, 215), (25, 35, 95), 0.6, 26.0, 1, 1.0),
-    "C": ((90, 50, 20), (235, 215, 140), 1.7, 8.0, 1, 0.9),
-    "D": ((30, 80, 40), (200, 210, 205), 0.4, 10.0, 5, 0.7),
-    "inbox": ((200, 60, 50), (60, 60, 60), 1.0, 18.0, 3, 0.85),
+    "B": ((10, 15, 50), (120, 140, 190), 0.6, 24.0, 1, 1.0),
+    "C": ((90, 50, 20), (235, 215, 140), 1.5, 8.0, 1, 0.9),
+    "D": ((30, 80, 40), (200, 210, 205), 0.4, 10.0, 3, 0.8),
+    "inbox": ((120, 30, 60), (215, 190, 200), 1.0, 16.0, 2, 0.9),
 }
 
 
