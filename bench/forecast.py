@@ -1,15 +1,15 @@
-"""How often the interval of `dspreg estimate` holds a new site: made families of sites, chosen on some, shown on others.
+"""How often the interval of `dspreg estimate` holds a new site: made families of sites, some chosen on, others shown.
 
     python bench/forecast.py --out docs/images/forecast-coverage.png
 
 A family is a law of sites (six shapes, how good and how different they are) and of how many images a site has, 20 to
-5,000. From each, 3 to 10 sites are held out and classified, an interval is made, and counted is the share of 2,000
-further sites of the family that lie within; accuracies on all images that a site has, not on a sample.
+5,000. From each, 3 to 10 sites are held out and classified, an interval is made, and counted is the share of
+2,000 further sites of the family that lie within; accuracies on all images that a site has, not on a sample.
 
 1. Candidates are compared on 240 families: of those whose mean coverage is within 75–95 % at 80 and at 90 %, for each
-   number of sites and for each third of families by how much their sites differ, the one with the lowest interval score
-   (Gneiting & Raftery, 2007: the width, and what a miss costs) is taken. Without the thirds, a prior that suits the mean
-   of these families wins and fails those whose sites differ most. Which priors are listed was decided by a first look
+   number of sites and for each third of families by how much their sites differ, the one with the lowest interval
+   score (Gneiting & Raftery, 2007: the width, and what a miss costs) is taken. Without the thirds, a prior that suits
+   the mean of these families wins and fails those whose sites differ most. Which priors are listed was decided by a first look
    at families like these.
 2. What it picks is the one in `dspreg.forecast`. It is shown on 480 other families, three sevenths of them of shapes
    that are not chosen on.
@@ -223,7 +223,9 @@ def compare(console: Console, families: int, times: int) -> str:
 def show(console: Console, families: int, times: int) -> tuple[list[Family], np.ndarray]:
     made, found = simulate({"ours": by_dspreg}, 5, families, times, SHAPES | OTHER_SHAPES)
     v = found["ours"]
-    table = Table("", *(f"{n} sites" for n in COUNTS), title=f"2. coverage of 80 / 90 % in %: {families} other families")
+    table = Table(
+        "", *(f"{n} sites" for n in COUNTS), title=f"2. coverage of 80 / 90 % in %: {families} other families"
+    )
 
     def row(name: str, chosen: np.ndarray) -> None:
         cells = [f"{percent(v[chosen, c, 0])} / {percent(v[chosen, c, 3])}" for c in range(len(COUNTS))]
@@ -245,7 +247,9 @@ def show(console: Console, families: int, times: int) -> tuple[list[Family], np.
 
 def strange(console: Console, families: int) -> None:
     """Coverage where the new site is not one more of the same."""
-    table = Table("the new site", *(f"{n} sites" for n in COUNTS), title="3. coverage of 80 / 90 % in %, not exchangeable")
+    table = Table(
+        "the new site", *(f"{n} sites" for n in COUNTS), title="3. coverage of 80 / 90 % in %, not exchangeable"
+    )
     made = [Family(6, n, {"normal": SHAPES["normal"]}) for n in range(families)]
 
     def trend(f: Family, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -281,13 +285,17 @@ def strange(console: Console, families: int) -> None:
 
 def one_more(console: Console, families: int) -> None:
     """How wide the 90 % interval is, what was foretold of one more site, and how wide it then was."""
-    table = Table("sites", "width of 90 %", "foretold with one more", "with one more", title="4. one more site, in points")
+    table = Table(
+        "sites", "width of 90 %", "foretold with one more", "with one more", title="4. one more site, in points"
+    )
     made = [Family(7, n, SHAPES) for n in range(families)]
     for count in (2, 3, 4, 5, 6, 8, 10):
         rows = []
         for f in made:
             right, images = f.held_out(count + 1)
-            every = [ours.SiteAccuracy(str(i), int(n), (k / n,)) for i, (k, n) in enumerate(zip(right, images, strict=True))]
+            every = [
+                ours.SiteAccuracy(str(i), int(n), (k / n,)) for i, (k, n) in enumerate(zip(right, images, strict=True))
+            ]
             few, more = ours.forecast_new_site(every[:-1]), ours.forecast_new_site(every)
             rows.append([few.interval().high - few.interval().low, ours.width_with_another(few),
                          more.interval().high - more.interval().low])  # fmt: skip

@@ -40,7 +40,9 @@ def inbox(tmp_path_factory):
 @pytest.fixture(scope="module")
 def answer(images, inbox, tmp_path_factory):
     out, said = tmp_path_factory.mktemp("answers") / "result", []
-    found = estimate(f"folder:{images}", out, asked=ASKED, check=True, new=f"folder:{inbox}", execution=HOW, say=said.append)
+    found = estimate(
+        f"folder:{images}", out, asked=ASKED, check=True, new=f"folder:{inbox}", execution=HOW, say=said.append
+    )
     return out, found, said
 
 
@@ -63,7 +65,9 @@ def test_it_ends_in_a_sentence_a_model_and_an_ordinary_store(answer, images):
 def test_the_accuracy_of_a_site_is_that_of_evaluate_on_all_its_images(answer, images):
     out, found, _ = answer
     run = next(r for r in found.plan.held_out_runs() if r.algorithm == found.chosen.spec and r.targets == ("cedar",))
-    scores = evaluate_run(out / STORE / "runs" / run.id, dataset=f"folder:{images}", which="last", domains=["cedar"], device="cpu")
+    scores = evaluate_run(
+        out / STORE / "runs" / run.id, dataset=f"folder:{images}", which="last", domains=["cedar"], device="cpu"
+    )
     (cedar,) = scores.domains
     assert (cedar.role, cedar.scores.images) == ("unseen", 33)
     ours = next(each for each in found.chosen.sites if each.site == "cedar")
@@ -80,7 +84,9 @@ def test_killed_anywhere_it_goes_on_to_the_same_page(answer, images, inbox, tmp_
     stops = 0
     for moment in (40, 150, 60, 90, 300):
         try:
-            estimate(f"folder:{images}", killed, check=True, new=f"folder:{inbox}", execution=HOW, pause=tiny.stop_at(moment))
+            estimate(
+                f"folder:{images}", killed, check=True, new=f"folder:{inbox}", execution=HOW, pause=tiny.stop_at(moment)
+            )
         except Preempted:
             stops += 1
     estimate(f"folder:{images}", killed, check=True, new=f"folder:{inbox}", execution=HOW)
@@ -122,7 +128,9 @@ def test_names_from_folders_are_text(tmp_path):
     (root / "ash").rename(root / bad)
     for path in root.glob("*/cat"):
         path.rename(path.with_name("<i>cat"))
-    asked = Asked(methods=("SWA",), model="small-cnn", image_size=12, steps=2, trials=1, budget=1e6, options={"batch_size": 2})
+    asked = Asked(
+        methods=("SWA",), model="small-cnn", image_size=12, steps=2, trials=1, budget=1e6, options={"batch_size": 2}
+    )
     estimate(f"folder:{root}", tmp_path / "out", asked=asked, execution=HOW)
     page = (tmp_path / "out" / PAGE).read_text(encoding="utf-8")
     assert "<b>x" not in page
@@ -203,7 +211,8 @@ def test_the_folder_of_other_images_is_left_alone(answer, tmp_path):
 
 def test_typed_it_prints_the_plan_and_the_answer(images, tmp_path, capsys):
     line = ["estimate", f"folder:{images}", "--out", str(tmp_path / "out"), "--methods", "SWA", "--model", "small-cnn",
-            "--image-size", "12", "--steps", "4", "--trials", "1", "--budget", "9h", "--set", "batch_size=4", "--jobs", "0",
+            "--image-size", "12", "--steps", "4", "--trials", "1", "--budget", "9h", "--set", "batch_size=4",
+            "--jobs", "0",
             "--threads", "1", "--device", "cpu"]  # fmt: skip
     assert main([*line, "--dry-run"]) == 0
     assert not (tmp_path / "out").exists()

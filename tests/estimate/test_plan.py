@@ -19,16 +19,18 @@ def images(tmp_path_factory):
 
 
 def plan(**changes):
-    made = dict(
-        dataset="folder:woods", name="woods", fingerprints=dict.fromkeys(tiny.DOMAINS, "0" * 64), classes=tiny.CLASSES,
-        methods=("SWA", "Agreement+SWA"), options=OPTIONS, trials=2, seconds={"SWA": 1.0, "Agreement+SWA": 2.0},
-        notes=("a", "b"), asked={},
-    )  # fmt: skip
+    made = {
+        "dataset": "folder:woods", "name": "woods", "fingerprints": dict.fromkeys(tiny.DOMAINS, "0" * 64),
+        "classes": tiny.CLASSES, "methods": ("SWA", "Agreement+SWA"), "options": OPTIONS, "trials": 2,
+        "seconds": {"SWA": 1.0, "Agreement+SWA": 2.0},
+        "notes": ("a", "b"), "asked": {},
+    }  # fmt: skip
     return Plan(**{**made, **changes})
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("2h", 7200), ("90min", 5400), ("1h30min", 5400), ("45 s", 45), ("1.5h", 5400), ("2 days", 172_800)]
+    ("text", "seconds"),
+    [("2h", 7200), ("90min", 5400), ("1h30min", 5400), ("45 s", 45), ("1.5h", 5400), ("2 days", 172_800)],
 )
 def test_a_budget_is_a_time(text, seconds):
     assert parse_budget(text) == seconds
@@ -36,12 +38,14 @@ def test_a_budget_is_a_time(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "2", "h", "2 weeks", "-1h", "0s", "2h x", "nan min"])
 def test_a_budget_that_is_none_is_refused(text):
-    with pytest.raises(ConfigError, match="--budget .*2h, 90min"):
+    with pytest.raises(ConfigError, match=r"--budget .*2h, 90min"):
         parse_budget(text)
 
 
 def test_the_runs_are_those_of_an_ordinary_sweep():
-    every = list(leave_one_out({"folder:woods": tiny.DOMAINS}, ["SWA"], trials=1, draws=1, options=OPTIONS, name="woods"))
+    every = list(
+        leave_one_out({"folder:woods": tiny.DOMAINS}, ["SWA"], trials=1, draws=1, options=OPTIONS, name="woods")
+    )
     found = plan()
     assert [r.id for r in every if len(r.targets) == 2] == [r.id for r in found.pair_runs("SWA")]
     assert len(found.pair_runs("SWA")) == math.comb(4, 2)
@@ -60,7 +64,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
     with pytest.raises(IntegrityError, match="damaged"):
         Plan.load(tmp_path)
     (tmp_path / FILE).write_text(json.dumps({"format": "other"}))
-    with pytest.raises(IntegrityError, match="dspreg.estimate/1"):
+    with pytest.raises(IntegrityError, match=r"dspreg\.estimate/1"):
         Plan.load(tmp_path)
     (tmp_path / FILE).unlink()
     (tmp_path / "notes.txt").write_text("mine")

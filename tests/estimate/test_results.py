@@ -26,7 +26,9 @@ def predictions(site, seed, skill=2.0, images=60):
     labels = random.integers(0, 3, images)
     logits = random.standard_normal((images, 3)) + skill * np.eye(3)[labels]
     features = random.standard_normal((images, 5))
-    return SitePredictions(site, np.arange(images), labels, logits, FeatureStatistics(images, features.mean(0), features.var(0)))
+    return SitePredictions(
+        site, np.arange(images), labels, logits, FeatureStatistics(images, features.mean(0), features.var(0))
+    )
 
 
 def run_of(held_out, seed=0, skill=2.0):
@@ -36,11 +38,18 @@ def run_of(held_out, seed=0, skill=2.0):
 
 def plan(methods=("SWA", "X+SWA"), trials=1):
     seconds = {each: 1.0 + n for n, each in enumerate(methods)}
-    return Plan("folder:x", "x", dict.fromkeys(SITES, "0"), ("a", "b", "c"), tuple(methods), {}, trials, seconds, (), {})
+    return Plan(
+        "folder:x", "x", dict.fromkeys(SITES, "0"), ("a", "b", "c"), tuple(methods), {}, trials, seconds, (), {}
+    )
 
 
 def scored(p, skill=2.0):
-    return {(m, s, t): run_of((s,), 10 * t + n, skill) for n, m in enumerate(p.methods) for s in SITES for t in range(p.trials)}
+    return {
+        (m, s, t): run_of((s,), 10 * t + n, skill)
+        for n, m in enumerate(p.methods)
+        for s in SITES
+        for t in range(p.trials)
+    }
 
 
 def test_methods_are_compared_on_sources_and_never_on_unseen_sites():
@@ -76,7 +85,9 @@ def test_a_site_is_forecast_from_the_others_alone():
     truth = [SiteAccuracy(s, 60, (0.7,)) for s in SITES]
     found = {each.site: each for each in check_forecasts(truth, pairs)}
     others = [pairs[tuple(sorted(("B", o)))].unseen[o] for o in "ACD"]
-    by_hand = forecast_new_site([SiteAccuracy(o.site, 60, (float(np.mean(o.logits.argmax(1) == o.labels)),)) for o in others])
+    by_hand = forecast_new_site(
+        [SiteAccuracy(o.site, 60, (float(np.mean(o.logits.argmax(1) == o.labels)),)) for o in others]
+    )
     np.testing.assert_array_equal(found["B"].forecast.chances, by_hand.chances)
     assert found["B"].was_right(0.9) == (0.7 in by_hand.interval(0.9, images=60))
     # what any model says of B, and what B gave, is not in it
@@ -110,10 +121,10 @@ def test_the_label_free_estimates_never_see_the_labels_of_the_site():
 def test_the_features_of_all_sources_are_those_of_their_images_together():
     random = np.random.default_rng(0)
     parts = {s: random.standard_normal((n, 4)) + n for s, n in (("A", 30), ("B", 50))}
-    sites = {
-        s: SitePredictions(s, np.arange(len(x)), np.zeros(len(x)), np.zeros((len(x), 2)), FeatureStatistics(len(x), x.mean(0), x.var(0)))
-        for s, x in parts.items()
-    }  # fmt: skip
+    sites = {}
+    for s, x in parts.items():
+        features = FeatureStatistics(len(x), x.mean(0), x.var(0))
+        sites[s] = SitePredictions(s, np.arange(len(x)), np.zeros(len(x)), np.zeros((len(x), 2)), features)
     together, found = np.concatenate(list(parts.values())), RunPredictions({}, sites).source_features
     np.testing.assert_allclose(found.mean, together.mean(0))
     np.testing.assert_allclose(found.variance, together.var(0))
@@ -124,7 +135,7 @@ def test_mistakes_confusion_and_calibration_by_plain_loops():
     each = predictions("A", 3)
     shown = worst_mistakes(each, 4)
     p = np.exp(each.logits) / np.exp(each.logits).sum(1, keepdims=True)
-    wrong = sorted(((-p[i].max(), i) for i in range(60) if p[i].argmax() != each.labels[i]))[:4]
+    wrong = sorted((-p[i].max(), i) for i in range(60) if p[i].argmax() != each.labels[i])[:4]
     assert [position for position, *_ in shown] == [i for _, i in wrong]
     assert [said for _, _, said, _ in shown] == [int(p[i].argmax()) for _, i in wrong]
     counts = np.zeros((3, 3))

@@ -35,15 +35,21 @@ every site is held out in turn; result/page.html has the answer, result/model th
 run the same command again to go on, or with --check or --new to add to what is there."""
 GIVEN = ("model", "image_size", "steps")  # options of train with a flag of their own; --set has the others
 NOT_SET = ("dataset", "targets", "algorithm", "trial", "draw", "same_draws", *GIVEN)
-FIXED = ("keep", "profile", "domainbed_records", "save_every", "check_images")  # options of how it is run that are not open
+FIXED = (
+    "keep",
+    "profile",
+    "domainbed_records",
+    "save_every",
+    "check_images",
+)  # options of how it is run that are not open
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(
-        commands, "estimate", "say how well a model will do on a new site, and train it", EXAMPLES
-    )
+    parser = add_command(commands, "estimate", "say how well a model will do on a new site, and train it", EXAMPLES)
     parser.usage = "dspreg estimate folder:PATH --out DIR [options]; all of them: dspreg estimate --help"
-    parser.add_argument("dataset", metavar="DATASET", help="folder:PATH with site/class/image.jpg, or as in dspreg train")
+    parser.add_argument(
+        "dataset", metavar="DATASET", help="folder:PATH with site/class/image.jpg, or as in dspreg train"
+    )
     parser.add_argument("--out", metavar="DIR", help="the answer's folder: new, or of the same images to go on")
     group = parser.add_argument_group("what is done")
     says = "auto, or specs as in dspreg algorithms (default: auto, ERM and Agreement with averaged weights as they fit)"
@@ -56,11 +62,17 @@ def add(commands: Commands) -> None:
     group.add_argument("--trials", metavar="N", help="trainings for each method and site (default: as they fit)")
     for name in GIVEN:
         add_option(group, TRAIN_OPTIONS[name], TRAIN_OPTIONS[name].help + " (default: as it fits)")
-    group.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="one more option of dspreg train")
+    group.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], help="one more option of dspreg train"
+    )
     group.add_argument("--no-images", action="store_true", help="show no image in the page")
-    group.add_argument("--dry-run", action="store_true", help="say what would be done and how long it takes; write nothing")
+    group.add_argument(
+        "--dry-run", action="store_true", help="say what would be done and how long it takes; write nothing"
+    )
     group = parser.add_argument_group("how it is run")
-    group.add_argument("--jobs", metavar="N", help="parallel trainings (default: one per GPU or core); 0: in this process")
+    group.add_argument(
+        "--jobs", metavar="N", help="parallel trainings (default: one per GPU or core); 0: in this process"
+    )
     for each in EXECUTION_OPTIONS.values():
         if each.name not in FIXED:
             add_option(group, each, OTHERWISE.get(each.name))
@@ -99,12 +111,17 @@ def answer(given: Any, pause: Any) -> int:
 
     def progress(store: Any, runs: Any) -> Any:
         clock = SweepClock(store, runs, at_a_time)
-        bars = partial(SweepProgressBars, console, len(runs)) if console.is_terminal else partial(SweepProgressLog, say_progress)
+        bars = (
+            partial(SweepProgressBars, console, len(runs))
+            if console.is_terminal
+            else partial(SweepProgressLog, say_progress)
+        )
         return bars(clock)
 
     def on_run(run: Run, state: RunState, already: bool) -> None:
         if not already:
-            print(f"  {escape_terminal(', '.join(run.targets))} held out, {escape_terminal(run.algorithm)}, trial {run.trial}: "
+            held_out = escape_terminal(", ".join(run.targets))
+            print(f"  {held_out} held out, {escape_terminal(run.algorithm)}, trial {run.trial}: "
                   f"{outcome(state)}", flush=True)  # fmt: skip
 
     found = estimate(
@@ -139,7 +156,7 @@ def read_asked(given: Any) -> Asked:
         require_option(name, TRAIN_OPTIONS, "--set: ")
         if name in NOT_SET:
             flag = {"targets": "every site is held out in turn", "algorithm": "--methods", "trial": "--trials",
-                    "dataset": "the data set stands after estimate"}.get(name, f"--{name.replace('_', '-')}")  # fmt: skip
+                    "dataset": "it stands after estimate"}.get(name, f"--{name.replace('_', '-')}")  # fmt: skip
             raise ConfigError(f"--set {name}: {flag if ' ' in flag else f'give {flag}'}")
     fixed = {name: parse_option(name, value, f"--{name.replace('_', '-')}") for name in GIVEN
              if (value := getattr(given, name)) is not None}  # fmt: skip
@@ -160,13 +177,24 @@ def text(found: Estimate) -> list[str]:
     head = ["site", "images", *(m.name for m in found.methods), *(["forecast from the others"] if checked else [])]
     rows = [head]
     for n, site in enumerate(found.chosen.sites):
-        row = [escape_terminal(site.site), f"{site.images:,}", *(f"{100 * m.sites[n].accuracy:.1f} %" for m in found.methods)]
+        row = [
+            escape_terminal(site.site),
+            f"{site.images:,}",
+            *(f"{100 * m.sites[n].accuracy:.1f} %" for m in found.methods),
+        ]
         if checked:
             interval = checked[site.site].interval(LEVEL)
             right = "" if checked[site.site].was_right(LEVEL) else ", wrong"
             row.append(f"{percent(interval.low)} – {percent(interval.high)} %{right}")
         rows.append(row)
-    rows.append(["sources' held-out images", "", *(f"{100 * m.validation:.1f} %" for m in found.methods), *([""] if checked else [])])
+    rows.append(
+        [
+            "sources' held-out images",
+            "",
+            *(f"{100 * m.validation:.1f} %" for m in found.methods),
+            *([""] if checked else []),
+        ]
+    )
     lines = ["", escape_terminal(found.sentence()), "", *align_columns(rows), "", escape_terminal(found.how_little())]
     if record := found.record():
         lines.append(record)

@@ -213,9 +213,7 @@ def _confused(found: Estimate) -> dict[str, Any]:
             ]
             rows.append({"name": classes[c], "cells": cells})
         return {"names": classes, "rows": rows, "pairs": []}
-    wrong = [
-        (int(counts[a, b]), a, b) for a, b in np.argwhere(counts) if a != b
-    ]
+    wrong = [(int(counts[a, b]), a, b) for a, b in np.argwhere(counts) if a != b]
     wrong.sort(key=lambda each: (-each[0], each[1], each[2]))
     pairs = [(classes[a], classes[b], n, percent(n / counts[a].sum())) for n, a, b in wrong[:PAIRS]]
     return {"names": [], "rows": [], "pairs": pairs}
@@ -256,7 +254,11 @@ def _facts(found: Estimate) -> Any:
         yield "the plan", note
     yield "options", ", ".join(f"{name} {value}" for name, value in sorted(plan.options.items()))
     yield "methods", ", ".join(plan.methods)
-    yield "selection", "the model of the last step; methods by the sources' held-out images at it, the cheapest within a standard error of the best"
+    yield (
+        "selection",
+        "the model of the last step; methods by the sources' held-out images at it, the cheapest within a standard "
+        "error of the best",
+    )
     for site, fingerprint in plan.fingerprints.items():
         yield f"images of {site}", f"fingerprint {fingerprint[:16]}"
 

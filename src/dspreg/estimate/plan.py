@@ -1,4 +1,5 @@
-"""What `dspreg estimate` will do: which network, image size, methods, steps and trials a budget of time has room for."""
+"""What `dspreg estimate` will do: which network, image size, methods, steps and trials a budget of time has room "
+"for."""
 
 from __future__ import annotations
 
@@ -30,7 +31,12 @@ METHODS = ("SWA", "Agreement+SWA")  # what docs/understand/evidence.md supports,
 BUDGET = 7200.0  # seconds, unless the user says another
 SMALL = 32  # pixels; images up to that size get a small network, as the small benchmarks do
 # Cheapest first. Going up, the first rung that does not fit ends the search.
-PHOTOGRAPHS = (("resnet18.tv_in1k", 64), ("resnet18.tv_in1k", 128), ("resnet18.tv_in1k", 224), ("resnet50.tv_in1k", 224))
+PHOTOGRAPHS = (
+    ("resnet18.tv_in1k", 64),
+    ("resnet18.tv_in1k", 128),
+    ("resnet18.tv_in1k", 224),
+    ("resnet50.tv_in1k", 224),
+)
 SIZES = (64, 128, 224)  # of a network that was chosen by hand
 FEWEST_STEPS, ENOUGH_STEPS = 60, 300  # below the first nothing is said; from the second on, larger images come first
 STEPS = (600, 1_000, 2_000, 5_001)
@@ -99,8 +105,11 @@ class Plan:
         return list(made)
 
     def pair_runs(self, method: str) -> list[Run]:
-        """Every two sites held out together, once: what a forecast of the second is made from is what came of the first."""
-        made = leave_one_out({self.dataset: self.sites}, [method], trials=1, draws=1, options=self.options, name=self.name)
+        """Every two sites held out together, once: what a forecast of the second is made from is what came of the "
+        "first."""
+        made = leave_one_out(
+            {self.dataset: self.sites}, [method], trials=1, draws=1, options=self.options, name=self.name
+        )
         return [run for run in made if len(run.targets) == 2]
 
     def final_options(self, sizes: Sequence[int]) -> dict[str, Any]:
@@ -169,7 +178,9 @@ def method_name(spec: str) -> str:
 
 def parse_budget(text: str) -> float:
     """Seconds of `2h`, `90min`, `1.5 h`, `45s`, `1h30min`."""
-    parts = re.findall(r"(\d+(?:\.\d+)?)\s*(days?|d|hours?|h|minutes?|min|m|seconds?|sec|s)\b\s*|(\S)", spaced_units(text))
+    parts = re.findall(
+        r"(\d+(?:\.\d+)?)\s*(days?|d|hours?|h|minutes?|min|m|seconds?|sec|s)\b\s*|(\S)", spaced_units(text)
+    )
     sizes = {"d": 86400, "h": 3600, "m": 60, "s": 1}
     if not parts or any(stray for _, _, stray in parts):
         raise ConfigError(f"--budget {shorten(text)}; wanted a time such as 2h, 90min or 1h30min")
@@ -245,8 +256,10 @@ class _Chooser:
         chosen_methods = [methods[0], *others]
         least = self._seconds(chosen_methods, steps, trials)
         if least > SAFETY * self.budget:
-            self._refuse(least, chosen_methods, steps, trials, first)
-        rung = self._climb(rungs[rungs.index(first) :], chosen_methods, max(steps, self.asked.steps or ENOUGH_STEPS), trials)
+            self._refuse(least, chosen_methods, steps, first)
+        rung = self._climb(
+            rungs[rungs.index(first) :], chosen_methods, max(steps, self.asked.steps or ENOUGH_STEPS), trials
+        )
         steps, trials, chosen_methods = self._spend(methods, chosen_methods, steps, trials, first)
         options = self._options(rung, steps)
         seconds = {each: self._each(each, steps) for each in chosen_methods}
@@ -316,7 +329,9 @@ class _Chooser:
                     return rungs[0]
         raise AssertionError("there is always a rung")
 
-    def _climb(self, rungs: Sequence[tuple[str, int]], methods: Sequence[str], steps: int, trials: int) -> tuple[str, int]:
+    def _climb(
+        self, rungs: Sequence[tuple[str, int]], methods: Sequence[str], steps: int, trials: int
+    ) -> tuple[str, int]:
         """The largest network and images with which enough steps fit."""
         chosen = rungs[0]
         base = self.probed[methods[0]].prices.step
@@ -407,11 +422,16 @@ class _Chooser:
         pairs = max(each) * math.comb(self.sites, 2) if self.check and self.sites > 2 else 0.0
         return (held_out + pairs) / self.jobs + max(each) * self.sites / (self.sites - 1)
 
-    def _refuse(self, least: float, methods: Sequence[str], steps: int, trials: int, rung: tuple[str, int]) -> None:
+    def _refuse(self, least: float, methods: Sequence[str], steps: int, rung: tuple[str, int]) -> None:
         what = f"{' and '.join(map(method_name, methods))}, {plural(steps, 'step')} of {rung[0]} at {rung[1]} pixels"
-        fewer = ", fewer --methods, --steps or --trials" if self.asked.methods or self.asked.steps or self.asked.trials else ""
+        fewer = (
+            ", fewer --methods, --steps or --trials"
+            if self.asked.methods or self.asked.steps or self.asked.trials
+            else ""
+        )
         raise ConfigError(
-            f"the budget of {format_duration(self.budget)} has no room for the least that says anything: {what}, with each "
+            f"the budget of {format_duration(self.budget)} has no room for the least that says anything: {what}, "
+            "with each "
             f"of {self.sites} sites held out, take about {format_duration(least)}. Give --budget "
             f"{math.ceil(least / SAFETY / 60)}min{fewer}, or smaller images (--image-size)"
         )

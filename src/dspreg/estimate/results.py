@@ -1,4 +1,5 @@
-"""From what the models said to the answer: the method, the forecast, its track record, and what a new site looks like."""
+"""From what the models said to the answer: the method, the forecast, its track record, and what a new site looks "
+"like."""
 
 from __future__ import annotations
 
@@ -147,7 +148,8 @@ class Estimate:
         """The answer in one paragraph."""
         interval, worst = self.forecast.interval(LEVEL), self.worst
         return (
-            f"On a site it has never seen, expect about {percent(self.forecast.expected)} % (nine times out of ten between "
+            f"On a site it has never seen, expect about {percent(self.forecast.expected)} % (nine times out of ten "
+            "between "
             f"{percent(interval.low)} and {percent(interval.high)}). Worst of your sites: {worst.site}, "
             f"{percent(worst.accuracy)} %. {self.verdict()}"
         )
@@ -163,7 +165,9 @@ class Estimate:
             return f"{self.chosen.name} was as good as {what}."
         cheaper = max((each for each in others if each not in dearer), key=lambda each: each.validation)
         gain = 100 * (self.chosen.validation - cheaper.validation)
-        return f"{self.chosen.name} was better than {cheaper.name} by {gain:.1f} points on the sources' held-out images."
+        return (
+            f"{self.chosen.name} was better than {cheaper.name} by {gain:.1f} points on the sources' held-out images."
+        )
 
     def how_little(self) -> str:
         """What so few sites can tell, and what one more would."""
@@ -171,11 +175,14 @@ class Estimate:
         interval = self.forecast.interval(LEVEL)
         now, then = 100 * (interval.high - interval.low), 100 * width_with_another(self.forecast, LEVEL)
         share = exchangeable_chance(count)
-        few = f"{number(count).capitalize()} sites say {'very little' if count < 4 else 'little' if count < 7 else 'something'}"
-        more = f"one more would narrow the interval from {now:.0f} to about {then:.0f} points" if then < now - 0.5 else (
-            "one more would hardly narrow the interval")  # fmt: skip
+        little = "very little" if count < 4 else "little" if count < 7 else "something"
+        few = f"{number(count).capitalize()} sites say {little}"
+        more = "one more would hardly narrow the interval"
+        if then < now - 0.5:
+            more = f"one more would narrow the interval from {now:.0f} to about {then:.0f} points"
         return (
-            f"{few}: with nothing assumed but that sites come in no order, a new one is worse than your worst one time in "
+            f"{few}: with nothing assumed but that sites come in no order, a new one is worse than your worst one "
+            "time in "
             f"{round(1 / share)}; {more}."
         )
 
@@ -189,7 +196,8 @@ class Estimate:
         return f"Forecast from the others, by models that never saw it, each site fell into {said}."
 
     def estimates_of_new(self) -> list[NewEstimate]:
-        """What the images of the new site say, each estimate with its error on the known ones; the best of these first."""
+        """What the images of the new site say, each estimate with its error on the known ones; the best of these "
+        "first."""
         assert self.new is not None
         errors = errors_without_labels(self.label_free)
         of_new = {
@@ -206,8 +214,10 @@ class Estimate:
         assert self.new is not None
         odder, count = sum(self.new.oddness > each.oddness for each in self.label_free), len(self.label_free)
         if odder == count:
-            return ("odder than every one of your sites was when it was held out: the forecast is for one more of the same "
-                    "kind, and this may be none")  # fmt: skip
+            return (
+                "odder than every one of your sites was when it was held out: the forecast is for one more of the same "
+                "kind, and this may be none"
+            )
         if odder == 0:
             return "nearer to the others than any of your sites was when it was held out"
         return f"odder than {odder} of your {count} sites were when they were held out"
@@ -219,8 +229,8 @@ class Estimate:
         said += [f"Otherwise: {'; '.join(map(str, others))}."] if others else []
         said.append(f"Its images are {self.oddness_of_new()}.")
         if self.new_known:
-            said.append(f"{plural(self.new_known, 'image')} of it {'is' if self.new_known == 1 else 'are'} at a known site, "
-                        f"too: all this is too good.")  # fmt: skip
+            known = f"{plural(self.new_known, 'image')} of it {'is' if self.new_known == 1 else 'are'}"
+            said.append(f"{known} at a known site, too: all this is too good.")
         return said
 
 
@@ -237,7 +247,8 @@ class NewEstimate:
         return fmean(map(abs, self.errors))
 
     def __str__(self) -> str:
-        return f"{percent(self.value)} % by {self.title}, off by {100 * self.mean_error:.1f} points on average on your sites"
+        off = f"{100 * self.mean_error:.1f} points on average on your sites"
+        return f"{percent(self.value)} % by {self.title}, off by {off}"
 
 
 def percent(share: float) -> str:
@@ -287,7 +298,9 @@ def validation_at_end(records: Sequence[Mapping[str, Any]], run: Run) -> float:
 # Track record.
 
 
-def check_forecasts(sites: Sequence[SiteAccuracy], pairs: Mapping[tuple[str, str], RunPredictions]) -> tuple[Checked, ...]:
+def check_forecasts(
+    sites: Sequence[SiteAccuracy], pairs: Mapping[tuple[str, str], RunPredictions]
+) -> tuple[Checked, ...]:
     """Every site forecast from what came of the others in runs that held it out, too.
 
     Args:
@@ -325,7 +338,8 @@ def label_free_of_sites(plan: Plan, method: str, scored: Mapping[Key, RunPredict
 def label_free_of_new(
     plan: Plan, method: str, scored: Mapping[Key, RunPredictions], new: Mapping[Key, SitePredictions]
 ) -> LabelFree:
-    """A new site, by every model that held a site out: these have held-out images of their own to set a threshold by."""
+    """A new site, by every model that held a site out: these have held-out images of their own to set a threshold "
+    "by."""
     keys = [(method, site, trial) for site in plan.sites for trial in range(plan.trials)]
     confidence = fmean(estimate_by_confidence(*scored[key].validation(), new[key].logits) for key in keys)
     odd = fmean(oddness(new[key].features, scored[key].source_features) for key in keys)

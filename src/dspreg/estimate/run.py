@@ -11,7 +11,7 @@ from typing import Any
 from dspreg.config.train_config import Execution, TrainConfig
 from dspreg.data import DomainDataset
 from dspreg.data.images import Images
-from dspreg.errors import ConfigError, Notice, ResourceError
+from dspreg.errors import Notice, ResourceError
 from dspreg.estimate.page import render_estimate
 from dspreg.estimate.plan import Asked, Plan, compares_domains, make_plan, method_name
 from dspreg.estimate.results import (
@@ -44,6 +44,7 @@ KEPT = {"keep": "best", "profile": "never"}  # of every training: the last model
 
 Pause = Callable[[], None]
 Say = Callable[[str], None]
+Display = Callable[[RunStore, Sequence[Run]], SweepProgress]
 
 
 def estimate(
@@ -61,7 +62,7 @@ def estimate(
     say: Say = lambda _: None,
     pause: Pause = lambda: None,
     on_run: OnRun = lambda *_: None,
-    progress: Callable[[RunStore, Sequence[Run]], SweepProgress] | None = None,
+    progress: Display | None = None,
     callbacks: Sequence[TrainingCallback] = (),
 ) -> Estimate | None:
     """How well a model will do on a site that nobody has seen, which method to take, and the model.
@@ -154,8 +155,10 @@ def check_new(inbox: Images, data: DomainDataset, say: Say) -> list[str]:
             raise DataError(f"--new: {path} can't be read: {bad.reason}. Mend or remove it") from None
     known = refuse_the_same(inbox, data)
     if known:
-        say(f"{plural(len(known), 'image')} of --new {'is' if len(known) == 1 else 'are'} at one of the sites, too, byte "
-            f"for byte, e.g. {known[0]}: what is said of the new site is too good")  # fmt: skip
+        many = f"{plural(len(known), 'image')} of --new {'is' if len(known) == 1 else 'are'}"
+        say(
+            f"{many} at one of the sites, too, byte for byte, e.g. {known[0]}: what is said of the new site is too good"
+        )
     return known
 
 
@@ -167,7 +170,7 @@ class _Work:
     """What all parts of one estimate share."""
 
     def __init__(self, plan: Plan, data: DomainDataset, out: Path, execution: Execution, launcher: str | Launcher,
-                 jobs: int, pause: Pause, on_run: OnRun, progress: Callable[[RunStore, Sequence[Run]], SweepProgress] | None):  # fmt: skip
+                 jobs: int, pause: Pause, on_run: OnRun, progress: Display | None):  # fmt: skip
         self.plan, self.data, self.out, self.execution = plan, data, out, execution
         self.launcher, self.jobs, self.pause = launcher, jobs, pause
         self.on_run, self.progress = on_run, progress
@@ -187,7 +190,8 @@ class _Work:
         if bad:
             raise ResourceError(
                 f"{plural(len(bad), 'training')} did not finish, so that there is no answer yet; the first: {bad[0]}: "
-                f"{ended[bad[0].id].reason or ended[bad[0].id].status}. dspreg retry {self.store.path} gives them their "
+                f"{ended[bad[0].id].reason or ended[bad[0].id].status}. dspreg retry {self.store.path} gives them "
+                "their "
                 f"attempts again, then the same command goes on; or leave a method out, in a new --out"
             )
 
@@ -204,10 +208,12 @@ class _Work:
         """With the track record."""
         sites, method = len(self.plan.sites), found.chosen.spec
         if sites < 3:
-            return replace(found, no_check="There is no track record: of two sites none is left once both are held out.")
+            return replace(
+                found, no_check="There is no track record: of two sites none is left once both are held out."
+            )
         if sites == 3 and compares_domains(method):
-            why = f"There is no track record: of three sites one is left once two are held out, and {method_name(method)} "
-            return replace(found, no_check=why + "compares several.")
+            why = "There is no track record: of three sites one is left once two are held out, and "
+            return replace(found, no_check=f"{why}{method_name(method)} compares several.")
         runs = self.plan.pair_runs(method)
         say(f"--check: every two sites held out together, by {method_name(method)}")
         self.train(runs, say)
@@ -245,7 +251,10 @@ def is_path(dataset: str) -> bool:
 
 def card_note(found: Estimate) -> str:
     """What the card of the final model says of new sites."""
-    rows = "\n".join(f"| {escape_markdown(each.site)} | {each.images:,} | {percent(each.accuracy)} % |" for each in found.chosen.sites)
+    rows = "\n".join(
+        f"| {escape_markdown(each.site)} | {each.images:,} | {percent(each.accuracy)} % |"
+        for each in found.chosen.sites
+    )
     return f"""
 ## On a site it has never seen
 
@@ -255,7 +264,7 @@ def card_note(found: Estimate) -> str:
 |---|---|---|
 {rows}
 
-By {plural(len(found.chosen.sites) * found.plan.trials, "training")} like this one, each with one site held out; this model
-saw all of them. Use the model of the last step, which is what was judged: `dspreg.load(RUN, which="last")`,
+By {plural(len(found.chosen.sites) * found.plan.trials, "training")} like this one, each with one site held out; this
+model saw all of them. Use the model of the last step, which is what was judged: `dspreg.load(RUN, which="last")`,
 `dspreg predict RUN image.jpg --which last`. The forecast holds for a site that is one more of the same kind.
 """

@@ -162,7 +162,9 @@ def score_sites(
             seen.clear()
             pause()
     return [
-        SitePredictions(part.domain, np.asarray(part.positions), torch.cat(y).numpy(), torch.cat(x).numpy(), f.statistics())
+        SitePredictions(
+            part.domain, np.asarray(part.positions), torch.cat(y).numpy(), torch.cat(x).numpy(), f.statistics()
+        )
         for part, x, y, f in zip(parts, logits, labels, features, strict=True)
     ]
 
@@ -217,7 +219,10 @@ def _pack(made: RunPredictions, made_of: str) -> bytes:
         kind: [
             {
                 "site": each.site,
-                **{name: torch.from_numpy(np.ascontiguousarray(getattr(each, name))) for name in ("positions", "labels")},
+                **{
+                    name: torch.from_numpy(np.ascontiguousarray(getattr(each, name)))
+                    for name in ("positions", "labels")
+                },
                 "logits": torch.from_numpy(np.ascontiguousarray(each.logits)),
                 "mean": torch.from_numpy(np.ascontiguousarray(each.features.mean)),
                 "variance": torch.from_numpy(np.ascontiguousarray(each.features.variance)),

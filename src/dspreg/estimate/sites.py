@@ -1,4 +1,5 @@
-"""Whether the images of several sites can answer how well a model does on another one. Said before anything is trained."""
+"""Whether the images of several sites can answer how well a model does on another one. Said before anything is "
+"trained."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def open_sites(dataset: str, root: str | None = None, name: str | None = None) -
         data = open_dataset(dataset, root, name)
     if len(data.domains) < 2:
         raise DataError(
-            f"{data.name} has one site, {data.domains[0]!r}. What a model does on a site that it has not seen can only be "
+            f"{data.name} has one site, {data.domains[0]!r}. What a model does on a site that it has not seen can "
+            "only be "
             f"found out by holding sites out: put the images of at least two, better four, into folders "
             f"site/class/image.jpg. For a model without an estimate: dspreg train --dataset {dataset} --target none"
         )
@@ -43,7 +45,8 @@ def open_sites(dataset: str, root: str | None = None, name: str | None = None) -
         there = sorted(set(labels_of(data.domain(site))))
         if len(there) == 1:
             raise DataError(
-                f"all images of the site {site!r} of {data.name} are of one class, {data.classes[there[0]]!r}: held out "
+                f"all images of the site {site!r} of {data.name} are of one class, {data.classes[there[0]]!r}: held "
+                "out "
                 f"it would say how often that class is guessed, and not how well the site is recognised. Add images of "
                 f"other classes to it, or move the site elsewhere"
             )
@@ -58,7 +61,8 @@ def remarks(data: DomainDataset) -> list[str]:
         places = [site for site, count in counts.items() if count[label]]
         if len(places) == 1:
             found.append(
-                f"class {name!r} is at one site alone, {places[0]!r}: where that is held out nobody can know it, and its "
+                f"class {name!r} is at one site alone, {places[0]!r}: where that is held out nobody can know it, and "
+                "its "
                 f"{plural(counts[places[0]][label], 'image')} count as mistakes"
             )
     few = [f"{site!r} ({plural(count.total(), 'image')})" for site, count in counts.items() if count.total() < 20]
