@@ -9,8 +9,8 @@ A family is a law of sites (six shapes, how good and how different they are) and
 1. Candidates are compared on 240 families: of those whose mean coverage is within 75–95 % at 80 and at 90 %, for each
    number of sites and for each third of families by how much their sites differ, the one with the lowest interval
    score (Gneiting & Raftery, 2007: the width, and what a miss costs) is taken. Without the thirds, a prior that suits
-   the mean of these families wins and fails those whose sites differ most. Which priors are listed was decided by a first look
-   at families like these.
+   the mean of these families wins and fails those whose sites differ most. Which priors are listed was decided by a
+   first look at families like these.
 2. What it picks is the one in `dspreg.forecast`. It is shown on 480 other families, three sevenths of them of shapes
    that are not chosen on.
 3. Where a new site is not one more of the same: sites that get worse, and a kind of site that was not held out.

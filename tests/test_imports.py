@@ -60,7 +60,7 @@ TABLE = {
     "domainbed/import_sweep.py": Place(9),  # stands above the rest: needs the domains of benchmarks
     "domainbed/write_sweep.py": Place(9),  # stands above the rest: a report of ours as a folder of DomainBed's
     "paper": Place(10, TORCH, SLOW),
-    "estimate": Place(10, TORCH, SLOW | {"PIL"}),
+    "sites": Place(10, TORCH, SLOW | {"PIL"}),
     "doctor": Place(10, TORCH | {"PIL"}),
     "cli": Place(11, frozenset(), SLOW),
     "__init__": Place(12),

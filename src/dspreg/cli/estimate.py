@@ -16,13 +16,11 @@ from dspreg.config.parse import parse_assignment, parse_option
 from dspreg.config.train_config import EXECUTION_OPTIONS, TRAIN_OPTIONS, Execution
 from dspreg.errors import ConfigError
 from dspreg.io.text import align_columns, escape_terminal
-from dspreg.specs import shortest_spec
 
 if TYPE_CHECKING:
-    from dspreg.estimate.plan import Asked
-    from dspreg.estimate.results import Estimate
     from dspreg.runs.run import Run
     from dspreg.runs.status import RunState
+    from dspreg.sites.results import Estimate
 
 EXAMPLES = """examples:
   dspreg estimate folder:photos --out result                       with photos/site/class/image.jpg
@@ -34,7 +32,16 @@ EXAMPLES = """examples:
 every site is held out in turn; result/page.html has the answer, result/model the model, result/store all runs.
 run the same command again to go on, or with --check or --new to add to what is there."""
 GIVEN = ("model", "image_size", "steps")  # options of train with a flag of their own; --set has the others
-NOT_SET = ("dataset", "targets", "algorithm", "trial", "draw", "same_draws", *GIVEN)
+AUTO = "auto"
+ELSEWHERE = {  # options of train that --set may not have
+    "dataset": "it stands after estimate",
+    "targets": "every site is held out in turn",
+    "algorithm": "give --methods",
+    "trial": "give --trials",
+    "draw": "methods are compared with their default options",
+    "same_draws": "methods are compared with their default options",
+    **{name: f"give --{name.replace('_', '-')}" for name in GIVEN},
+}
 FIXED = (
     "keep",
     "profile",
@@ -53,7 +60,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--out", metavar="DIR", help="the answer's folder: new, or of the same images to go on")
     group = parser.add_argument_group("what is done")
     says = "auto, or specs as in dspreg algorithms (default: auto, ERM and Agreement with averaged weights as they fit)"
-    group.add_argument("--methods", metavar="SPEC", nargs="+", default=["auto"], help=says)
+    group.add_argument("--methods", metavar="SPEC", nargs="+", default=[AUTO], help=says)
     says = "time for all of it, such as 30min; steps, image size, network and trials are chosen by it (default: 2h)"
     group.add_argument("--budget", metavar="TIME", help=says)
     says = "also hold out every two sites together: was the forecast of each from the others right?"
@@ -90,7 +97,7 @@ def answer(given: Any, pause: Any) -> int:
         raise ConfigError("where should the answer go? Add --out DIR")
     dataset = dataset_with_columns(given.dataset, given)
     require_dataset(dataset)
-    asked = read_asked(given)
+    fixed = read_fixed(given)
     execution = Execution(**{
         name: parse_option(name, value, f"--{name.replace('_', '-')}")
         for name in EXECUTION_OPTIONS if name not in FIXED and (value := getattr(given, name)) is not None
@@ -98,9 +105,9 @@ def answer(given: Any, pause: Any) -> int:
 
     from rich.console import Console
 
-    from dspreg.estimate.run import PAGE, estimate
     from dspreg.launch.progress import SweepClock, SweepProgressBars, SweepProgressLog
     from dspreg.launch.resources import default_jobs
+    from dspreg.sites.estimate import PAGE, estimate
     from dspreg.training.experiment import resolve_execution
 
     console = Console(stderr=True)
@@ -125,7 +132,7 @@ def answer(given: Any, pause: Any) -> int:
                   f"{outcome(state)}", flush=True)  # fmt: skip
 
     found = estimate(
-        dataset, given.out, asked=asked, check=given.check, new=given.new, images=not given.no_images,
+        dataset, given.out, **fixed, check=given.check, new=given.new, images=not given.no_images,
         execution=execution, launcher="serial" if at_a_time == 1 else "pool", jobs=at_a_time, dry_run=given.dry_run,
         say=lambda text: print(escape_terminal(text), flush=True), pause=pause, on_run=on_run, progress=progress,
         callbacks=progress_callbacks(console),
@@ -145,33 +152,26 @@ def require_dataset(dataset: str) -> None:
         open_dataset(dataset)  # raises, with what is wanted there
 
 
-def read_asked(given: Any) -> Asked:
-    """What the flags fix."""
-    from dspreg.estimate.plan import AUTO, Asked, parse_budget
-
+def read_fixed(given: Any) -> dict[str, Any]:
+    """What the flags fix, as arguments of `estimate`."""
     if AUTO in given.methods and len(given.methods) > 1:
         raise ConfigError(f"--methods {' '.join(given.methods)}: auto chooses by itself; give it alone, or specs alone")
-    further = dict(parse_assignment(text) for text in given.set)
-    for name in further:
+    options = dict(parse_assignment(text) for text in given.set)
+    for name in options:
         require_option(name, TRAIN_OPTIONS, "--set: ")
-        if name in NOT_SET:
-            flag = {"targets": "every site is held out in turn", "algorithm": "--methods", "trial": "--trials",
-                    "dataset": "it stands after estimate"}.get(name, f"--{name.replace('_', '-')}")  # fmt: skip
-            raise ConfigError(f"--set {name}: {flag if ' ' in flag else f'give {flag}'}")
+        if name in ELSEWHERE:
+            raise ConfigError(f"--set {name}: {ELSEWHERE[name]}")
     fixed = {name: parse_option(name, value, f"--{name.replace('_', '-')}") for name in GIVEN
              if (value := getattr(given, name)) is not None}  # fmt: skip
-    return Asked(
-        methods=() if given.methods == [AUTO] else tuple(map(shortest_spec, given.methods)),
-        budget=None if given.budget is None else parse_budget(given.budget),
-        trials=None if given.trials is None else whole("--trials", given.trials, 1),
-        options=further,
-        **fixed,
-    )
+    if given.trials is not None:
+        fixed["trials"] = whole("--trials", given.trials, 1)
+    methods = () if given.methods == [AUTO] else given.methods
+    return {**fixed, "methods": methods, "budget": given.budget, "options": options}
 
 
 def text(found: Estimate) -> list[str]:
     """One sentence and one table."""
-    from dspreg.estimate.results import LEVEL, percent
+    from dspreg.sites.results import LEVEL, percent
 
     checked = {each.site: each for each in found.checked or ()}
     head = ["site", "images", *(m.name for m in found.methods), *(["forecast from the others"] if checked else [])]

@@ -11,15 +11,16 @@ import dspreg
 from dspreg import ConfigError, DataError, Execution
 from dspreg.cli import main
 from dspreg.errors import Preempted
-from dspreg.estimate.plan import FILE, Asked
-from dspreg.estimate.run import MODEL, PAGE, STORE, estimate
 from dspreg.inference.evaluate_run import evaluate_run
+from dspreg.sites.estimate import MODEL, PAGE, STORE, estimate
+from dspreg.sites.plan import FILE
 from helpers import tiny
 
-ASKED = Asked(
-    methods=("SWA", "Agreement+SWA"), model="small-cnn", image_size=12, steps=8, trials=1, budget=1e6,
-    options={"batch_size": 4},
-)  # fmt: skip
+FIXED = {
+    "methods": ("SWA", "Agreement+SWA"), "model": "small-cnn", "image_size": 12, "steps": 8, "trials": 1,
+    "budget": "9 days", "options": {"batch_size": 4},
+}  # fmt: skip
+SHORT = {**FIXED, "steps": 2, "options": {"batch_size": 2}}
 HOW = Execution(threads=1, workers=0, device="cpu", cache="none", layout="channels-first", fold_bn="never")
 
 
@@ -41,7 +42,7 @@ def inbox(tmp_path_factory):
 def answer(images, inbox, tmp_path_factory):
     out, said = tmp_path_factory.mktemp("answers") / "result", []
     found = estimate(
-        f"folder:{images}", out, asked=ASKED, check=True, new=f"folder:{inbox}", execution=HOW, say=said.append
+        f"folder:{images}", out, **FIXED, check=True, new=f"folder:{inbox}", execution=HOW, say=said.append
     )
     return out, found, said
 
@@ -128,10 +129,7 @@ def test_names_from_folders_are_text(tmp_path):
     (root / "ash").rename(root / bad)
     for path in root.glob("*/cat"):
         path.rename(path.with_name("<i>cat"))
-    asked = Asked(
-        methods=("SWA",), model="small-cnn", image_size=12, steps=2, trials=1, budget=1e6, options={"batch_size": 2}
-    )
-    estimate(f"folder:{root}", tmp_path / "out", asked=asked, execution=HOW)
+    estimate(f"folder:{root}", tmp_path / "out", **{**SHORT, "methods": ("SWA",)}, execution=HOW)
     page = (tmp_path / "out" / PAGE).read_text(encoding="utf-8")
     assert "<b>x" not in page
     assert "<i>cat" not in page
@@ -143,8 +141,7 @@ def test_few_sites_say_so(sites, tmp_path):
     root = tiny.make_images(tmp_path / "woods", per_class=4)
     for name in tiny.DOMAINS[sites:]:
         shutil.rmtree(root / name)
-    asked = Asked(model="small-cnn", image_size=12, steps=2, trials=1, budget=1e6, options={"batch_size": 2})
-    found = estimate(f"folder:{root}", tmp_path / "out", asked=asked, check=True, execution=HOW)
+    found = estimate(f"folder:{root}", tmp_path / "out", **{**SHORT, "methods": ()}, check=True, execution=HOW)
     assert "say very little" in found.how_little()
     if sites == 2:
         assert [each.spec for each in found.methods] == ["SWA"]  # Agreement has one site to compare with none
@@ -160,7 +157,7 @@ def test_few_sites_say_so(sites, tmp_path):
 def refused(dataset, tmp_path, kind, match, **more):
     out = tmp_path / "refused"
     with pytest.raises(kind, match=match):
-        estimate(dataset, out, asked=more.pop("asked", ASKED), execution=HOW, **more)
+        estimate(dataset, out, **{**FIXED, **more}, execution=HOW)
     assert not out.exists()
 
 
@@ -178,9 +175,8 @@ def test_one_site_one_class_and_bad_images_are_refused(tmp_path):
 
 def test_a_budget_without_room_a_method_that_is_none_and_an_inbox_that_is_empty(images, inbox, tmp_path):
     data = f"folder:{images}"
-    tight = Asked(methods=("SWA",), model="small-cnn", image_size=12, budget=0.1)
-    refused(data, tmp_path, ConfigError, "has no room for the least", asked=tight)
-    refused(data, tmp_path, ConfigError, "NoSuch", asked=Asked(methods=("NoSuch",)))
+    refused(data, tmp_path, ConfigError, "has no room for the least", methods=("SWA",), budget="0.1s")
+    refused(data, tmp_path, ConfigError, "NoSuch", methods=("NoSuch",))
     (tmp_path / "empty").mkdir()
     refused(data, tmp_path, DataError, "there is no image below", new=f"folder:{tmp_path / 'empty'}")
     refused(data, tmp_path, DataError, "does not exist", new=f"folder:{tmp_path / 'nowhere'}")

@@ -12,20 +12,6 @@ from dspreg.config.train_config import Execution, TrainConfig
 from dspreg.data import DomainDataset
 from dspreg.data.images import Images
 from dspreg.errors import Notice, ResourceError
-from dspreg.estimate.page import render_estimate
-from dspreg.estimate.plan import Asked, Plan, compares_domains, make_plan, method_name
-from dspreg.estimate.results import (
-    Estimate,
-    Key,
-    check_forecasts,
-    compare_methods,
-    label_free_of_new,
-    label_free_of_sites,
-    percent,
-    validation_at_end,
-)
-from dspreg.estimate.scores import RunPredictions, SitePredictions, score_new_site, score_run
-from dspreg.estimate.sites import check_images, fingerprints, new_site, open_sites, refuse_the_same, remarks
 from dspreg.forecast.sites import forecast_new_site
 from dspreg.io.atomic_files import make_folder, write
 from dspreg.io.text import escape_markdown, plural
@@ -35,6 +21,21 @@ from dspreg.launch.queue import OnRun
 from dspreg.runs.run import Run
 from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
+from dspreg.sites.check import check_images, fingerprints, new_site, open_sites, refuse_the_same, remarks
+from dspreg.sites.page import render_estimate
+from dspreg.sites.plan import Asked, Plan, compares_domains, make_plan, method_name, parse_budget
+from dspreg.sites.results import (
+    Estimate,
+    Key,
+    check_forecasts,
+    compare_methods,
+    label_free_of_new,
+    label_free_of_sites,
+    percent,
+    validation_at_end,
+)
+from dspreg.sites.scores import RunPredictions, SitePredictions, score_new_site, score_run
+from dspreg.specs import shortest_spec
 from dspreg.training.callbacks import TrainingCallback
 from dspreg.training.experiment import resolve_execution
 from dspreg.training.loop import train
@@ -51,7 +52,13 @@ def estimate(
     dataset: str,
     out: str | Path,
     *,
-    asked: Asked | None = None,
+    methods: Sequence[str] = (),
+    budget: str | None = None,
+    model: str | None = None,
+    image_size: int | None = None,
+    steps: int | None = None,
+    trials: int | None = None,
+    options: Mapping[str, Any] | None = None,
     check: bool = False,
     new: str | None = None,
     images: bool = True,
@@ -77,7 +84,13 @@ def estimate(
     Args:
         dataset: As in `--dataset`: each domain is a site.
         out: The folder of the answer: `page.html`, `model`, the `store` of all runs. New, or of the same images.
-        asked: What is fixed, such as the methods or a budget of time.
+        methods: Specs; without any, ERM and Agreement with averaged weights, as they fit.
+        budget: Time for all of it, such as `"30min"`; two hours unless given. What is left open is chosen by it.
+        model: Network.
+        image_size: In pixels.
+        steps: Of every training.
+        trials: Trainings for each method and site.
+        options: Further ones of every training, by the names of `TrainConfig`.
         check: Also hold out every two sites together, and see whether the forecast of one from the others was right.
         new: `folder:PATH` with images of one new site, without labels.
         images: Show images in the page.
@@ -99,7 +112,11 @@ def estimate(
         ConfigError: No plan fits into the budget, or `out` belongs to something else.
         ResourceError: A training failed. Given again, the same call tries it again.
     """
-    out, asked, execution = Path(out), asked or Asked(), replace(execution or Execution(), **KEPT)
+    out, execution = Path(out), replace(execution or Execution(), **KEPT)
+    asked = Asked(
+        tuple(map(shortest_spec, methods)), None if budget is None else parse_budget(budget), model, image_size, steps,
+        trials, dict(options or {}),
+    )  # fmt: skip
     begun = Plan.load(out)
     check_specs(asked.methods)
     inbox = None if new is None else new_site(new)

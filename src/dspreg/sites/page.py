@@ -16,7 +16,12 @@ import numpy as np
 from dspreg.data import DomainDataset
 from dspreg.data.base import labels_of
 from dspreg.data.images import Images
-from dspreg.estimate.results import (
+from dspreg.io.html import render_page
+from dspreg.io.text import format_duration, plural
+from dspreg.reporting.html.page import report_style
+from dspreg.reporting.html.svg import Picture, Scale
+from dspreg.sites.check import spaced
+from dspreg.sites.results import (
     LEVEL,
     Checked,
     Estimate,
@@ -26,12 +31,7 @@ from dspreg.estimate.results import (
     reliability,
     worst_mistakes,
 )
-from dspreg.estimate.scores import WHICH
-from dspreg.estimate.sites import spaced
-from dspreg.io.html import render_page
-from dspreg.io.text import format_duration, plural
-from dspreg.reporting.html.page import report_style
-from dspreg.reporting.html.svg import Picture, Scale
+from dspreg.sites.scores import WHICH
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -57,8 +57,8 @@ def render_estimate(found: Estimate, data: DomainDataset, inbox: Images | None =
     bins = reliability(list(found.predictions.values()))
     return render_page(
         f"Estimate of {found.plan.name}",
-        files("dspreg.estimate").joinpath("page.html").read_text("utf-8"),
-        style=style["style"] + files("dspreg.estimate").joinpath("page.css").read_text("utf-8"),
+        files("dspreg.sites").joinpath("page.html").read_text("utf-8"),
+        style=style["style"] + files("dspreg.sites").joinpath("page.css").read_text("utf-8"),
         light=style["light"],
         dark=style["dark"],
         found=found,

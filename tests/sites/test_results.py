@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from dspreg.estimate.plan import Plan
-from dspreg.estimate.results import (
+from dspreg.forecast.label_free import FeatureStatistics, estimate_by_confidence
+from dspreg.forecast.sites import SiteAccuracy, forecast_new_site
+from dspreg.sites.plan import Plan
+from dspreg.sites.results import (
     calibration_error,
     check_forecasts,
     compare_methods,
@@ -14,9 +16,7 @@ from dspreg.estimate.results import (
     reliability,
     worst_mistakes,
 )
-from dspreg.estimate.scores import RunPredictions, SitePredictions
-from dspreg.forecast.label_free import FeatureStatistics, estimate_by_confidence
-from dspreg.forecast.sites import SiteAccuracy, forecast_new_site
+from dspreg.sites.scores import RunPredictions, SitePredictions
 
 SITES = ("A", "B", "C", "D")
 

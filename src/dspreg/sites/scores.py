@@ -18,13 +18,13 @@ from dspreg.data.images import Images
 from dspreg.data.loader import DomainSplit, SequentialBatches
 from dspreg.data.transforms import Transform
 from dspreg.errors import DataError, IntegrityError
-from dspreg.estimate.sites import NEW
 from dspreg.forecast.label_free import FeatureStatistics
 from dspreg.inference.evaluate_run import split_source
 from dspreg.inference.load import load
 from dspreg.io.atomic_files import canonical_json, holds_file, read_regular_file, sha256, write
 from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
+from dspreg.sites.check import NEW
 from dspreg.training.evaluate import predictions
 from dspreg.training.model import Model
 from dspreg.training.serialization import pack, unpack

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from dspreg import ConfigError, Execution, IntegrityError, leave_one_out
-from dspreg.estimate.plan import FILE, Asked, Plan, compares_domains, make_plan, method_name, parse_budget
-from dspreg.estimate.sites import fingerprints, open_sites
+from dspreg.sites.check import fingerprints, open_sites
+from dspreg.sites.plan import FILE, Asked, Plan, compares_domains, make_plan, method_name, parse_budget
 from helpers import tiny
 
 OPTIONS = {"model": "small-cnn", "image_size": 16, "batch_size": 4, "steps": 8, "evaluate_every": 4}

@@ -14,13 +14,13 @@ from dspreg.algorithms.registry import StackSpec
 from dspreg.config.train_config import TRAIN_OPTIONS, Execution
 from dspreg.data import DomainDataset
 from dspreg.errors import ConfigError, DspregError, IntegrityError
-from dspreg.estimate.sites import typical_side
 from dspreg.io.atomic_files import holds_file, read_json, write_json
 from dspreg.io.text import format_duration, join_few, plural, shorten
 from dspreg.launch.probe import Probed, probe_run
 from dspreg.protocol.estimate import format_seconds
 from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.runs.run import Run
+from dspreg.sites.check import typical_side
 from dspreg.specs import shortest_spec
 from dspreg.training.experiment import layers_of
 

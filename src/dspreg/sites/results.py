@@ -13,8 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dspreg.errors import IntegrityError
-from dspreg.estimate.plan import Plan, method_name
-from dspreg.estimate.scores import RunPredictions, SitePredictions
 from dspreg.forecast.label_free import (
     estimate_by_agreement,
     estimate_by_confidence,
@@ -32,6 +30,8 @@ from dspreg.forecast.sites import (
 )
 from dspreg.io.text import plural
 from dspreg.runs.run import Run
+from dspreg.sites.plan import Plan, method_name
+from dspreg.sites.scores import RunPredictions, SitePredictions
 
 LEVEL = 0.9  # of the sentence
 BINS = 10  # of confidence
