@@ -26,8 +26,8 @@ from dspreg.training.serialization import pack
 from dspreg.training.state import Selected, State
 
 
-def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]:
-    """Write the files of a finished run, and read them back, verified."""
+def finish_run(experiment: Experiment, state: State, run: str, note: str = "") -> dict[str, Any]:
+    """Write the files of a finished run, and read them back, verified. `note` ends its card."""
     folder, chosen = state.folder, state.selected
     assert chosen is not None
     if experiment.execution.keep != "none":
@@ -51,7 +51,7 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
     }
     if remarks := remarks_of(experiment, records, chosen):
         outcome["remarks"] = remarks
-    folder.write("README.md", card(experiment, outcome).encode())
+    folder.write("README.md", (card(experiment, outcome) + note).encode())
     folder.finish(outcome)
     verified = folder.result()
     assert verified is not None

@@ -57,6 +57,7 @@ def train(
     pause: Callable[[], None] = lambda: None,
     plan: Mapping[str, Any] | None = None,
     data: DomainDataset | None = None,
+    note: str = "",
     display: Any = None,
 ) -> dict[str, Any]:
     """Train one model, or resume where an earlier call was interrupted; returns the contents of result.json.
@@ -74,6 +75,7 @@ def train(
         pause: Called where training can stop without loss; raises `Preempted` to stop it.
         plan: The run of a sweep, as JSON; kept in run.json, but not part of the result id.
         data: The data set of `settings`, if it is already open; its files are then not listed again.
+        note: Markdown that the card of the run ends with; no part of its id.
         display: Old name of `callbacks`, for a single one.
     """
     if out is None:
@@ -176,7 +178,7 @@ def train(
         if should_profile(state, execution):
             on.on_phase("measuring c after training")
             folder.write("profiles/end.safetensors", profile_stack(state.algorithm).to_bytes())
-        result = finish_run(experiment, state, run)
+        result = finish_run(experiment, state, run, note)
         checkpoints.clear()
         return result
 
