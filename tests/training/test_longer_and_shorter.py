@@ -226,7 +226,7 @@ def test_another_network_no_run_and_an_unfinished_one_are_refused(folder, tmp_pa
 
 def test_a_run_that_saw_the_target_is_no_start(folder, tmp_path):
     first = trained(folder, tmp_path / "first", targets=("dawn",))
-    with pytest.raises(ConfigError, match="was trained on 'noon'.*held out here"):
+    with pytest.raises(ConfigError, match=r"was trained on 'noon'.*held out here"):
         trained(folder, tmp_path / "a", init=str(first))
     with pytest.raises(ConfigError, match="was trained on 'noon'"):  # by its images, and not by its name
         trained(shutil.copytree(folder, tmp_path / "moved"), tmp_path / "a", init=str(first))

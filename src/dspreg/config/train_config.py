@@ -76,7 +76,7 @@ class TrainConfig:
                            before="constant")  # fmt: skip
     warmup: int = option("steps in which the learning rate rises to its own", 0, at_least=0, before=0)
     layer_decay: float = option("factor on the learning rate from each layer to the one before it, by timm's groups",
-                                1.0, above=0, at_most=1, before=1.0)  # fmt: skip
+                                1.0, above=0, before=1.0)  # fmt: skip
     train: str = option("all, head, last:N (blocks), lora(r=8), or mask:FILE of a profile", "all", before="all")
     features: str = option("of a transformer: default (as timm pools), token (class token), mean (of patch tokens), "
                            "embedding (of a CLIP network)", None, choices=FEATURES, before="default")  # fmt: skip

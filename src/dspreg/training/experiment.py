@@ -522,8 +522,8 @@ def check_metric(
     labels = {name: labels_of(images[name]) for name in sources}
     if all(len({labels[name][i] for i in splits[name][1]}) < 2 for name in sources):
         raise DataError(
-            f"select_by=auroc needs held-out images of two classes, and those of {join_few(sources)} have one each. Hold "
-            "out more of them, split them by class (--split stratified), or select by another metric"
+            f"select_by=auroc needs held-out images of two classes, and those of {join_few(sources)} have one each. "
+            "Hold out more of them, split them by class (--split stratified), or select by another metric"
         )
 
 
