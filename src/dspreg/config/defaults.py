@@ -40,6 +40,7 @@ class ProtocolDefaults:
         common: Of all data sets.
         photographs: Of data sets of large images.
         small: Of data sets of small images.
+        own: Of a user's own images, folders and tables.
         datasets: Of single data sets, by their names.
     """
 
@@ -47,11 +48,12 @@ class ProtocolDefaults:
     common: Table = field(default_factory=dict)
     photographs: Table = field(default_factory=dict)
     small: Table = field(default_factory=dict)
+    own: Table = field(default_factory=dict)
     datasets: Mapping[str, Table] = field(default_factory=dict)
 
     def of(self, data: DatasetFacts) -> dict[str, Any]:
         kind = self.small if data.small else self.photographs
-        return {**self.common, **kind, **self.datasets.get(data.name, {})}
+        return {**self.common, **kind, **(self.own if data.own else {}), **self.datasets.get(data.name, {})}
 
 
 PROTOCOLS = {
@@ -59,14 +61,16 @@ PROTOCOLS = {
         "DomainBed's classic protocol; validation images of the source domains are augmented like training images",
         common={
             "weights": "default", "batch_size": 32, "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True,
-            "split": "domainbed", "holdout": 0.2, "evaluation_batch": 64, "features": "default",
+            "split": "domainbed", "image_weights": False, "holdout": 0.2, "evaluation_batch": 64, "features": "default",
         },
         photographs={"model": "resnet50.tv_in1k", "lr": 5e-5, "augment": True, "augment_validation": True},
         small={"model": "small-cnn", "lr": 1e-3, "augment": False, "augment_validation": False},
+        own={"split": "grouped", "image_weights": True},
     ),
     "domainbed-stratified": ProtocolDefaults(
         "as domainbed, but the validation images are drawn class by class",
         common={"split": "stratified"},
+        own={"split": "grouped"},  # which is stratified where there are no groups and parts
     ),
     "swad": ProtocolDefaults(
         "SWAD's, MIRO's and SAGM's protocol: validation images are not augmented, 15,001 steps on DomainNet",
@@ -118,6 +122,8 @@ def default_text(name: str) -> str:
     values = {"": base.common.get(name, base.photographs.get(name))}
     if name in base.small:
         values["small images"] = base.small[name]
+    if name in base.own:
+        values["own images"] = base.own[name]
     for protocol, table in PROTOCOLS.items():
         if table is not base and name in (changed := {**table.common, **table.photographs}):
             values[protocol] = changed[name]

@@ -56,8 +56,12 @@ class TrainConfig:
     frozen_bn: bool = option("freeze batch-norm running statistics (affine parameters still train)", None)
     augment: bool = option("augment training images: random crop, flip, colour jitter, greyscale", None)
     augment_validation: bool = option("augment the validation images of source domains, as DomainBed does", None)
-    split: str = option("how a domain is split into training and validation images", None,
-                        choices=("domainbed", "stratified"))  # fmt: skip
+    split: str = option("how a domain is split into training and validation images: by position as DomainBed does, by "
+                        "class, or by class with whole groups and the parts that the images' table gives", None,
+                        choices=("domainbed", "stratified", "grouped"), resumes=True)  # fmt: skip
+    image_weights: bool = option("weight images in the loss by the column weight of their table", None, before=False)
+    balance: str = option("make up for rare classes: by weights in the loss, or by drawing all classes equally often",
+                          "none", choices=("none", "loss", "sampling"), before="none")  # fmt: skip
     holdout: float = option("share of a domain's images held out for validation; 0: train on every image of the "
                             "sources, for a final model that is that of the last step", None,
                             at_least=0, below=1)  # fmt: skip
@@ -72,7 +76,7 @@ class TrainConfig:
                            before="constant")  # fmt: skip
     warmup: int = option("steps in which the learning rate rises to its own", 0, at_least=0, before=0)
     layer_decay: float = option("factor on the learning rate from each layer to the one before it, by timm's groups",
-                                1.0, above=0, at_most=1, before=1.0)  # fmt: skip
+                                1.0, above=0, before=1.0)  # fmt: skip
     train: str = option("all, head, last:N (blocks), lora(r=8), or mask:FILE of a profile", "all", before="all")
     features: str = option("of a transformer: default (as timm pools), token (class token), mean (of patch tokens), "
                            "embedding (of a CLIP network)", None, choices=FEATURES, before="default")  # fmt: skip
@@ -204,14 +208,14 @@ def resolve_config(config: TrainConfig, data: DatasetFacts, begun: Mapping[str, 
     Args:
         config: As the user gave it.
         data: The data set.
-        begun: The settings in run.json of a training that is resumed. Options that came later go on as it was begun,
-            whatever their default is by now.
+        begun: The settings in run.json of a training that is resumed. Options that came later, or whose default has
+            changed, go on as it was begun.
     """
     given = config.to_mapping()
     if begun is not None:
         then = complete_record(begun)
-        later = {name for name, each in TRAIN_OPTIONS.items() if each.before is not MISSING and each.is_open}
-        given = {name: then[name] for name in later} | given
+        kept = {n for n, each in TRAIN_OPTIONS.items() if (each.before is not MISSING or each.resumes) and each.is_open}
+        given = {name: then[name] for name in kept if name in then} | given
     if len(given) == len(TRAIN_OPTIONS):
         return config
     values = default_options(config.protocol, data)

@@ -163,7 +163,8 @@ def training_steps(experiment: Experiment) -> Iterator[Callable[[Algorithm], Non
     made = send_ahead(read, device)
 
     def step(algorithm: Algorithm) -> None:
-        batches = [Batch(normalise(x), y, d) for d, (x, y) in enumerate(next(made))]
+        weights = experiment.batch_weights(algorithm.t)
+        batches = [Batch(normalise(x), y, d, w) for d, ((x, y), w) in enumerate(zip(next(made), weights, strict=True))]
         t = algorithm.t
         with experiment.autocast():
             log = train_step(algorithm, batches, record=t == 0)

@@ -4,7 +4,7 @@
     records.jsonl     one line per evaluation
     refreshes.jsonl   c by layer, each time it was measured
     profiles/         c before and after training, with null
-    selected.safetensors, last.safetensors, README.md
+    selected.safetensors, last.safetensors, trained_images.bin, README.md
     result.json       the outcome, and the SHA-256 of every file above
     failure.json      instead of result.json, if the training diverged
     checkpoints/      while unfinished
@@ -57,7 +57,7 @@ from dspreg.io.atomic_files import (
 FORMAT = "dspreg.run/1"
 OURS = (  # files that result.json lists; there may be others, such as a scheduler's log
     "run.json", "records.jsonl", "refreshes.jsonl", "results.jsonl", "README.md",
-    "selected.safetensors", "last.safetensors", "profiles/*.safetensors", "models/*.safetensors",
+    "selected.safetensors", "last.safetensors", "trained_images.bin", "profiles/*.safetensors", "models/*.safetensors",
 )  # fmt: skip
 OURS_NAMED = re.compile("|".join(re.escape(pattern).replace(r"\*", r"[^/\0]+") for pattern in OURS))
 ALWAYS = ("run.json", "records.jsonl")  # what every finished run has

@@ -74,6 +74,9 @@ def check_description(file: str, described: Mapping[str, Any]) -> None:
             _refuse(file, f"data.sizes[{name!r}].in", 0, "1 or more: of what is trained on there is an image")
         if not _is_text(prints[name]):
             _refuse(file, f"data.fingerprints[{name!r}]", prints[name], TEXT)
+    for name, digest in _object(file, "data.annotations", data.get("annotations", {})).items():
+        if name not in domains or not _is_text(digest):
+            _refuse(file, f"data.annotations[{BRIEF.repr(name)}]", digest, f"{TEXT}, of one of the domains")
     _check_settings(file, settings, domains)
     for name in ("tag", "sha256"):
         if not (weights.get(name) is None or _is_text(weights[name])):

@@ -17,6 +17,7 @@ from dspreg.io.text import escape_markdown, path_name
 from dspreg.metrics import ACCURACY, WORST, selection_value
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.schema import FORMAT as RESULT
+from dspreg.runs.trained_images import NAME as IMAGES
 from dspreg.training.experiment import Experiment
 from dspreg.training.model import BUILT, MODEL, load_stack, require_same_predictions, tensors_of
 from dspreg.training.records import domainbed_lines
@@ -25,8 +26,8 @@ from dspreg.training.serialization import pack
 from dspreg.training.state import Selected, State
 
 
-def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]:
-    """Write the files of a finished run, and read them back, verified."""
+def finish_run(experiment: Experiment, state: State, run: str, note: str = "") -> dict[str, Any]:
+    """Write the files of a finished run, and read them back, verified. `note` ends its card."""
     folder, chosen = state.folder, state.selected
     assert chosen is not None
     if experiment.execution.keep != "none":
@@ -34,6 +35,7 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
         last = tensors_of(state.algorithm)
         verify_predictions(experiment, state.algorithm, last)
         save_model(experiment, folder, "last.safetensors", last, state.t - 1)
+        folder.write(IMAGES, experiment.trained_images().to_bytes())  # so that evaluations know them
     records = list(folder.records)
     if experiment.execution.domainbed_records:
         folder.write("results.jsonl", domainbed_lines(experiment, records).encode())
@@ -49,7 +51,7 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
     }
     if remarks := remarks_of(experiment, records, chosen):
         outcome["remarks"] = remarks
-    folder.write("README.md", card(experiment, outcome).encode())
+    folder.write("README.md", (card(experiment, outcome) + note).encode())
     folder.finish(outcome)
     verified = folder.result()
     assert verified is not None

@@ -57,6 +57,7 @@ def train(
     pause: Callable[[], None] = lambda: None,
     plan: Mapping[str, Any] | None = None,
     data: DomainDataset | None = None,
+    note: str = "",
     display: Any = None,
 ) -> dict[str, Any]:
     """Train one model, or resume where an earlier call was interrupted; returns the contents of result.json.
@@ -74,6 +75,7 @@ def train(
         pause: Called where training can stop without loss; raises `Preempted` to stop it.
         plan: The run of a sweep, as JSON; kept in run.json, but not part of the result id.
         data: The data set of `settings`, if it is already open; its files are then not listed again.
+        note: Markdown that the card of the run ends with; no part of its id.
         display: Old name of `callbacks`, for a single one.
     """
     if out is None:
@@ -176,7 +178,7 @@ def train(
         if should_profile(state, execution):
             on.on_phase("measuring c after training")
             folder.write("profiles/end.safetensors", profile_stack(state.algorithm).to_bytes())
-        result = finish_run(experiment, state, run)
+        result = finish_run(experiment, state, run, note)
         checkpoints.clear()
         return result
 
@@ -270,7 +272,8 @@ def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: Tra
     started, algorithm = time.perf_counter(), state.algorithm
     device = experiment.execution.device
     normalise = experiment.transform(experiment.settings.augment).normalise
-    batches = [Batch(normalise(x), y, d) for d, (x, y) in enumerate(next(made))]
+    weights = experiment.batch_weights(state.t)
+    batches = [Batch(normalise(x), y, d, w) for d, ((x, y), w) in enumerate(zip(next(made), weights, strict=True))]
     t, recorded = state.t, evaluates_at(experiment, state.t)
     stop.within_step = True
     with experiment.autocast():
@@ -489,12 +492,20 @@ def reproducible(execution: Execution) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.set_num_threads(threads(execution))
     # a warning only, on a GPU: some layers have no deterministic backward pass there
-    torch.use_deterministic_algorithms(True, warn_only=resolve_device(execution.device) != "cpu")
+    make_deterministic(True, warn_only=resolve_device(execution.device) != "cpu", compiled=execution.compile)
     memory.fill_uninitialized_memory = False  # it is for debugging torch, and costs time at every step
     try:
         with multiplying(execution.precision, resolve_device(execution.device)):
             yield
     finally:
         torch.set_num_threads(count)
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        make_deterministic(before[0], warn_only=before[1], compiled=execution.compile)
         memory.fill_uninitialized_memory = filled
+
+
+def make_deterministic(on: bool, *, warn_only: bool, compiled: bool) -> None:
+    """As `torch.use_deterministic_algorithms`, which imports torch's compiler to tell it too: only where it is used."""
+    if compiled:
+        torch.use_deterministic_algorithms(on, warn_only=warn_only)
+    else:
+        torch.set_deterministic_debug_mode(("warn" if warn_only else "error") if on else "default")
