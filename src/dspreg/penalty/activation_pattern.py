@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
 from dspreg.errors import ConfigError
+from dspreg.networks.network import Network
 
 Held = Callable[..., Any]  # a function that stays on its piece; called with the arguments of the function
 
@@ -75,9 +76,10 @@ class ActivationPattern:
         return held(*args, **kwargs) if held and func in _HELD_TWICE else func(*args, **kwargs)
 
     def require_visible(self, net: nn.Module) -> None:
-        """Refuse a network that has kinks of which none was recorded, or scripted ones, which none is of."""
+        """Refuse a network with scripted kinks, or with kinks of which none was recorded where parameters move what
+        reaches them."""
         seen = any(func not in (*_COMPARISONS, *_CUTS) for func, _ in self.pieces)
-        found = set() if seen else {type(m).__name__ for m in net.modules() if isinstance(m, _MODULES)}
+        found = set() if seen else {type(m).__name__ for m in _unfrozen(net) if isinstance(m, _MODULES)}
         if found := found | _scripted_kinks(net):
             raise ConfigError(
                 f"the network has {', '.join(sorted(found))}, and none of them was seen at work: what is compiled or "
@@ -291,6 +293,14 @@ def _max(input: Tensor, *args: Any, of: Callable[..., Any], sign: int, **kwargs:
     found = of(input, *args, **kwargs)
     at = found.indices if found.indices.ndim == input.ndim else found.indices.unsqueeze(dim)
     return lambda input, *_, **__: type(found)((input.gather(dim, at).view_as(found.indices), found.indices))
+
+
+def _unfrozen(net: nn.Module) -> Iterator[nn.Module]:
+    """Without those of a featurizer that is frozen: no parameter moves its kinks, and it may be given as features."""
+    frozen: set[nn.Module] = set()
+    if isinstance(net, Network) and not any(p.requires_grad for p in net.featurizer.parameters()):
+        frozen = set(net.featurizer.modules())
+    yield from (module for module in net.modules() if module not in frozen)
 
 
 def _max_pool(input: Tensor, *args: Any, pool: Callable[..., Any], dims: int, **options: Any) -> Held | None:
