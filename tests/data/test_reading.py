@@ -113,16 +113,16 @@ def test_verify_counts_what_is_touched_and_says_what_is_done(turned):
     assert report.touched == {"turned": 4, "transparent": 4, "windowed": 1}
     text = report.text()
     for line in (
-        "  4 images stored sideways (EXIF): turned upright",
-        "  4 images transparent: shown on white",
-        "  1 image of more than 8 bits: brought to 8 bits by the window auto",
+        "note: 4 images stored sideways (EXIF): turned upright",
+        "note: 4 images transparent: shown on white",
+        "note: 1 image of more than 8 bits: brought to 8 bits by the window auto",
     ):
         assert f"\n{line}\n" in text
     assert report.ok
     data.read_as(DOMAINBED_READING)
     text = verify(data).text()
-    assert "  4 images stored sideways (EXIF): left as it is stored, as DomainBed does" in text
-    assert "  4 images transparent: shown without its transparency, as DomainBed does" in text
+    assert "note: 4 images stored sideways (EXIF): left as it is stored, as DomainBed does" in text
+    assert "note: 4 images transparent: shown without its transparency, as DomainBed does" in text
 
 
 # Caches.

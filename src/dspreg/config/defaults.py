@@ -42,6 +42,7 @@ class ProtocolDefaults:
         common: Of all data sets.
         photographs: Of data sets of large images.
         small: Of data sets of small images.
+        own: Of a user's own images, folders and tables.
         datasets: Of single data sets, by their names.
     """
 
@@ -49,11 +50,12 @@ class ProtocolDefaults:
     common: Table = field(default_factory=dict)
     photographs: Table = field(default_factory=dict)
     small: Table = field(default_factory=dict)
+    own: Table = field(default_factory=dict)
     datasets: Mapping[str, Table] = field(default_factory=dict)
 
     def of(self, data: DatasetFacts) -> dict[str, Any]:
         kind = self.small if data.small else self.photographs
-        return {**self.common, **kind, **self.datasets.get(data.name, {})}
+        return {**self.common, **kind, **(self.own if data.own else {}), **self.datasets.get(data.name, {})}
 
 
 PROTOCOLS = {
@@ -61,14 +63,16 @@ PROTOCOLS = {
         "DomainBed's classic protocol; validation images of the source domains are augmented like training images",
         common={
             "weights": "default", "batch_size": 32, "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True,
-            "split": "domainbed", "holdout": 0.2, "evaluation_batch": 64,
+            "split": "domainbed", "image_weights": False, "holdout": 0.2, "evaluation_batch": 64, "features": "default",
         },
         photographs={"model": "resnet50.tv_in1k", "lr": 5e-5, "augment": "domainbed", "augment_validation": True},
         small={"model": "small-cnn", "lr": 1e-3, "augment": "none", "augment_validation": False},
+        own={"split": "grouped", "image_weights": True},
     ),
     "domainbed-stratified": ProtocolDefaults(
         "as domainbed, but the validation images are drawn class by class",
         common={"split": "stratified"},
+        own={"split": "grouped"},  # which is stratified where there are no groups and parts
     ),
     "swad": ProtocolDefaults(
         "SWAD's, MIRO's and SAGM's protocol: validation images are not augmented, 15,001 steps on DomainNet",
@@ -78,11 +82,14 @@ PROTOCOLS = {
     ),
 }  # fmt: skip
 
-EXCEPTIONS = {
+ALGORITHM = "DSPReg"  # of the benchmarks and of data sets that are classes
+OWN_ALGORITHM = "SWA"  # of images of your own: what the evidence supports (docs/use/training.md), at the cost of ERM
+EXCEPTIONS = {  # what `resolve_config` makes of other options, for `--help`
     "frozen_bn": "with --weights none: no",
-    "augment": "with --channels other than 3: light",
+    "augment": "with --train head: none; with --channels other than 3: light",
     "augment_validation": "with another --augment than domainbed: no",
-}  # what `resolve_config` makes of other options, for `--help`
+    "features": "with --head FILE: embedding",
+}
 FROM_SCRATCH_LR: float = PROTOCOLS["domainbed"].small["lr"]  # of a network that is not pretrained, whatever the images
 
 # Where DomainBed's random search draws the options that all methods share.
@@ -104,8 +111,9 @@ SEARCH_DATASETS: dict[str, dict[str, Distribution]] = {  # of photographs, where
 def default_options(protocol: str, data: DatasetFacts) -> dict[str, Any]:
     """The default of everything that may be left open."""
     said = {name: getattr(data, name) for name in FROM_DATASET}
-    read = OWN if data.own else DOMAINBED
-    return {**PROTOCOLS["domainbed"].of(data), **said, **read, **PROTOCOLS[protocol].of(data)}
+    own = getattr(data, "own", False)  # a class need not say it
+    said["algorithm"] = OWN_ALGORITHM if own else ALGORITHM
+    return {**PROTOCOLS["domainbed"].of(data), **said, **(OWN if own else DOMAINBED), **PROTOCOLS[protocol].of(data)}
 
 
 def default_text(name: str) -> str:
@@ -115,10 +123,14 @@ def default_text(name: str) -> str:
     if name in DOMAINBED:
         own, others = _text(OWN[name]), _text(DOMAINBED[name])
         return own if own == others else f"images of your own: {own}; benchmarks: {others}"
+    if name == "algorithm":
+        return f"{ALGORITHM}; {OWN_ALGORITHM} for images of your own"
     base = PROTOCOLS["domainbed"]
     values = {"": base.common.get(name, base.photographs.get(name))}
     if name in base.small:
         values["small images"] = base.small[name]
+    if name in base.own:
+        values["own images"] = base.own[name]
     for protocol, table in PROTOCOLS.items():
         if table is not base and name in (changed := {**table.common, **table.photographs}):
             values[protocol] = changed[name]

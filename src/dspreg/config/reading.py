@@ -19,6 +19,7 @@ WINDOWS = ("auto", "percentile", "none")
 FIRST_KINDS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 LATER_KINDS = (".tif", ".tiff", ".gif", ".avif", ".heic", ".heif", ".dcm", ".dicom")
 FILES = ("exif", "alpha", "window", "channels", "shrink")  # options of a training that say how a file is read
+READ = (*FILES, "resize")  # the same, and how it becomes a square
 KEPT = 2  # times the size that the network sees: the shorter side of a shrunk image is at least that
 
 # What all runs had before there were these options, and benchmarks have: DomainBed's pixels. And images of one's own.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from dspreg.data.cache import Cache
+    from dspreg.data.findings import Finding
 
 
 class DomainDataset(ABC):
@@ -42,9 +43,12 @@ class DomainDataset(ABC):
         image_size: Height and width that images are brought to, in pixels.
         channels: Of its images: 3 for RGB, 1 for grey, or as many as its tensors have, unless the user says otherwise.
         small: Whether images are small: a small network, a higher learning rate and no photographic augmentation.
-        own: Whether it is made of the user's image files, of which EXIF orientation and transparency are heeded.
+        own: Whether they are images of the user's own, given by a path or from the hub: their defaults differ from
+            those of benchmarks.
         reading: How image files are read; see `read_as`.
         notices: What was odd about the data, in sentences.
+        findings: The same by severity, as far as it is told apart.
+        faults: What is wrong with the data, of a data set that was opened leniently; otherwise that was refused.
         cache: Where data sets of image files keep decoded pixels; see `open_cache`. Others ignore it.
     """
 
@@ -59,6 +63,8 @@ class DomainDataset(ABC):
     own: bool = False
     reading: Reading = DOMAINBED_READING
     notices: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    faults: tuple[Finding, ...] = ()
     cache: Cache | None = None
 
     def __init__(self, root: str | Path | None = None) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dspreg.data.bands import Picture
+from dspreg.data.bands import Bands, Picture
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 LONGEST = 4_096  # pixels of a side that an image may have when it is padded: one of a single row would be squared
+
+SMALL = 64 * 64  # pixels: below, three bands take longer to make than their bytes to put in order
 
 
 def resize(image: Picture, size: int) -> Picture:
@@ -40,6 +42,11 @@ def put_pixels(image: Picture, out: NDArray[np.uint8], *, mirrored: bool = False
     """Write the pixels of an image to `out` (channels, height, width)."""
     import numpy as np
 
+    width, height = image.size
+    if width * height < SMALL and not isinstance(image, Bands):
+        pixels = np.frombuffer(image.tobytes(), np.uint8).reshape(height, width, len(out)).transpose(2, 0, 1)
+        np.copyto(out, pixels[:, :, ::-1] if mirrored else pixels)
+        return
     for plane, band in zip(out, image.split(), strict=True):
         pixels = np.frombuffer(band.tobytes(), np.uint8).reshape(plane.shape)
         np.copyto(plane, pixels[:, ::-1] if mirrored else pixels)

@@ -43,6 +43,11 @@ def layouts(net: Network, name: str, image_size: int, channels: int = 3) -> Iter
         channels: Of its images.
     """
     features, head = net.featurizer, net.classifier
+    if isinstance(features, TimmFeaturizer) and features.features != "default":
+        raise ConfigError(
+            f"{name} was trained with features={features.features}, which timm's network alone does not return; use "
+            "--format torch.export or onnx"
+        )
     if isinstance(features, SmallCNN) and isinstance(head, nn.Linear):
         yield _sequential(features, head, channels)
     elif isinstance(features, TimmFeaturizer) and isinstance(head, nn.Linear):
