@@ -34,8 +34,8 @@ def tiny_clip_test(pretrained=False, **options):
     from timm.models import build_model_with_cfg
 
     options = {"num_classes": WIDTH, **options}
-    given = dict(img_size=SIZE, patch_size=8, embed_dim=32, depth=2, num_heads=2, pre_norm=True,
-                 norm_layer=partial(nn.LayerNorm, eps=1e-5))  # fmt: skip
+    given = {"img_size": SIZE, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "pre_norm": True}
+    given["norm_layer"] = partial(nn.LayerNorm, eps=1e-5)
     options.pop("pretrained_cfg", None)
     return build_model_with_cfg(VisionTransformer, NAME, pretrained, **given, **options)
 

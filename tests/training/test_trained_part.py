@@ -209,7 +209,7 @@ def test_adapters_are_not_averaged_over_runs(adapted):
 
 
 def test_a_model_file_that_asks_for_absurd_adapters_is_refused(adapted, tmp_path):
-    from dspreg.inference.stored_model import check_description, read_model_file
+    from dspreg.training.stored_model import check_description, read_model_file
 
     how, _ = read_model_file(adapted[1] / "selected.safetensors")
     assert how["train"] == "lora(r=4, alpha=2.0)"

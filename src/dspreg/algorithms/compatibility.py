@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ class Compatibility:
         option: The option of the layer that demands it, for the message: `"engine 'gauss_newton'"`.
         not_compiled: Why the network can't be compiled under it, as the end of a sentence, with what to do; empty if it
             can: `"listens to features inside the network"`. Hooks that stay on modules are found without this.
+        not_weighted: Why samples can't be weighted under it, as the end of a sentence; empty if they can, because what
+            it knows of the labels' loss comes from `out.risks()`, `out.weigh` or the base.
     """
 
     replaces: frozenset[str] = frozenset()
@@ -44,6 +47,7 @@ class Compatibility:
     owns_step: bool = False
     option: str = ""
     not_compiled: str = ""
+    not_weighted: str = ""
 
 
 def overrides(cls: type[Algorithm], name: str) -> bool:
@@ -105,6 +109,26 @@ def conflict(above: Algorithm, below: Algorithm) -> str | None:
     if shared and above.compatibility.calls_base_per_domain and below.compatibility.needs_several_domains:
         return f"{upper} asks for one domain at a time, which leaves {lower} below it nothing to compare"
     return None
+
+
+def require_weightable(layers: Iterable[Algorithm]) -> None:
+    """Refuse a layer that would leave the weights of samples out of account, and warn of one that may."""
+    for layer in layers:
+        cls, what = type(layer), layer.compatibility
+        why = what.not_weighted or ("makes its own steps" if what.owns_step else "")
+        if why:
+            raise ConfigError(
+                f"images can't be weighted in the loss under {cls.__name__}, which {why}. --balance sampling goes with "
+                "every method; --image-weights no leaves the column weight out of account"
+            )
+        changed = [name for name in ("forward", "loss") if overrides(cls, name)]
+        if changed and not cls.__module__.startswith("dspreg."):
+            warnings.warn(
+                f"{cls.__name__} changes {' and '.join(changed)}: images are weighted in what comes from out.risks() "
+                "and the base, and not in a loss of labels that it computes itself",
+                Notice,
+                stacklevel=3,
+            )
 
 
 def require_trainable_featurizer(layers: tuple[Algorithm, ...]) -> None:

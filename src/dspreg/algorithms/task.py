@@ -31,7 +31,8 @@ class Task:
     samples: Callable[[int, int], Mapping[str, Sequence[Batch]]] = _no_samples
     # called at every pass of the network in a step: one that measures c, or searches, takes minutes and is not hung
     on_progress: Callable[[], None] = lambda: None
-    # called of the network of ERM when it is new: freezes parts, adds adapters, sets the start of the classifier
+    # called of the network of ERM when it is new: loads the weights to start from, freezes parts, adds adapters, sets
+    # the start of the classifier
     adapt: Callable[[Network], None] = _as_it_is
 
     @property

@@ -134,6 +134,8 @@ def files_of(options: Mapping[str, Any]) -> dict[str, str]:
         found["weights"] = weights
     if (head := options.get("head", "random")) not in ("random", None):
         found["head"] = head
+    if (init := options.get("init", "none")) not in ("none", None):
+        found["init"] = init  # the folder of a run, whose model it is
     part = TrainedPart.parse(options.get("train") or "all")
     return found | ({"train": part.file} if part.kind == "mask" else {})
 

@@ -6,15 +6,18 @@ import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dspreg.batches import Batch
+from dspreg.data.balance import positions_by_class
+from dspreg.data.base import labels_of
 from dspreg.data.images import Images
 from dspreg.data.readers import ReaderPool, iterate_batches
-from dspreg.data.sampling import draw_measure_batches, draw_training_batch
+from dspreg.data.sampling import draw_balanced_batch, draw_measure_batches, draw_training_batch
 from dspreg.data.transforms import Transform
 from dspreg.devices import send
 from dspreg.randomness import Key, seeded
@@ -38,6 +41,17 @@ class DomainSplit:
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    @cached_property
+    def labels(self) -> list[int]:
+        """Of its images."""
+        every = labels_of(self.images)
+        return [every[i] for i in self.positions]
+
+    @cached_property
+    def by_class(self) -> list[list[int]]:
+        """Where in `positions` the images of each class are."""
+        return positions_by_class(self.labels)
 
     def batch(self, chosen: Sequence[int], *key: Key) -> XY:
         """Pixels (B, 3, H, W), uint8, and labels of the chosen ones: small, for they travel between processes.
@@ -66,15 +80,21 @@ class DomainSplit:
 
 @dataclass(frozen=True)
 class TrainingSteps:
-    """Step t → one batch per source domain, drawn with replacement."""
+    """Step t → one batch per source domain, drawn with replacement; `balanced`: every class as likely."""
 
     parts: Sequence[DomainSplit]
     size: int
     key: tuple[Key, ...]
+    balanced: bool = False
 
     def __getitem__(self, t: int) -> list[XY]:
-        chosen = [draw_training_batch(len(p), self.size, *self.key, t, p.domain) for p in self.parts]
-        return [p.batch(which, *self.key, t) for p, which in zip(self.parts, chosen, strict=True)]
+        return [p.batch(which, *self.key, t) for p, which in zip(self.parts, self.chosen(t), strict=True)]
+
+    def chosen(self, t: int) -> list[list[int]]:
+        """Which images of each part step t sees."""
+        if self.balanced:
+            return [draw_balanced_batch(p.by_class, self.size, *self.key, t, p.domain) for p in self.parts]
+        return [draw_training_batch(len(p), self.size, *self.key, t, p.domain) for p in self.parts]
 
 
 @dataclass(frozen=True)

@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dspreg.algorithms import Task, parse
 from dspreg.algorithms.base import ERM
 from dspreg.algorithms.compatibility import overrides
-from dspreg.config.train_config import complete_record
+from dspreg.config.train_config import NOTHING, complete_record
 from dspreg.config.trained_part import named_by_contents
 from dspreg.errors import ConfigError, IntegrityError, Notice
 from dspreg.inference.load import step_of
-from dspreg.inference.stored_model import load_model_file, read_model_file
 from dspreg.io.atomic_files import sha256_of_file
 from dspreg.networks.pretrained import make_backbone
 from dspreg.networks.text_head import TextHead, read_text_head
 from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_file
+from dspreg.training.adam import Adam
 from dspreg.training.experiment import randomness_key
 from dspreg.training.model import BESIDE, build_stack, tensors_of
+from dspreg.training.stored_model import load_model_file, read_model_file
 
 # What members have in common: the images, the network and how it is validated. What search draws may differ.
 SAME = (
@@ -84,6 +84,12 @@ def read_member(run: str | Path, which: str = "selected", trust: Sequence[str] =
         for layer in layers
     )
     trained, result = RunDescription.from_json(folder.description()), folder.result() or {}
+    if trained.config.holdout == 0:
+        raise ConfigError(
+            f"{folder.path} held no images out (holdout=0), and an average is judged by held-out images of the "
+            "sources. "
+            "Average runs that held some out"
+        )
     digest, step = sha256_of_file(file), step_of(result, which)
     return Member(Path(run), trained, which, step, digest, how, tensors_of(model.algorithm), plain)
 
@@ -137,6 +143,8 @@ def _differences(first: Member, other: Member) -> Iterator[tuple[str, Any, Any]]
             yield f"the images of {name!r} (fingerprint)", ours.fingerprints[name], theirs.fingerprints[name]
     if ours.weights.get("sha256") != theirs.weights.get("sha256"):
         yield "the weights they start from (SHA-256)", ours.weights.get("sha256"), theirs.weights.get("sha256")
+    if ours.settings.get("init") != theirs.settings.get("init"):
+        yield "the run whose weights they start from (SHA-256)", ours.settings.get("init"), theirs.settings.get("init")
     for name in ("mean", "std"):
         if list(first.how[name]) != list(other.how[name]):
             yield f"the {name} of their images", first.how[name], other.how[name]
@@ -228,6 +236,8 @@ def tensors_at_start(member: Member, weights: str | None = None, trust: Sequence
         IntegrityError: The weights are not those the run started from.
     """
     trained, config = member.trained, member.trained.config
+    if config.init != NOTHING:
+        raise ConfigError(f"{member.path} began with the weights of another run (--init), which it does not hold")
     source = weights or trained.where.get("weights") or config.weights
     if not isinstance(source, str):
         raise IntegrityError(f"{member.path}/run.json: where.weights is {source!r}; wanted text")
@@ -252,5 +262,5 @@ def tensors_at_start(member: Member, weights: str | None = None, trust: Sequence
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # about how it trains
-        stack = parse(member.how["algorithm"], trust, of_file=True).setup(task, torch.optim.Adam)
+        stack = parse(member.how["algorithm"], trust, of_file=True).setup(task, Adam)
     return tensors_of(stack)

@@ -82,7 +82,7 @@ class Run:
         """What the plan id is a hash of: everything that identifies the run before any data are read; no paths."""
         ref, options = self.dataset_ref, without_paths(self.options)  # the result id has the SHA-256 of files
         return {
-            "dataset": f"{ref.kind}:{self.data_name}" if ref.is_path else self.dataset,
+            "dataset": f"{ref.kind}:{self.data_name}{ref.added}" if ref.is_path else self.dataset,
             "targets": sorted(self.targets),
             "algorithm": without_locations(self.algorithm),
             "protocol": self.protocol,

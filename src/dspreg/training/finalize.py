@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -13,21 +14,20 @@ from dspreg.config.train_config import TRAIN_OPTIONS, TrainConfig
 from dspreg.config.trained_part import with_files
 from dspreg.errors import Notice
 from dspreg.io.text import escape_markdown, path_name
+from dspreg.metrics import ACCURACY, WORST, selection_value
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.schema import FORMAT as RESULT
+from dspreg.runs.trained_images import NAME as IMAGES
 from dspreg.training.experiment import Experiment
-from dspreg.training.model import load_stack, require_same_predictions, tensors_of
+from dspreg.training.model import BUILT, MODEL, load_stack, require_same_predictions, tensors_of
 from dspreg.training.records import domainbed_lines
+from dspreg.training.remarks import training_remarks
 from dspreg.training.serialization import pack
-from dspreg.training.state import State
-
-MODEL = "dspreg.model/1"
-BUILT = ("algorithm", "model", "image_size", "dropout", "frozen_bn")  # settings that make the network
-BUILT_LATER = ("features", "train")  # the same, left out where they are what they were before; of train lora alone
+from dspreg.training.state import Selected, State
 
 
-def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]:
-    """Write the files of a finished run, and read them back, verified."""
+def finish_run(experiment: Experiment, state: State, run: str, note: str = "") -> dict[str, Any]:
+    """Write the files of a finished run, and read them back, verified. `note` ends its card."""
     folder, chosen = state.folder, state.selected
     assert chosen is not None
     if experiment.execution.keep != "none":
@@ -35,6 +35,7 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
         last = tensors_of(state.algorithm)
         verify_predictions(experiment, state.algorithm, last)
         save_model(experiment, folder, "last.safetensors", last, state.t - 1)
+        folder.write(IMAGES, experiment.trained_images().to_bytes())  # so that evaluations know them
     records = list(folder.records)
     if experiment.execution.domainbed_records:
         folder.write("results.jsonl", domainbed_lines(experiment, records).encode())
@@ -48,11 +49,26 @@ def finish_run(experiment: Experiment, state: State, run: str) -> dict[str, Any]
         **{name: {k: by_step[t][k] for k in ("step", "validation", "accuracy")} for name, t in at.items()},
         "refreshes": sum(each.get("event") == "refresh" for each in folder.refreshes),
     }
-    folder.write("README.md", card(experiment, outcome).encode())
+    if remarks := remarks_of(experiment, records, chosen):
+        outcome["remarks"] = remarks
+    folder.write("README.md", (card(experiment, outcome) + note).encode())
     folder.finish(outcome)
     verified = folder.result()
     assert verified is not None
     return verified
+
+
+def remarks_of(experiment: Experiment, records: Sequence[Mapping[str, Any]], chosen: Selected) -> list[str]:
+    """What is odd about the training, see `training_remarks`."""
+    s = experiment.settings
+    return training_remarks(
+        records,
+        steps=s.steps,
+        selected=chosen.step if s.holdout else None,
+        values=[selection_value(each, experiment.sources, s.select_by) for each in records] if s.holdout else [],
+        predicted=chosen.predicted,
+        classes=experiment.data.classes,
+    )
 
 
 def verify_predictions(experiment: Experiment, algorithm: Algorithm, tensors: dict[str, Tensor]) -> None:
@@ -93,6 +109,18 @@ def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
         score = chosen["accuracy"].get(name, {}).get(which)
         shown = f"{100 * score:.1f} %" if score is not None else ""
         rows.append(f"| {escape_markdown(name)} | {role} | {inside:,} | {out:,} | {shown} |")
+    last = outcome["last"]["step"]
+    by = {ACCURACY: "mean accuracy", WORST: "accuracy of the worst domain"}.get(s.select_by, f"mean {s.select_by}")
+    figure = "" if s.select_by == ACCURACY else "mean accuracy "
+    chosen_by = (
+        f"The model selected is that of step {chosen['step']} of 0 … {last}, by the {by} on held-out images of the "
+        "sources\n"
+        f"({figure}{100 * chosen['validation']:.1f} %{AUGMENTED if s.augment_validation else ''})."
+        if s.holdout
+        else f"The model is that of the last step, {last}. It was trained on all images of the sources, so that\n"
+        "nothing here says how good it is: that is for runs of the same settings with a domain held out."
+    )
+    remarks = "".join(f"\n> **Before you use it:** {escape_markdown(each)}.\n" for each in outcome.get("remarks", []))
     target = (
         f"Target accuracy is that of its “in” part ({1 - s.holdout:.0%} of the images), as in DomainBed."
         if s.targets
@@ -101,14 +129,15 @@ def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
     kept = "" if experiment.execution.keep == "none" else USE
     return CARD.format(
         algorithm=escape_markdown(s.algorithm), data=escape_markdown(experiment.data.name),
-        rows="\n".join(rows), target=target, kept=kept,
-        step=chosen["step"], last=s.steps - 1, validation=f"{100 * chosen['validation']:.1f}", protocol=s.protocol,
-        augmented=", augmented as in DomainBed; plain ones score otherwise" if s.augment_validation else "",
+        rows="\n".join(rows), target=target, kept=kept, chosen=chosen_by, remarks=remarks, protocol=s.protocol,
         trial=s.trial, draw=s.draw, model=escape_markdown(s.model), tag=escape_markdown(w.tag),
         sha=w.sha256 or "none", size=s.image_size,
         optimizer=optimizer_text(s), batch=s.batch_size, trained=trained_text(s),
         classes=", ".join(map(escape_markdown, classes[:20])) + (", …" if len(classes) > 20 else ""),
     )  # fmt: skip
+
+
+AUGMENTED = ", augmented as in DomainBed; plain ones score otherwise"
 
 
 def optimizer_text(s: TrainConfig) -> str:
@@ -142,13 +171,12 @@ Or: `dspreg predict RUN image.jpg`, `dspreg evaluate RUN --dataset folder:PATH`,
 """
 
 CARD = """# {algorithm} on {data}
-{kept}
+{remarks}{kept}
 | domain | role | in | out | accuracy |
 |---|---|---|---|---|
 {rows}
 
-The model selected is that of step {step} of 0 … {last}, by the mean accuracy on held-out images of the sources
-({validation} %{augmented}).
+{chosen}
 {target}
 One run: another seed may differ by several points.
 
