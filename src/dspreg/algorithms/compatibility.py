@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dspreg.errors import ConfigError, Notice
+from dspreg.kinds import CLASSES, KINDS
 
 if TYPE_CHECKING:
     from dspreg.algorithms.base import Algorithm
 
+ONLY_CLASSES = frozenset({CLASSES})
 ARROWS = ("build", "forward", "loss", "gradient", "update")
 
 
@@ -27,6 +29,7 @@ class Compatibility:
             A layer above it that has its own would read the network elsewhere, and goes below.
         predicts_from_current_weights: They are made of the network's at that moment, so an average may stand above.
         owns_step: At the bottom of a stack: it makes its own steps, so that no layer above can change an arrow.
+        kinds: The kinds of task, of `dspreg.kinds`, that it is defined for.
         option: The option of the layer that demands it, for the message: `"engine 'gauss_newton'"`.
         not_compiled: Why the network can't be compiled under it, as the end of a sentence, with what to do; empty if it
             can: `"listens to features inside the network"`. Hooks that stay on modules are found without this.
@@ -39,6 +42,7 @@ class Compatibility:
     predicts_at_other_weights: bool = False
     predicts_from_current_weights: bool = False
     owns_step: bool = False
+    kinds: frozenset[str] = frozenset(KINDS)
     option: str = ""
     not_compiled: str = ""
 
@@ -95,6 +99,16 @@ def conflict(above: Algorithm, below: Algorithm) -> str | None:
     if shared and above.compatibility.calls_base_per_domain and below.compatibility.needs_several_domains:
         return f"{upper} asks for one domain at a time, which leaves {lower} below it nothing to compare"
     return None
+
+
+def require_kind_known(layers: tuple[Algorithm, ...], kind: str) -> None:
+    """Refuse a layer that is not defined for this kind of task: what it compares, such as classes, is not there."""
+    for layer in layers:
+        if kind not in layer.compatibility.kinds:
+            name = type(layer).__name__
+            who = f"{name} with {layer.compatibility.option}" if layer.compatibility.option else name
+            known = " or ".join(each for each in KINDS if each in layer.compatibility.kinds)
+            raise ConfigError(f"{who} needs {known}, and this task is of the kind {kind!r}. Leave {name} out")
 
 
 def require_trainable_featurizer(layers: tuple[Algorithm, ...]) -> None:

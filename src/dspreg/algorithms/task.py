@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dspreg.batches import Batch
-from dspreg.networks import Featurizer
+from dspreg.kinds import CLASSES, require_kind
+from dspreg.networks import Featurizer, Network
 from dspreg.randomness import Key
 
 
@@ -18,15 +19,19 @@ def _no_samples(t: int, batches: int) -> Mapping[str, Sequence[Batch]]:
 class Task:
     """All an algorithm learns about the experiment."""
 
-    num_classes: int
+    num_classes: int  # outputs of the network: classes, labels or numbers
     domains: tuple[str, ...]  # the source domains, in the order of `Batch.domain`
     steps_per_epoch: int  # counted over the sources alone
-    backbone: Callable[[], Featurizer]
+    backbone: Callable[[], Featurizer | Network]  # a network is a featurizer with a classifier of its own
     key: tuple[Key, ...] = ()  # of all randomness: data set, targets, trial, draw
     # samples(t, n): n batches of 32 images per source domain, evaluation transform, keyed by (key, t, "measure")
     samples: Callable[[int, int], Mapping[str, Sequence[Batch]]] = _no_samples
     # called at every pass of the network in a step: one that measures c, or searches, takes minutes and is not hung
     on_progress: Callable[[], None] = lambda: None
+    kind: str = CLASSES  # "classes", "multilabel" or "regression": see `dspreg.kinds`
+
+    def __post_init__(self) -> None:
+        require_kind(self.kind)
 
     @property
     def can_measure(self) -> bool:
@@ -45,5 +50,5 @@ class SourceValidation:
     """
 
     step: int  # the last one taken, counted from 0
-    accuracy: Mapping[str, float]  # by domain
-    loss: Mapping[str, float]  # mean cross-entropy, by domain
+    accuracy: Mapping[str, float]  # by domain; of several labels the mean average precision, of numbers R²
+    loss: Mapping[str, float]  # mean over samples, by domain: for classes the cross-entropy
