@@ -87,6 +87,10 @@ class Kind:
         """The name of the figure that selects."""
         return next(iter(self.figures))
 
+    def text(self, value: float) -> str:
+        """A value of that figure for people."""
+        return f"{100 * value:.1f} %" if self.shares else f"{self.title} {value:.3f}"
+
 
 CLASSES, MULTILABEL, REGRESSION = "classes", "multilabel", "regression"
 KINDS = {

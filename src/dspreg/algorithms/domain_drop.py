@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import ONLY_CLASSES, Compatibility
 from dspreg.algorithms.image_reader import domains_of, intercepted, repeat
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
@@ -48,6 +49,8 @@ class DomainDrop(Algorithm):
     discriminators are in `net`, so that layers above see them among the parameters. Changes `build`, `forward` and
     `loss`; one pass over twice the images.
     """
+
+    compatibility = Compatibility(kinds=ONLY_CLASSES)  # it compares predictions by their softmax
 
     def __init__(
         self,

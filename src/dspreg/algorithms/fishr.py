@@ -46,7 +46,7 @@ class Fishr(WarmUp):
         net = self.base.build(task)
         if not isinstance(net.classifier, nn.Linear):
             kind = type(net.classifier).__name__
-            raise ConfigError(f"Fishr needs a linear classifier, whose gradients have a closed form, and this is {kind}")
+            raise ConfigError(f"Fishr takes gradients of a linear classifier in closed form, and this one is {kind}")
         self.register_buffer("average", torch.zeros(task.num_domains, task.num_classes * (net.featurizer.width + 1)))
         return net
 

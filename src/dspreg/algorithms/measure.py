@@ -104,7 +104,7 @@ def loss_option(kind: str, of: str) -> dict[str, Any]:
         ConfigError: Labels would be drawn from a softmax, and the task is of another kind.
     """
     if of == "fisher" and kind != CLASSES:
-        raise ConfigError(f"of='fisher' draws classes from the network's softmax, and this task is of the kind {kind!r}")
+        raise ConfigError(f"of='fisher' draws classes from the softmax, and this task is of the kind {kind!r}")
     if of != "loss" or kind == CLASSES:
         return {}
 

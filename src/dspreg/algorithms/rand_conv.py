@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import ONLY_CLASSES, Compatibility
 from dspreg.algorithms.image_reader import repeat
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
@@ -36,6 +37,8 @@ class RandConv(Algorithm):
     for j = 1 already; here all three are of x, as in the paper. Changes `forward` and `loss`; one pass over three
     times the images.
     """
+
+    compatibility = Compatibility(kinds=ONLY_CLASSES)  # it compares predictions by their softmax
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 10.0, mix: bool = True, p: float = 1.0):
         super().__init__(base)

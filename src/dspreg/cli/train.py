@@ -18,6 +18,7 @@ from dspreg.config.parse import format_config, parse_assignment, parse_option, p
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS, TRAIN_OPTIONS, Execution, TrainConfig, resolve_config
 from dspreg.errors import ConfigError, Notice, Preempted
 from dspreg.io.text import escape_terminal
+from dspreg.kinds import KINDS, figures_of, kind_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -144,8 +145,9 @@ def collect_options(given: Any) -> dict[str, Any]:
 
 def summary(result: dict[str, Any], out: Path, finished_before: bool) -> str:
     chosen = result["selected"]
-    unseen = [f"{escape_terminal(name)} {100 * chosen['accuracy'][name]['in']:.1f} %" for name in result["targets"]]
-    lines = [f"held-out sources {100 * chosen['validation']:.1f} %, selected at step {chosen['step']}"]
+    kind, figures = KINDS[kind_of(chosen)], figures_of(chosen)
+    unseen = [f"{escape_terminal(name)} {kind.text(figures[name]['in'])}" for name in result["targets"]]
+    lines = [f"held-out sources {kind.text(chosen['validation'])}, selected at step {chosen['step']}"]
     if unseen:
         lines.insert(0, f"unseen {', '.join(unseen)}")
     where = f"{out} was finished before; every file is as it was" if finished_before else f"see {out / 'README.md'}"

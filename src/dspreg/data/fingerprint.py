@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from dspreg.data.images import TOGETHER, Images
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
-
-def fingerprint(domain: Sequence[tuple[Image, int]], on_progress: Callable[[], None] = lambda: None) -> str:
+def fingerprint(domain: Sequence[tuple[Any, Any]], on_progress: Callable[[], None] = lambda: None) -> str:
     """SHA-256, in hexadecimal, of a domain.
 
     Of image files: over the name, the name of the class and the SHA-256 of the bytes of each, in order. Moving or
     renaming the folder or touching its files changes nothing; a flipped byte, a renamed file, an image more does.
 
-    Of any other sequence: over the sizes, RGB pixels and labels, in order.
+    Of any other sequence of images: over the sizes, RGB pixels and labels, in order. Of tensors: over their types,
+    shapes, numbers and labels.
 
     Args:
         domain: All its images are read.
@@ -36,12 +36,28 @@ def fingerprint(domain: Sequence[tuple[Image, int]], on_progress: Callable[[], N
     else:
         for i in range(len(domain)):
             image, label = domain[i]
-            total.update(_line(*image.size, int(label)))
-            total.update(image.convert("RGB").tobytes())
+            if hasattr(image, "convert"):
+                total.update(_line(*image.size, *_numbers(label)))
+                total.update(image.convert("RGB").tobytes())
+            else:
+                from dspreg.data.transforms import as_input  # needs torch, and image files do not
+
+                given = as_input(image)
+                total.update(_line(str(given.dtype), *given.shape, *_numbers(label)))
+                total.update(given.numpy().tobytes())
             if i % TOGETHER == TOGETHER - 1:
                 on_progress()
     return total.hexdigest()
 
 
-def _line(*values: str | int) -> bytes:
+def _numbers(label: Any) -> list[float]:
+    """A class, or any single whole number, as such; the numbers of any other label."""
+    numbers = np.asarray(label)
+    if numbers.ndim == 0 and int(numbers) == numbers:
+        return [int(numbers)]
+    values: list[float] = numbers.reshape(-1).tolist()
+    return values
+
+
+def _line(*values: str | float) -> bytes:
     return json.dumps(values).encode() + b"\n"  # quoted, so that no two lists of values run into the same bytes

@@ -17,11 +17,11 @@ from dspreg.data.base import labels_of
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.loader import DomainSplit, SequentialBatches, reader_processes
 from dspreg.data.registry import open_dataset
-from dspreg.data.transforms import Transform
+from dspreg.data.transforms import Transform, Unchanged
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, DspregError, IntegrityError, Notice, resource_errors
 from dspreg.inference.adapt_bn import adapted, batch_norms
-from dspreg.inference.load import load, step_of
+from dspreg.inference.load import load, require_classes, step_of
 from dspreg.inference.metrics import Scores
 from dspreg.io.text import join_few
 from dspreg.protocol.description import RunDescription
@@ -116,6 +116,7 @@ def evaluate_run(
     """
     folder, device = RunFolder(run), resolve_device(device)
     model, transform = load(run, which, device, trust=trust)
+    require_classes(model, run, "evaluate")
     trained, result = RunDescription.from_json(folder.description()), folder.result() or {}
     if adapt != "none":
         batch_norms(model)  # said before any image is read
@@ -167,7 +168,7 @@ def split_source(trained: RunDescription, images: Sequence[Any], source: str) ->
 
 
 def _part(
-    data: DomainDataset, name: str, trained: RunDescription, transform: Transform
+    data: DomainDataset, name: str, trained: RunDescription, transform: Transform | Unchanged
 ) -> tuple[DomainSplit, str, str, str]:
     images = data.domain(name)
     prints = fingerprint(images)

@@ -15,9 +15,10 @@ from dspreg.algorithms import Task, parse
 from dspreg.algorithms.base import ERM
 from dspreg.algorithms.compatibility import overrides
 from dspreg.errors import ConfigError, IntegrityError, Notice
-from dspreg.inference.load import step_of
+from dspreg.inference.load import require_images, step_of
 from dspreg.inference.stored_model import load_model_file, read_model_file
 from dspreg.io.atomic_files import sha256_of_file
+from dspreg.networks.own import is_own_network
 from dspreg.networks.pretrained import make_backbone
 from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
@@ -66,7 +67,10 @@ def read_member(run: str | Path, which: str = "selected", trust: Sequence[str] =
     """A model of a finished run, verified; `trust` as in `load`."""
     file = model_file(run, which)
     folder = RunFolder(run)
-    model, _ = load_model_file(file, "cpu", trust)
+    model, loaded = load_model_file(file, "cpu", trust)
+    require_images(model, loaded, run, "an average of runs")
+    if is_own_network(RunDescription.from_json(folder.description()).config.model):
+        raise ConfigError(f"{run} is of a network of your own; averages of runs are of timm's and dspreg's")
     how, _ = read_model_file(file)
     layers = list(model.algorithm.layers())
     plain = all(
@@ -216,6 +220,7 @@ def tensors_at_start(member: Member, weights: str | None = None, trust: Sequence
         image_size=member.how["image_size"],
         dropout=member.how["dropout"],
         frozen_bn=member.how["frozen_bn"],
+        trust=(),
     )
     if backbone.weights.sha256 != trained.weights.get("sha256"):
         raise IntegrityError(

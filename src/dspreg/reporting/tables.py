@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dspreg.errors import ConfigError
+from dspreg.kinds import KINDS
 from dspreg.protocol.selection import RULES, TITLES, Choice, RunResult
 from dspreg.reporting import published
 from dspreg.reporting.conditions import group_runs
@@ -162,7 +163,7 @@ def _dataset(found: list[SelectedRow]) -> Table:
         if theirs:
             made += published_rows(each.label, [*cells, whole], theirs, 2)
             notes += [published.NOTE, *_unlike(each)]
-    title = f"{name}: accuracy on each domain held out, in %; {TITLES[rule]}"
+    title = f"{name}: {KINDS[found[0].runs[0].kind].title} on each domain held out, in %; {TITLES[rule]}"
     every = (*explain_marks(made), *dict.fromkeys(notes))
     return Table(name, title, rule, (*domains, "mean", "worst", "runs"), tuple(made), every)
 

@@ -30,10 +30,13 @@ from dspreg.data.loader import DomainSplit, MeasureSampler, TrainingSteps, reade
 from dspreg.data.readers import ReaderPool
 from dspreg.data.registry import open_dataset
 from dspreg.data.splits import split, split_stratified, steps_per_epoch
-from dspreg.data.transforms import Transform
+from dspreg.data.tasks import check_parts, check_samples, unchanged_inputs
+from dspreg.data.transforms import Transform, Unchanged
 from dspreg.data.verify import check_once
 from dspreg.devices import lacks_float64, resolve_device
 from dspreg.errors import ConfigError, DataError, Notice
+from dspreg.kinds import CLASSES, require_kind
+from dspreg.networks.own import is_own_network
 from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.precision import LossScaler, autocast, check_precision
 from dspreg.protocol.description import RunDescription
@@ -41,6 +44,7 @@ from dspreg.randomness import Key
 from dspreg.training.compiling import compile_network, require_compilable, require_compiler
 from dspreg.training.fastest import choose_folding, choose_layout, describe_computation, keep_begun
 
+Shown = Transform | Unchanged
 Progress = Callable[[int, int], None]
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # their versions may change results in the last bits
 
@@ -59,8 +63,9 @@ class Experiment:
     images: Mapping[str, Sequence[Any]]  # domain → (image, label) pairs
     splits: Mapping[str, tuple[list[int], list[int]]]  # domain → positions of "in" and "out"
     backbone: Backbone
+    inputs: Unchanged | None = None  # shape and type, where they are tensors
     on_read: Callable[[], None] = lambda: None  # called while files are hashed; may raise
-    parts: dict[tuple[str, str, Transform], DomainSplit] = field(default_factory=dict, init=False, compare=False)
+    parts: dict[tuple[str, str, Shown], DomainSplit] = field(default_factory=dict, init=False, compare=False)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -90,11 +95,12 @@ class Experiment:
         sizes = [len(self.splits[name][0]) for name in self.sources]
         return steps_per_epoch(sizes, self.settings.batch_size * len(sizes))
 
-    def part(self, domain: str, which: str, transform: Transform) -> DomainSplit:
+    def part(self, domain: str, which: str, transform: Shown) -> DomainSplit:
         """A split of a domain: the same object whenever it is asked for, so that readers know it."""
         positions = self.splits[domain][("in", "out").index(which)]
         return self.parts.setdefault(
-            (domain, which, transform), DomainSplit(domain, self.images[domain], positions, transform)
+            (domain, which, transform),
+            DomainSplit(domain, self.images[domain], positions, transform, self.data.kind, self.data.num_classes),
         )
 
     def reader_pool(self) -> ReaderPool:
@@ -103,7 +109,9 @@ class Experiment:
         every = [self.part(name, which, each) for name in self.images for which in ("in", "out") for each in shown]
         return ReaderPool(self.workers, every)
 
-    def transform(self, augment: bool) -> Transform:
+    def transform(self, augment: bool) -> Shown:
+        if self.inputs is not None:
+            return self.inputs
         last = self.execution.layout == CHANNELS_LAST
         return Transform(self.settings.image_size, self.backbone.mean, self.backbone.std, augment, last)
 
@@ -123,7 +131,8 @@ class Experiment:
         parts = [self.part(name, "in", self.transform(False)) for name in self.sources]
         workers = self.workers if readers is None else readers
         samples = MeasureSampler(parts, self.key, self.execution.device, workers, on_wait)
-        task = Task(self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress)
+        count, kind = self.data.num_classes, self.data.kind
+        task = Task(count, self.sources, self.epoch, self._network, self.key, samples, on_progress, kind)
         s = self.settings
 
         def adam(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -192,6 +201,7 @@ class Experiment:
             },
             domains=tuple(data.domains),
             classes=tuple(data.classes),
+            kind=data.kind,
             sizes={name: {"in": len(inside), "out": len(out)} for name, (inside, out) in self.splits.items()},
             fingerprints=self.fingerprints,
             weights=self.weights,
@@ -239,6 +249,15 @@ def prepare_experiment(
     for change in scaled:
         text = f"{change}, for {config.steps:,} of {PUBLISHED:,} steps; set it in the spec to override this"
         warnings.warn(text, Notice, stacklevel=2)
+    require_kind(data.kind)
+    if data.kind != CLASSES and config.split == "stratified":
+        raise ConfigError(
+            f"a split is stratified by classes, and {data.name} is of the kind {data.kind!r}; --split domainbed"
+        )
+    if data.kind != CLASSES and execution.domainbed_records:
+        raise ConfigError(f"DomainBed's records are of accuracies, and {data.name} is of the kind {data.kind!r}")
+    if is_own_network(config.model) and config.weights == "none":
+        raise ConfigError(f"--weights none is for networks with pretrained weights; {config.model} is as you create it")
     targets = tuple(name for name in data.domains if name in config.targets)  # in the data set's own order
     config = replace(config, algorithm=str(stack), targets=targets)
     if len(targets) == len(data.domains):
@@ -249,6 +268,10 @@ def prepare_experiment(
     images = {name: data.domain(name) for name in data.domains}
     splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
     check_splits(data, splits, config)
+    if data.tensors or data.kind != CLASSES:
+        labels = {name: check_samples(data, name, each, on_read) for name, each in images.items()}
+        if data.kind != CLASSES:
+            check_parts(data, labels, splits)
     backbone = make_backbone(
         config.model,
         weights=config.weights,
@@ -260,7 +283,8 @@ def prepare_experiment(
         execution = keep_begun(execution, begun_in)
     else:
         execution = choose_layout(choose_folding(execution, config, backbone), config, threads(execution))
-    experiment = Experiment(config, execution, asked, stack, data, images, splits, backbone, on_read)
+    inputs = unchanged_inputs(data) if data.tensors else None
+    experiment = Experiment(config, execution, asked, stack, data, images, splits, backbone, inputs, on_read)
     files = [each for each in images.values() if isinstance(each, Images)]
     if cache is not None and chosen.needed:
         cache.make_room(chosen.needed, experiment.file_hashes())

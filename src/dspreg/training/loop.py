@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.compatibility import overrides
 from dspreg.algorithms.measure import profile_stack
 from dspreg.algorithms.task import SourceValidation
@@ -25,10 +26,15 @@ from dspreg.data.verify import find_leaks
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted, resource_errors
 from dspreg.io.atomic_files import sha256
+from dspreg.io.text import join_few
+from dspreg.kinds import KINDS
+from dspreg.networks.own import is_own_network
 from dspreg.precision import LEAST_SCALE, multiplying
+from dspreg.randomness import untouched
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_path_at
 from dspreg.runs.status import FAILURE, read_failure
+from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.evaluate import tallies
@@ -69,12 +75,15 @@ def train(
         callbacks: Called with the progress, such as `dspreg.training.callbacks.ProgressBar`.
         pause: Called where training can stop without loss; raises `Preempted` to stop it.
         plan: The run of a sweep, as JSON; kept in run.json, but not part of the result id.
-        data: The data set of `settings`, if it is already open; its files are then not listed again.
+        data: The data set of `settings`, if it is already open, such as one of `join_domains`; its files are then not
+            listed again.
         display: Old name of `callbacks`, for a single one.
     """
     if out is None:
         raise ConfigError("train needs a folder for the run: train(config, out='runs/first')")
     execution = execution or Execution()
+    if data is not None and isinstance(settings, Mapping):
+        settings = {"dataset": data.name, **settings}
     folder, config = out if isinstance(out, RunFolder) else RunFolder(out), TrainConfig.of(settings)
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
@@ -107,6 +116,7 @@ def train(
         readers = until_the_end.enter_context(experiment.reader_pool())  # none is started before it is needed
         algorithm = experiment.algorithm(between_batches, stop.check_waiting, readers)  # errors come before the run
         saved_attributes_of(algorithm)  # and so does the error of a layer whose prediction can't be saved
+        require_outputs(experiment, algorithm)
         described = experiment.description(plan).to_json()
         was_finished = (folder / "result.json").exists()  # then no result can change
         run = folder.agree(described, changed_environment=was_finished or execution.allow_changed_environment)
@@ -201,6 +211,28 @@ def write_start_profile(state: State, data: bytes) -> None:
     state.folder.write(START_PROFILE, data)
 
 
+def require_outputs(experiment: Experiment, algorithm: Algorithm) -> None:
+    """Refuse a network of the user's own that takes no such inputs, or has not one output for each of `classes`."""
+    if not is_own_network(experiment.settings.model):
+        return
+    part = experiment.part(experiment.sources[0], "in", experiment.transform(False))
+    x = part.transform.normalise(part.batch(range(min(2, len(part))))[0]).to(experiment.execution.device)
+    with evaluation_mode(algorithm), torch.no_grad(), untouched():
+        try:
+            found = algorithm.predict(x)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            brief = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"{experiment.settings.model} takes no inputs of shape {tuple(x.shape)} ({x.dtype}): {brief}"
+            ) from error
+    wanted = (len(x), experiment.data.num_classes)
+    if tuple(found.shape) != wanted:
+        raise ConfigError(
+            f"{experiment.settings.model} returns {tuple(found.shape)} for {len(x)} inputs; wanted {wanted}, one "
+            f"output for each of {join_few(experiment.data.classes, 5)}"
+        )
+
+
 def with_display(callbacks: Iterable[TrainingCallback], display: Any) -> list[TrainingCallback]:
     """The callbacks, including one given by the old name."""
     if display is None:
@@ -286,14 +318,16 @@ def evaluate(
         pause=between_batches,
         on_wait=on_wait,
     )
-    accuracy: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, dict[str, float]]] = {}  # name → domain → split
     loss: dict[str, float] = {}
     for (domain, which, _), tally in zip(chosen, counted, strict=True):
         if domain not in s.targets and not tally.finite:
             raise Diverged(f"step {t}: the logits of {domain!r}, split {which!r}, are not finite", t)
-        accuracy.setdefault(domain, {})[which] = tally.accuracy
+        for name, value in tally.figures.items():
+            figures.setdefault(name, {}).setdefault(domain, {})[which] = value
         if domain in experiment.sources and which == "out":
             loss[domain] = tally.loss
+    accuracy = figures[KINDS[experiment.data.kind].figure]
     validation = sum(accuracy[name]["out"] for name in experiment.sources) / len(experiment.sources)
     if state.selected is None or validation > state.selected.validation:
         state.selected = Selected(t, validation, tensors_of(state.algorithm))
@@ -304,7 +338,7 @@ def evaluate(
         sources = {name: accuracy[name]["out"] for name in experiment.sources}
         state.algorithm.stack.report_validation(SourceValidation(t, sources, loss))
         keep_events(state)
-    return make_record(experiment, state, t, accuracy, validation, time.perf_counter() - started)
+    return make_record(experiment, state, t, figures, validation, time.perf_counter() - started)
 
 
 def validate_below(

@@ -13,6 +13,8 @@ from dspreg.algorithms import Task, parse
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.compatibility import overrides
 from dspreg.errors import ConfigError, IntegrityError
+from dspreg.io.importing import Trust
+from dspreg.kinds import CLASSES
 from dspreg.networks.pretrained import make_backbone
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.vectors import ParamVector, trainable
@@ -89,7 +91,9 @@ def match_tensors(algorithm: Algorithm, tensors: Mapping[str, Tensor], where: st
     return [_attribute(layer, name, start, rest, where) for start, layer, name in attributes]
 
 
-def load_stack(how: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, device: str = "cpu") -> Algorithm:
+def load_stack(
+    how: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, device: str = "cpu", *, trust: Trust = ()
+) -> Algorithm:
     """A trained stack, built from the contents of a model file alone.
 
     Args:
@@ -97,19 +101,21 @@ def load_stack(how: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
         tensors: As returned by `tensors_of`.
         where: Their source, for error messages.
         device: Device of the stack.
+        trust: Modules of networks of your own that `how` may name; None if it comes from no file.
     """
-    algorithm = build_stack(how, device)
+    algorithm = build_stack(how, device, trust=trust)
     load_tensors(algorithm, tensors, where)
     return algorithm
 
 
-def build_stack(how: Mapping[str, Any], device: str = "cpu") -> Algorithm:
+def build_stack(how: Mapping[str, Any], device: str = "cpu", *, trust: Trust = ()) -> Algorithm:
     """A stack with newly initialised weights.
 
     Args:
         how: How to build the network: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains",
             "step".
         device: Device of the stack. On `meta` it has shapes only and takes no memory.
+        trust: As in `load_stack`.
     """
     with torch.device("meta"):  # its width comes from a forward pass, which takes memory if images are large
         backbone = make_backbone(
@@ -118,8 +124,10 @@ def build_stack(how: Mapping[str, Any], device: str = "cpu") -> Algorithm:
             image_size=how["image_size"],
             dropout=how["dropout"],
             frozen_bn=how["frozen_bn"],
+            trust=trust,
         )
-    task = Task(len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_no_images)
+    count, kind = len(how["classes"]), how.get("kind", CLASSES)
+    task = Task(count, tuple(how["domains"]), 1, backbone.make, samples=_no_images, kind=kind)
     with torch.device(device) if device == "meta" else nullcontext():
         algorithm = parse(how["algorithm"], of_file=True).setup(task, torch.optim.Adam, device)
     algorithm.stack.steps = how["step"] + 1  # a prediction may depend on it
@@ -199,12 +207,16 @@ def require_same_predictions(algorithm: Algorithm, loaded: Algorithm, x: Tensor)
 
 
 class Model(nn.Module):
-    """Images (B, 3, H, W), transformed, to logits (B, C): what a trained stack predicts."""
+    """Images (B, 3, H, W), transformed, to logits (B, C): what a trained stack predicts.
 
-    def __init__(self, algorithm: Algorithm, classes: tuple[str, ...]):
+    Of another `kind` of task, outputs are what it says: logits of several labels, or numbers.
+    """
+
+    def __init__(self, algorithm: Algorithm, classes: tuple[str, ...], kind: str = CLASSES):
         super().__init__()
         self.algorithm = algorithm
         self.classes = classes
+        self.kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
         return self.algorithm.predict(x)

@@ -9,6 +9,7 @@ import torch
 
 from dspreg.domainbed.records import format_records
 from dspreg.errors import ConfigError
+from dspreg.kinds import figures_of
 from dspreg.training.experiment import Experiment
 from dspreg.training.state import State
 
@@ -17,7 +18,7 @@ def make_record(
     experiment: Experiment,
     state: State,
     t: int,
-    accuracy: dict[str, dict[str, float]],
+    figures: dict[str, dict[str, dict[str, float]]],
     validation: float,
     evaluating: float,
 ) -> dict[str, Any]:
@@ -27,8 +28,8 @@ def make_record(
         "step": t,
         "epoch": t / experiment.epoch,
         "log": log,  # means over the steps since the previous record
-        "accuracy": accuracy,
-        "validation": validation,  # mean over the sources of their "out" accuracy
+        **figures,  # accuracy, or those of another kind of task: domain → split → value
+        "validation": validation,  # mean over the sources of the "out" accuracy, or of the first of the others
         "weights": experiment.weights,
         "seconds": seconds | {"evaluate_seconds": evaluating},
     }
@@ -60,7 +61,7 @@ class TensorBoard:
 
     def add(self, record: dict[str, Any]) -> None:
         scalars = {f"log/{name}": value for name, value in record["log"].items()}
-        scalars |= {f"{w}/{name}": v for name, each in record["accuracy"].items() for w, v in each.items()}
+        scalars |= {f"{w}/{name}": v for name, each in figures_of(record).items() for w, v in each.items()}
         for name, value in (scalars | {"validation": record["validation"]}).items():
             self.writer.add_scalar(name, value, record["step"])
         self.writer.flush()
