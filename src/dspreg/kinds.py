@@ -89,7 +89,11 @@ class Kind:
 
     def text(self, value: float) -> str:
         """A value of that figure for people."""
-        return f"{100 * value:.1f} %" if self.shares else f"{self.title} {value:.3f}"
+        return f"{100 * value:.1f} %" if self.shares else f"{value:.3f}"
+
+    def phrase(self, value: float) -> str:
+        """The same, with what it is, where it is no accuracy."""
+        return self.text(value) if self.figure == "accuracy" else f"{self.title} {self.text(value)}"
 
 
 CLASSES, MULTILABEL, REGRESSION = "classes", "multilabel", "regression"

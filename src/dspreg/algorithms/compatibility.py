@@ -29,6 +29,11 @@ class Compatibility:
             A layer above it that has its own would read the network elsewhere, and goes below.
         predicts_from_current_weights: They are made of the network's at that moment, so an average may stand above.
         owns_step: At the bottom of a stack: it makes its own steps, so that no layer above can change an arrow.
+        rearranges_samples: The samples of its outputs are some of those that the network read, or in another order.
+        needs_samples_as_read: It has for every sample that the network reads something that its outputs are compared
+            with, so that no layer below may rearrange them.
+        differentiates_features: It differentiates the loss by the features, which are then to be those that logits were
+            computed from.
         kinds: The kinds of task, of `dspreg.kinds`, that it is defined for.
         option: The option of the layer that demands it, for the message: `"engine 'gauss_newton'"`.
         not_compiled: Why the network can't be compiled under it, as the end of a sentence, with what to do; empty if it
@@ -42,6 +47,9 @@ class Compatibility:
     predicts_at_other_weights: bool = False
     predicts_from_current_weights: bool = False
     owns_step: bool = False
+    rearranges_samples: bool = False
+    needs_samples_as_read: bool = False
+    differentiates_features: bool = False
     kinds: frozenset[str] = frozenset(KINDS)
     option: str = ""
     not_compiled: str = ""
@@ -95,6 +103,12 @@ def conflict(above: Algorithm, below: Algorithm) -> str | None:
     follows = above.compatibility.predicts_at_other_weights and below.compatibility.predicts_from_current_weights
     if below.compatibility.predicts_at_other_weights and overrides(type(above), "predict") and not follows:
         return f"{upper} has its own predict, which would not be at the weights that {lower} below it predicts with"
+    a, b = above.compatibility, below.compatibility
+    if b.rearranges_samples and a.needs_samples_as_read:
+        return f"{upper} compares outputs with what the network read, and {lower} below it hands on other samples"
+    for one, other, needs, changes in ((upper, lower, a, b), (lower, upper, b, a)):
+        if needs.differentiates_features and changes.rearranges_samples:
+            return f"{one} differentiates by the features of a step, and {other} hands on other samples than were read"
     shared = {"gradient", "update"}.intersection(arrows_of(type(above)), arrows_of(type(below)))
     if shared and above.compatibility.calls_base_per_domain and below.compatibility.needs_several_domains:
         return f"{upper} asks for one domain at a time, which leaves {lower} below it nothing to compare"

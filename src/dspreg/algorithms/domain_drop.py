@@ -50,7 +50,8 @@ class DomainDrop(Algorithm):
     `loss`; one pass over twice the images.
     """
 
-    compatibility = Compatibility(kinds=ONLY_CLASSES)  # it compares predictions by their softmax
+    # it compares predictions by their softmax
+    compatibility = Compatibility(kinds=ONLY_CLASSES, rearranges_samples=True)
 
     def __init__(
         self,

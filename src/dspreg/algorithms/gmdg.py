@@ -40,7 +40,9 @@ class GMDG(WithOracle):
     A. Batches must have one size. Changes `build`, `forward` and `loss`; a forward pass of the oracle and an SVD more.
     """
 
-    compatibility = Compatibility(trains_featurizer=True, not_compiled=LISTENS, kinds=ONLY_CLASSES)
+    compatibility = Compatibility(
+        trains_featurizer=True, not_compiled=LISTENS, differentiates_features=True, kinds=ONLY_CLASSES
+    )
     space = {
         "weight": Choice(0.01, 0.1),
         "shift": Choice(0.001, 0.01, 0.1),

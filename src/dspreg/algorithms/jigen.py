@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.image_reader import intercepted
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
@@ -35,6 +36,8 @@ class JiGen(Algorithm):
     from those before it in Hamming distance, among 1,000 drawn at random; the set is not theirs. The second classifier
     is `net.jigen`. Changes `build`, `forward` and `loss`; no extra pass.
     """
+
+    compatibility = Compatibility(needs_samples_as_read=True)
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 0.7, whole: float = 0.9, orders: int = 30):
         super().__init__(base)

@@ -38,7 +38,8 @@ class RandConv(Algorithm):
     times the images.
     """
 
-    compatibility = Compatibility(kinds=ONLY_CLASSES)  # it compares predictions by their softmax
+    # it compares predictions by their softmax
+    compatibility = Compatibility(kinds=ONLY_CLASSES, rearranges_samples=True)
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 10.0, mix: bool = True, p: float = 1.0):
         super().__init__(base)

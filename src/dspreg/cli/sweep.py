@@ -286,7 +286,7 @@ def outcome(state: RunState) -> str:
         return f"{state.status}: {escape_terminal(state.reason)}"
     chosen, targets = state.result["selected"], state.result["targets"]
     kind, figures = KINDS[kind_of(chosen)], figures_of(chosen)
-    return "unseen " + ", ".join(f"{escape_terminal(name)} {kind.text(figures[name]['in'])}" for name in targets)
+    return "unseen " + ", ".join(f"{escape_terminal(name)} {kind.phrase(figures[name]['in'])}" for name in targets)
 
 
 def _flag(name: str) -> str:

@@ -146,8 +146,8 @@ def collect_options(given: Any) -> dict[str, Any]:
 def summary(result: dict[str, Any], out: Path, finished_before: bool) -> str:
     chosen = result["selected"]
     kind, figures = KINDS[kind_of(chosen)], figures_of(chosen)
-    unseen = [f"{escape_terminal(name)} {kind.text(figures[name]['in'])}" for name in result["targets"]]
-    lines = [f"held-out sources {kind.text(chosen['validation'])}, selected at step {chosen['step']}"]
+    unseen = [f"{escape_terminal(name)} {kind.phrase(figures[name]['in'])}" for name in result["targets"]]
+    lines = [f"held-out sources {kind.phrase(chosen['validation'])}, selected at step {chosen['step']}"]
     if unseen:
         lines.insert(0, f"unseen {', '.join(unseen)}")
     where = f"{out} was finished before; every file is as it was" if finished_before else f"see {out / 'README.md'}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspreg.errors import ConfigError
+from dspreg.errors import ConfigError, DataError
 from dspreg.io.text import did_you_mean
 from dspreg.kinds import CLASSES
 
@@ -75,6 +75,18 @@ class DomainDataset(ABC):
                 f"Known: {', '.join(self.domains)}. "
                 f"Use one of these full names; abbreviations and positions are not understood."
             )
+
+
+def split_pair(sample: Any) -> tuple[Any, Any]:
+    """x and y of a sample; a tensor of two rows is no pair.
+
+    Raises:
+        DataError: It is none.
+    """
+    if not isinstance(sample, tuple | list) or len(sample) != 2:
+        found = f"{type(sample).__name__} of {len(sample)}" if hasattr(sample, "__len__") else type(sample).__name__
+        raise DataError(f"a sample is a {found}; wanted a pair (x, y)")
+    return sample[0], sample[1]
 
 
 def labels_of(domain: Sequence[tuple[Any, Any]]) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dspreg.data.base import DomainDataset
+from dspreg.data.base import DomainDataset, split_pair
 from dspreg.errors import DataError
 from dspreg.kinds import CLASSES, require_kind
 
@@ -84,8 +84,4 @@ def join_domains(
 
 
 def _is_image(sample: Any) -> bool:
-    try:
-        x, _ = sample
-    except (TypeError, ValueError):
-        raise DataError(f"a sample is a {type(sample).__name__}; wanted a pair (x, y)") from None
-    return hasattr(x, "convert")  # of PIL, which need not be imported for it
+    return hasattr(split_pair(sample)[0], "convert")  # of PIL, which need not be imported for it

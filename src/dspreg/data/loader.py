@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dspreg.batches import Batch
+from dspreg.data.base import split_pair
 from dspreg.data.images import Images
 from dspreg.data.readers import ReaderPool, iterate_batches
 from dspreg.data.sampling import draw_measure_batches, draw_training_batch
@@ -45,7 +46,7 @@ class DomainSplit:
         themselves.
         """
         if isinstance(self.transform, Unchanged):
-            pairs = [self.images[self.positions[place]] for place in chosen]
+            pairs = [split_pair(self.images[self.positions[place]]) for place in chosen]
             inputs = [self.transform(x) for x, _ in pairs]
             return torch.stack(inputs), self.labels([y for _, y in pairs])
         size, labels = self.transform.size, []

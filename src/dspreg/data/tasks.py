@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dspreg.data.base import DomainDataset
+from dspreg.data.base import DomainDataset, split_pair
 from dspreg.data.transforms import Unchanged, as_input
 from dspreg.errors import DataError
 from dspreg.kinds import CLASSES, MULTILABEL, useless_labels
@@ -65,10 +65,7 @@ def check_samples(
     for i in range(len(samples)):
         where = f"{data.name}: sample {i} of {domain!r}"
         try:
-            x, y = samples[i]
-        except (TypeError, ValueError):
-            raise DataError(f"{where} is no pair (x, y)") from None
-        try:
+            x, y = split_pair(samples[i])
             if shown is not None and not bool(shown(x).isfinite().all()):
                 raise DataError("an input has numbers that are not finite")
             labels.append(_checked_label(data, y))
