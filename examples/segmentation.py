@@ -43,7 +43,11 @@ def main() -> None:
     unseen = cameras.pop("west")
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=2, dilation=2), nn.ReLU(), nn.Conv2d(8, 1, 1)
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=2, dilation=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 1, 1),
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     penalty = dspreg.Penalty(model, weight=1e-2)
