@@ -45,7 +45,7 @@ def main() -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1),
         nn.ReLU(),
-        nn.Conv2d(8, 8, 3, padding=2, dilation=2),
+        nn.Conv2d(8, 8, 5, padding=2),
         nn.ReLU(),
         nn.Conv2d(8, 1, 1),
     )

@@ -1,5 +1,6 @@
 """Examples do what their first lines say."""
 
+import os
 import re
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def test_measure_sensitivity_tells_the_two_parameters_apart():
 @pytest.fixture
 def examples_importable(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "examples"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "examples"), prepend=os.pathsep)
 
 
 @pytest.mark.usefixtures("examples_importable")

@@ -12,7 +12,7 @@ from dspreg.kinds import CLASSES, KINDS
 if TYPE_CHECKING:
     from dspreg.algorithms.base import Algorithm
 
-ONLY_CLASSES = frozenset({CLASSES})
+ONLY_CLASSES = (CLASSES,)
 ARROWS = ("build", "forward", "loss", "gradient", "update")
 
 
@@ -50,7 +50,7 @@ class Compatibility:
     rearranges_samples: bool = False
     needs_samples_as_read: bool = False
     differentiates_features: bool = False
-    kinds: frozenset[str] = frozenset(KINDS)
+    kinds: tuple[str, ...] = tuple(KINDS)
     option: str = ""
     not_compiled: str = ""
 

@@ -24,7 +24,7 @@ class SD(Algorithm):
     the paper has half the sum over classes. Changes `loss`; no extra pass.
     """
 
-    compatibility = Compatibility(kinds=frozenset({CLASSES, MULTILABEL}))  # of numbers, z is the prediction itself
+    compatibility = Compatibility(kinds=(CLASSES, MULTILABEL))  # of numbers, z is the prediction itself
     space = {"weight": LogUniform(-5, -1, key="sd_reg")}
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 0.1):
