@@ -167,7 +167,7 @@ def _own(name: str, weights: str, dropout: float, frozen_bn: bool, trust: Trust)
         warnings.warn(
             f"{text} normalise. For a network that is not pretrained give --frozen-bn no", Notice, stacklevel=3
         )
-    inner = cast(nn.Module, template.model) if isinstance(template, OwnFeaturizer) else None
+    inner = template.model if isinstance(template, OwnFeaturizer) else None
     pretrained = inner is not None and getattr(inner, "pretrained_cfg", None)
     mean, std = normalisation(inner) if inner is not None and pretrained else IMAGENET
     from_file = source.source == "file"
