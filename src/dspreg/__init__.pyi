@@ -23,6 +23,11 @@ from dspreg.launch.launcher import sweep as sweep
 from dspreg.protocol.leave_one_out import leave_one_out as leave_one_out
 from dspreg.runs.run import Run as Run
 from dspreg.runs.status import RunStatus as RunStatus
+from dspreg.sites.estimate import estimate as estimate
+from dspreg.sites.results import Estimate as Estimate
+from dspreg.forecast.sites import forecast_new_site as forecast_new_site
+from dspreg.forecast.sites import SiteAccuracy as SiteAccuracy
+from dspreg.forecast.sites import Forecast as Forecast
 from dspreg.reporting.report import report as report
 from dspreg.reporting.report import Report as Report
 from dspreg.reporting.load import load_runs as load_runs
@@ -33,6 +38,7 @@ from dspreg.reporting.tables import SelectedRow as SelectedRow
 from dspreg.reporting.contrasts import contrast as contrast
 from dspreg.reporting.contrasts import Contrast as Contrast
 from dspreg.inference.load import load as load
+from dspreg.inference.load import LoadedModel as LoadedModel
 from dspreg.inference.export import export as export
 from dspreg.data.registry import open_dataset as open_dataset
 from dspreg.sensitivity.measure import measure as measure
@@ -69,6 +75,7 @@ from dspreg.errors import DataError as DataError
 from dspreg.errors import IntegrityError as IntegrityError
 from dspreg.errors import ResourceError as ResourceError
 from dspreg.errors import Notice as Notice
+from dspreg.inference.calibrate import calibrate_run as calibrate
 from dspreg.inference.evaluate_run import evaluate_run as evaluate
 from dspreg.inference.predict import predict_images as predict
 from dspreg.inference.soup import average_runs as average_runs

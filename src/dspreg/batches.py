@@ -23,6 +23,7 @@ class Batch:
     x: Tensor  # (B, …) images, or any other inputs
     y: Tensor  # (B,) classes, or (B, C): soft labels, several labels, numbers
     domain: int  # position among the source domains
+    weights: Tensor | None = None  # (B,) how much each sample counts in the loss, 1 in the mean; None: all the same
 
     def __len__(self) -> int:
         return len(self.x)
@@ -42,6 +43,7 @@ class Outputs:
     domains: tuple[int, ...]
     weights: Tensor  # (D,) share of each domain's risk
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # what a layer's forward passes to its loss, by name
+    sample_weights: Tensor | None = None  # (N,) how much each sample counts in the loss; None: all the same
     kind: str = CLASSES  # of the task, which says what the loss of a sample is
 
     @classmethod
@@ -50,16 +52,21 @@ class Outputs:
         sizes = tuple(len(b) for b in batches)
         weights = send(torch.tensor(sizes, dtype=at_least_float32(logits).dtype), logits.device) / sum(sizes)
         labels = join_labels([b.y for b in batches])
-        return cls(features, logits, labels, sizes, tuple(b.domain for b in batches), weights, kind=kind)
+        given, own = join_weights(batches), tuple(b.domain for b in batches)
+        return cls(features, logits, labels, sizes, own, weights, sample_weights=given, kind=kind)
 
     def by_domain(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """The rows of each domain, as views."""
         return torch.split(tensor, list(self.sizes))
 
     def risks(self) -> Tensor:
-        """Mean loss of the samples per domain, for classes the cross-entropy. (D,)"""
-        losses = sample_losses(self.kind, self.logits, self.labels)
+        """Mean loss of the samples per domain, for classes the cross-entropy; of weighted ones mean_i w_i ℓ_i. (D,)"""
+        losses = self.weigh(sample_losses(self.kind, self.logits, self.labels))
         return torch.stack([loss.mean() for loss in self.by_domain(losses)])
+
+    def weigh(self, each: Tensor) -> Tensor:
+        """What samples contribute to the loss (N,), by the weight of each."""
+        return each if self.sample_weights is None else each * self.sample_weights.to(each.dtype)
 
     def replace(self, **changes: Any) -> Outputs:
         return replace(self, **changes)
@@ -128,6 +135,13 @@ def loss_slopes(kind: str, logits: Tensor, labels: Tensor) -> Tensor:
 def at_least_float32(tensor: Tensor) -> Tensor:
     """float32 instead of half precision, which is for networks and not for sums over a batch."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def join_weights(batches: Sequence[Batch]) -> Tensor | None:
+    """The weights of all samples, 1 where a batch has none; None if no batch has any."""
+    if all(b.weights is None for b in batches):
+        return None
+    return torch.cat([b.y.new_ones(len(b), dtype=torch.float32) if b.weights is None else b.weights for b in batches])
 
 
 def join_labels(labels: Sequence[Tensor]) -> Tensor:

@@ -46,6 +46,7 @@ class Anchor(Algorithm):
     Changes `gradient`, and `update` for the refresh. No pass beside those of the refreshes.
     """
 
+    compatibility = Compatibility(trains_featurizer=True)
     space = {"weight": LogUniform(-3, 1)}
     saved_attributes = ("start", "w", "refreshed_at")
     instead: ClassVar[str] = "by='ones'"  # what to use where s can't be measured

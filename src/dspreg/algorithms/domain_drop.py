@@ -51,7 +51,7 @@ class DomainDrop(Algorithm):
     """
 
     # it compares predictions by their softmax
-    compatibility = Compatibility(kinds=ONLY_CLASSES, rearranges_samples=True)
+    compatibility = Compatibility(kinds=ONLY_CLASSES, rearranges_samples=True, reads_images=True)
 
     def __init__(
         self,
@@ -113,6 +113,8 @@ class DomainDrop(Algorithm):
             out: Outputs = self.base(repeat(batches, 2))
             told = torch.stack([loss for stage in stages for loss in stage.losses]).mean()
         copies = {name: by_copy(out, getattr(out, name)) for name in ("features", "logits", "labels")}
+        if out.sample_weights is not None:
+            copies["sample_weights"] = by_copy(out, out.sample_weights)
         return out.replace(**copies, extras={**out.extras, "DomainDrop": told})
 
     def loss(self, out: Outputs) -> Tensor:

@@ -50,7 +50,7 @@ class FisherTune(Algorithm):
     Changes `update`; no extra pass beside those of measuring.
     """
 
-    compatibility = Compatibility(kinds=ONLY_CLASSES)
+    compatibility = Compatibility(trains_featurizer=True, kinds=ONLY_CLASSES)
     experimental = True
     step_options = ("warmup", "growth", "refresh_steps")
     saved_attributes = ("ranks", "refreshed_at")

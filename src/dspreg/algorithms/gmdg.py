@@ -41,7 +41,12 @@ class GMDG(WithOracle):
     """
 
     compatibility = Compatibility(
-        trains_featurizer=True, not_compiled=LISTENS, differentiates_features=True, kinds=ONLY_CLASSES
+        trains_featurizer=True,
+        reads_images=True,
+        not_compiled=LISTENS,
+        not_weighted="learns to embed labels by a loss of its own",
+        differentiates_features=True,
+        kinds=ONLY_CLASSES,
     )
     space = {
         "weight": Choice(0.01, 0.1),

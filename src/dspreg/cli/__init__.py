@@ -15,10 +15,13 @@ from dspreg.cli import (
     cancel,
     data,
     doctor,
+    estimate,
     evaluate,
     export,
+    head,
     import_sweep,
     measure,
+    new,
     paper,
     predict,
     report,
@@ -37,6 +40,7 @@ from dspreg.io.text import escape_terminal
 
 COMMANDS = (
     train,
+    estimate,
     sweep,
     status,
     retry,
@@ -51,13 +55,16 @@ COMMANDS = (
     soup,
     data,
     weights,
+    head,
     algorithms,
+    new,
     doctor,
 )
 
 EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print
   dspreg train --dataset folder:photos --target site-4 --algorithm CORAL+DSPReg --out runs/site-4
+  dspreg estimate folder:photos --out result
   dspreg sweep --dataset digits --algorithms ERM DSPReg --draws 1 --only training --store runs/digits
   dspreg status runs/digits
   dspreg report runs/digits
@@ -69,7 +76,9 @@ EXAMPLES = """examples:
   dspreg data get PACS
   dspreg data verify folder:photos
   dspreg weights get resnet50.tv_in1k
+  dspreg head make --model ViT-B-16 --pretrained openai --dataset PACS --out pacs.safetensors
   dspreg algorithms DSPReg
+  dspreg new my-study
   dspreg doctor
 
 each command has its own: dspreg train --help

@@ -13,6 +13,7 @@ from dspreg.kinds import CLASSES
 
 if TYPE_CHECKING:
     from dspreg.data.cache import Cache
+    from dspreg.data.findings import Finding
 
 
 class DomainDataset(ABC):
@@ -40,7 +41,11 @@ class DomainDataset(ABC):
         evaluate_every: Steps between two evaluations, unless the user says otherwise.
         image_size: Height and width that images are brought to, in pixels.
         small: Whether images are small: a small network, a higher learning rate and no photographic augmentation.
+        own: Whether they are images of the user's own, given by a path or from the hub: their defaults differ from
+            those of benchmarks.
         notices: What was odd about the data, in sentences.
+        findings: The same by severity, as far as it is told apart.
+        faults: What is wrong with the data, of a data set that was opened leniently; otherwise that was refused.
         cache: Where data sets of image files keep decoded pixels; see `open_cache`. Others ignore it.
     """
 
@@ -53,7 +58,10 @@ class DomainDataset(ABC):
     evaluate_every: int = 300
     image_size: int = 224
     small: bool = False
+    own: bool = False
     notices: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    faults: tuple[Finding, ...] = ()
     cache: Cache | None = None
 
     def __init__(self, root: str | Path | None = None) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
+from dspreg.data.annotations import NONE, Annotations
 from dspreg.data.decode import decode_bytes, stamped_contents
 from dspreg.data.pixels import put_pixels, resize
 from dspreg.errors import DataError
@@ -35,7 +36,10 @@ class Images(Sequence[tuple["Image", int]]):
         labels: Positions in `classes`.
         classes: Of the data set, not only of this domain.
         cache: Where decoded pixels are kept, if anywhere.
+        annotations: Group, part and weight of each, as far as they are given.
     """
+
+    annotations: Annotations = NONE
 
     def __init__(
         self,
@@ -56,6 +60,17 @@ class Images(Sequence[tuple["Image", int]]):
 
     def __len__(self) -> int:
         return len(self.files)
+
+    @property
+    def groups(self) -> tuple[str, ...] | None:
+        """Which images belong together, if that is known; who stands by itself is a group of one."""
+        said = self.annotations.groups
+        return None if said is None else tuple(g or f"image {n}" for g, n in zip(said, self.names, strict=True))
+
+    @property
+    def metadata(self) -> Mapping[str, tuple[str, ...]]:
+        """Further columns of their table."""
+        return self.annotations.metadata
 
     @overload
     def __getitem__(self, i: int) -> tuple[Image, int]: ...
@@ -109,6 +124,7 @@ class Images(Sequence[tuple["Image", int]]):
             [self.files[i] for i in at], [self.names[i] for i in at], [self.labels[i] for i in at],
             self.classes, self.cache,
         )  # fmt: skip
+        part.annotations = self.annotations.select(at)
         part._hashes = [self._hashes[i] for i in at]
         part._stamps = array("q", (self._stamps[i] for i in at))
         return part

@@ -14,6 +14,7 @@ from dspreg.io.text import nearest
 from dspreg.networks import torchvision_models
 from dspreg.networks.backbones import SmallCNN
 from dspreg.networks.hub import download_weights
+from dspreg.networks.lean_imports import import_timm
 from dspreg.networks.network import Network
 from dspreg.networks.own import call_factory, is_own_network
 from dspreg.networks.pretrained import IMAGENET, NO_WEIGHTS, PerChannel, make_backbone
@@ -153,11 +154,9 @@ def _from_factory(name: str, weights: str) -> FullNetwork:
 
 
 def _import_factory(name: str) -> Any:
-    import timm
-
     try:
         return import_object(name)
     except ConfigError as error:
-        near = nearest(name.partition(".")[0], timm.list_models(), 0.7)
+        near = nearest(name.partition(".")[0], import_timm().list_models(), 0.7)
         hint = f" Or did you mean timm's {near!r}?" if near and "no module" in str(error) else ""
         raise ConfigError(f"{error}{hint}") from error

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dspreg.errors import ConfigError, DspregError
 from dspreg.io.importing import Trust, import_object, is_import_path
 from dspreg.networks.batch_norm import freeze_statistics
+from dspreg.networks.lean_imports import import_timm
 from dspreg.networks.network import Featurizer, Network
 from dspreg.networks.weights import Weights, load_file
 from dspreg.randomness import seeded
@@ -26,9 +27,7 @@ def is_own_network(name: str) -> bool:
     """Whether a name is an import path, and not a timm network with a tag."""
     if not is_import_path(name):
         return False
-    import timm
-
-    return name.partition(".")[0] not in timm.list_models()
+    return name.partition(".")[0] not in import_timm().list_models()
 
 
 class OwnFeaturizer(Featurizer):

@@ -10,17 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.errors import ConfigError, IntegrityError
+from dspreg.networks.lean_imports import compiler_deferred, import_timm
 from dspreg.networks.weights import load_file
 from dspreg.randomness import untouched
 
 # what a network raises for images of a size it cannot process
 UNFIT = (RuntimeError, ValueError, AssertionError, IndexError, ZeroDivisionError)
 
+EMBEDDING = "embedding"
+POOLS = {"token": "token", "mean": "avg"}  # features → timm's word
+
 
 def pretrained_config(name: str) -> Any:
     """timm's configuration of the pretrained weights of a name; None if there are none."""
-    import timm
-
+    timm = import_timm()
     architecture, dot, tag = name.partition(".")
     known = timm.list_models()
     if architecture not in known:
@@ -47,11 +50,6 @@ def hub_location(name: str, config: Any) -> tuple[str, str]:
     return config.hf_hub_id, f"{architecture}.{config.tag}" if config.tag else architecture
 
 
-def create_backbone(name: str, image_size: int | None) -> nn.Module:
-    """A new network without its head; `image_size` None for its default size."""
-    return create_with_head(name, image_size, 0)[0]
-
-
 def create_with_head(name: str, image_size: int | None, num_classes: int | None) -> tuple[nn.Module, str]:
     """A new network with timm's own head, and the timm call that creates it.
 
@@ -60,8 +58,7 @@ def create_with_head(name: str, image_size: int | None, num_classes: int | None)
         image_size: Height and width in pixels; None for the network's default.
         num_classes: Outputs of the head; 0 for no head, None for the network's default.
     """
-    import timm
-
+    timm = import_timm()
     classes: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     call = f"timm.create_model({name!r}" + "".join(f", {option}={value}" for option, value in classes.items())
     if image_size is not None:
@@ -128,7 +125,7 @@ def _heads(model: nn.Module, state: dict[str, Tensor]) -> tuple[str, ...]:
 def width_of(model: nn.Module, name: str, image_size: int) -> int:
     """The number of features, by a forward pass: for some networks `num_features` is a different number.
 
-    Within `torch.device("meta")`, of a network made there, the pass takes no memory.
+    Within `shapes_alone`, of a network made there, the pass takes no memory.
     """
     model.eval()
     try:
@@ -147,17 +144,55 @@ def width_of(model: nn.Module, name: str, image_size: int) -> int:
     return features.shape[1]
 
 
+def stated_width(model: nn.Module) -> int | None:
+    """The number of features that timm says a network without its head returns."""
+    stated = getattr(model, "head_hidden_size", None) or getattr(model, "num_features", None)
+    return stated if isinstance(stated, int) else None
+
+
+def choose_features(model: nn.Module, name: str, features: str) -> None:
+    """Let a transformer without its head return its class token, or the mean of its patch tokens.
+
+    Raises:
+        ConfigError: The network has none.
+    """
+    if features not in POOLS:
+        return
+    prefix = getattr(model, "num_prefix_tokens", None)
+    pools: Any = getattr(model, "reset_classifier", None)
+    if prefix is None or getattr(model, "attn_pool", None) is not None or pools is None:
+        what = "pools its tokens by attention" if prefix is not None else "has no tokens, but maps that it pools"
+        raise ConfigError(f"{name} {what}; features={features} is for vision transformers. Leave it out")
+    if features == "token" and not prefix:
+        raise ConfigError(f"{name} has patch tokens and no class token; use features=mean, or leave it out")
+    pools(0, global_pool=POOLS[features])
+
+
+def require_embedding(name: str, config: Any) -> int:
+    """The size of the embedding of a CLIP network, which timm has as its head.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    size = config.num_classes if config is not None else 0
+    if "clip" not in name or not size:
+        raise ConfigError(
+            f"{name} has no image embedding that texts are compared with. CLIP's networks have: dspreg weights list "
+            "'vit_*clip*' shows them. For others leave features and head out"
+        )
+    return int(size)
+
+
 def normalisation(model: nn.Module) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    from timm import data
+    with compiler_deferred():
+        from timm import data
 
     config: dict[str, Any] = data.resolve_model_data_config(model)  # type: ignore
     return config["mean"], config["std"]
 
 
 def _size_error(name: str, image_size: int, error: Exception) -> ConfigError:
-    import timm
-
-    config = timm.get_pretrained_cfg(name)
+    config = import_timm().get_pretrained_cfg(name)
     default = config.input_size[-1] if config else 224
     fault = "too small for" if image_size < default else "not possible with"
     detail = str(error).strip().partition("\n")[0] or type(error).__name__

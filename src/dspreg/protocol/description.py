@@ -23,6 +23,7 @@ class RunDescription:
         kind: Of the task, as in `dspreg.kinds`.
         sizes: Domain → number of "in" and "out" images.
         fingerprints: Domain → fingerprint of its images.
+        annotations: Domain → SHA-256 of the groups, parts and weights of its images, as far as training used any.
         weights: Where the network's weights come from, with their SHA-256.
         environment: Versions, threads and device, of which the result's bits depend.
         where: Paths, the spec as the user wrote it, and how it was run. No part of the id.
@@ -40,6 +41,7 @@ class RunDescription:
     where: Mapping[str, Any] = field(default_factory=dict)
     soup: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
     kind: str = CLASSES
 
     def to_json(self) -> dict[str, Any]:
@@ -52,6 +54,7 @@ class RunDescription:
                 **({} if self.kind == CLASSES else {"kind": self.kind}),
                 "sizes": {name: dict(each) for name, each in self.sizes.items()},
                 "fingerprints": dict(self.fingerprints),
+                **({"annotations": dict(self.annotations)} if self.annotations else {}),
             },
             "weights": dict(self.weights),
             "environment": dict(self.environment),
@@ -74,6 +77,7 @@ class RunDescription:
             where=value.get("where", {}),
             soup=value.get("soup", {}),
             id=value.get("id", ""),
+            annotations=data.get("annotations", {}),
             kind=data.get("kind", CLASSES),
         )
 

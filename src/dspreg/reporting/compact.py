@@ -6,6 +6,7 @@ and the numbers of a run in one array. Every number and every text is as it was.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,8 @@ class Layout(NamedTuple):
 
     accuracy: tuple[tuple[str, tuple[str, ...]], ...]  # domains, each with its splits
     logs_loss: bool
-    figure: str  # "accuracy", or the one that another kind of task selects by
+    metrics: tuple[tuple[str, tuple[str, ...]], ...] = ()  # sources, each with the names of further figures
+    figure: str = "accuracy"  # or the one that another kind of task selects by
 
 
 class CompactRecords(Sequence[Record]):
@@ -32,7 +34,8 @@ class CompactRecords(Sequence[Record]):
     Args:
         steps: Of every record.
         layouts: Of every record.
-        numbers: Of all records: validation, the loss if it was logged, accuracies in the layout's order.
+        numbers: Of all records: validation, the loss if it was logged, accuracies and metrics in the layout's order;
+            NaN where a record has null.
     """
 
     __slots__ = ("layouts", "numbers", "steps")
@@ -45,13 +48,18 @@ class CompactRecords(Sequence[Record]):
 
     def __iter__(self) -> Iterator[Record]:
         numbers = iter(self.numbers)
-        for step, (accuracy, logs_loss, figure) in zip(self.steps, self.layouts, strict=True):
-            record: dict[str, Any] = {"step": step, "validation": next(numbers)}
+        for step, (accuracy, logs_loss, metrics, figure) in zip(self.steps, self.layouts, strict=True):
+            record: dict[str, Any] = {"step": step, "validation": _number(next(numbers))}
             if logs_loss:
                 record["log"] = {"loss": next(numbers)}
             record[figure] = {
                 name: dict(zip(splits, islice(numbers, len(splits)), strict=True)) for name, splits in accuracy
             }
+            if metrics:
+                record["metrics"] = {
+                    name: dict(zip(names, map(_number, islice(numbers, len(names))), strict=True))
+                    for name, names in metrics
+                }
             yield record
 
     @overload
@@ -89,17 +97,19 @@ class Compactor:
         steps, layouts, numbers = [], [], array("d")
         for each in records:
             accuracy, loss = figures_of(each), each.get("log", {}).get("loss")
-            domains = tuple([(name, tuple(splits)) for name, splits in accuracy.items()])
-            layout = domains, loss is not None, KINDS[kind_of(each)].figure
+            metrics = each.get("metrics") or {}
+            layout = _names(accuracy), loss is not None, _names(metrics), KINDS[kind_of(each)].figure
             if layout not in self._kept:
                 self._kept[layout] = Layout(*layout)
             steps.append(each["step"])
             layouts.append(self._kept[layout])
-            numbers.append(each["validation"])
+            numbers.append(_or_nan(each["validation"]))
             if loss is not None:
                 numbers.append(loss)
             for splits in accuracy.values():
                 numbers.extend(splits.values())
+            for figures in metrics.values():
+                numbers.extend(map(_or_nan, figures.values()))
         return CompactRecords(self._share(tuple(steps)), self._share(tuple(layouts)), numbers)
 
     def _share(self, value: T) -> T:
@@ -113,3 +123,15 @@ class Compactor:
         """By its text, since 1, 1.0 and True are equal."""
         kept: Mapping[str, Any] = self._kept.setdefault(repr(value), value)
         return kept
+
+
+def _names(values: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return tuple([(name, tuple(inside)) for name, inside in values.items()])
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -12,13 +12,20 @@ from torch import Tensor, nn
 from dspreg.algorithms import Task, parse
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.compatibility import overrides
+from dspreg.config.trained_part import TrainedPart
 from dspreg.errors import ConfigError, IntegrityError
 from dspreg.io.importing import Trust
 from dspreg.kinds import CLASSES
 from dspreg.networks.pretrained import make_backbone
+from dspreg.networks.shapes import shapes_alone
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
+from dspreg.training.adam import Adam
+from dspreg.training.trained_part import freeze
 from dspreg.vectors import ParamVector, trainable
 
+MODEL = "dspreg.model/1"  # the format of a model's file
+BUILT = ("algorithm", "model", "image_size", "dropout", "frozen_bn")  # settings that make the network
+BUILT_LATER = ("features", "train")  # the same, left out where they are what they were before; of train lora alone
 BESIDE = "stack."  # prefix of tensors that layers hold in addition to the network
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}  # saved as tensors without dimensions
 
@@ -103,35 +110,50 @@ def load_stack(
         device: Device of the stack.
         trust: Modules of networks of your own that `how` may name; None if it comes from no file.
     """
-    algorithm = build_stack(how, device, trust=trust)
+    algorithm = build_stack(how, device, width_in(tensors), trust=trust)
     load_tensors(algorithm, tensors, where)
     return algorithm
 
 
-def build_stack(how: Mapping[str, Any], device: str = "cpu", *, trust: Trust = ()) -> Algorithm:
+def build_stack(
+    how: Mapping[str, Any], device: str = "cpu", width: int | None = None, *, trust: Trust = ()
+) -> Algorithm:
     """A stack with newly initialised weights.
 
     Args:
         how: How to build the network: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains",
-            "step".
+            "step", and what of `BUILT_LATER` there is.
         device: Device of the stack. On `meta` it has shapes only and takes no memory.
+        width: The number of features that its tensors are for, if that is known: see `make_backbone`.
         trust: As in `load_stack`.
     """
-    with torch.device("meta"):  # its width comes from a forward pass, which takes memory if images are large
+    with shapes_alone():  # its width comes from a forward pass, which takes memory if images are large
         backbone = make_backbone(
             how["model"],
             weights="none",
             image_size=how["image_size"],
             dropout=how["dropout"],
             frozen_bn=how["frozen_bn"],
+            features=how.get("features", "default"),
+            width=width,
             trust=trust,
         )
-    count, kind = len(how["classes"]), how.get("kind", CLASSES)
-    task = Task(count, tuple(how["domains"]), 1, backbone.make, samples=_no_images, kind=kind)
-    with torch.device(device) if device == "meta" else nullcontext():
-        algorithm = parse(how["algorithm"], of_file=True).setup(task, torch.optim.Adam, device)
+    part = TrainedPart.parse(how.get("train", "all"))
+    task = Task(
+        len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_no_images,
+        kind=how.get("kind", CLASSES),
+        adapt=lambda net: freeze(net, part, how["model"]),
+    )  # fmt: skip
+    with shapes_alone() if device == "meta" else nullcontext():
+        algorithm = parse(how["algorithm"], of_file=True).setup(task, Adam, device)
     algorithm.stack.steps = how["step"] + 1  # a prediction may depend on it
     return algorithm
+
+
+def width_in(tensors: Mapping[str, Tensor]) -> int | None:
+    """The number of features that a classifier among the tensors takes, if it is a linear one."""
+    weight = tensors.get("classifier.weight")
+    return weight.shape[1] if weight is not None and weight.ndim == 2 else None
 
 
 def _no_images(t: int, batches: int) -> Any:
@@ -217,6 +239,8 @@ class Model(nn.Module):
         self.algorithm = algorithm
         self.classes = classes
         self.kind = kind
+        self.temperature = 1.0  # what logits are divided by, where the run was calibrated
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.algorithm.predict(x)
+        logits = self.algorithm.predict(x)
+        return logits if self.temperature == 1.0 else logits / self.temperature

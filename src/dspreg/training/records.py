@@ -18,8 +18,7 @@ def make_record(
     experiment: Experiment,
     state: State,
     t: int,
-    figures: dict[str, dict[str, dict[str, float]]],
-    validation: float,
+    figures: dict[str, Any],
     evaluating: float,
 ) -> dict[str, Any]:
     """One line of records.jsonl; only `seconds` differs between two identical runs."""
@@ -28,8 +27,9 @@ def make_record(
         "step": t,
         "epoch": t / experiment.epoch,
         "log": log,  # means over the steps since the previous record
-        **figures,  # accuracy, or those of another kind of task: domain → split → value
-        "validation": validation,  # mean over the sources of the "out" accuracy, or of the first of the others
+        # accuracy, or figures of another kind of task: domain → "in", "out"; validation: mean over the sources of their
+        # "out", None without one; metrics: source → other figures of its "out", where they select
+        **figures,
         "weights": experiment.weights,
         "seconds": seconds | {"evaluate_seconds": evaluating},
     }
@@ -62,6 +62,7 @@ class TensorBoard:
     def add(self, record: dict[str, Any]) -> None:
         scalars = {f"log/{name}": value for name, value in record["log"].items()}
         scalars |= {f"{w}/{name}": v for name, each in figures_of(record).items() for w, v in each.items()}
-        for name, value in (scalars | {"validation": record["validation"]}).items():
+        scalars |= {"validation": record["validation"]} if record["validation"] is not None else {}
+        for name, value in scalars.items():
             self.writer.add_scalar(name, value, record["step"])
         self.writer.flush()
