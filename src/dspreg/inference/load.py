@@ -27,11 +27,11 @@ class LoadedModel(NamedTuple):
 
     Attributes:
         model: From transformed images (B, 3, H, W) to logits (B, C), in evaluation mode.
-        transform: From a PIL image to a (3, H, W) tensor.
+        transform: From a PIL image to a (3, H, W) tensor; of a run on tensors, a check of their shape and type.
     """
 
     model: Model
-    transform: Transform
+    transform: Transform | Unchanged
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -62,7 +62,8 @@ class LoadedModel(NamedTuple):
         """
         from dspreg.inference.predict import predict_batch
 
-        return predict_batch(self.model, self.transform, images, unknown_below=unknown_below, batch=batch)
+        transform = require_images(self.model, self.transform, "the run", "predict")
+        return predict_batch(self.model, transform, images, unknown_below=unknown_below, batch=batch)
 
 
 def load(run: str | Path, which: str = "selected", device: str = "cpu", *, trust: Sequence[str] = ()) -> LoadedModel:

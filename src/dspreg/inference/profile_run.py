@@ -128,7 +128,7 @@ def profile_run(
         images = data.domain(name)
         source = source_of(trained, images) if data.classes else None
         positions = range(len(images)) if source is None else split_source(trained, images, source)[0]
-        parts.append(DomainSplit(name, images, positions, transform, data.kind, data.num_classes))
+        parts.append(DomainSplit(name, images, positions, transform, kind=data.kind, num_classes=data.num_classes))
         kinds[name] = "all" if source is None else "in"
     s = trained.config
     key: tuple[Key, ...] = randomness_key(s.dataset, s)  # as in training

@@ -181,7 +181,8 @@ class Experiment:
     ) -> None:
         """Compute the features of all images, or find them in the user's cache; from then on, parts consist of them."""
         with seeded(*self.key, "backbone"):
-            featurizer = self.backbone.make().to(self.execution.device)
+            made = self.backbone.make()  # of the user's own, no features are kept
+            featurizer = (made.featurizer if isinstance(made, Network) else made).to(self.execution.device)
         s, transform = self.settings, self.transform(False)
         stored = None
         if self.start is not None:

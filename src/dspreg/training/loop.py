@@ -363,22 +363,23 @@ def evaluate(
         pause=between_batches,
         on_wait=on_wait,
     )
-    figures: dict[str, Any] = {}  # name → domain → split → value
+    figures: dict[str, Any] = {name: {} for name in KINDS[experiment.data.kind].figures}  # → domain → split → value
     loss: dict[str, float] = {}
     for (domain, which, _), tally in zip(chosen, counted, strict=True):
         if domain not in s.targets and not tally.finite:
             raise Diverged(f"step {t}: the logits of {domain!r}, split {which!r}, are not finite", t)
         for name, value in tally.figures.items():
-            figures.setdefault(name, {}).setdefault(domain, {})[which] = value
+            figures[name].setdefault(domain, {})[which] = value
         if domain in experiment.sources and which == "out":
             loss[domain] = tally.loss
-    accuracy, validation = figures[KINDS[experiment.data.kind].figure], None
+    accuracy: dict[str, dict[str, float]] = figures[KINDS[experiment.data.kind].figure]
+    validation: float | None = None
     if s.holdout:
         validation = sum(accuracy[name]["out"] for name in experiment.sources) / len(experiment.sources)
     figures["validation"] = validation
     if s.select_by != ACCURACY:
         figures["metrics"] = {name: recorded_metrics(*as_arrays(each)) for name, each in answers.items()}
-    value = validation if s.select_by == ACCURACY else selected_value(experiment, figures, t)
+    value: float | None = validation if s.select_by == ACCURACY else selected_value(experiment, figures, t)
     best = None if state.selected is None else state.selected.validation
     if value is None or best is None or value > best:  # without held-out images the last is taken
         of_classes = experiment.data.kind == CLASSES
