@@ -13,10 +13,12 @@ from dspreg.config.train_config import TRAIN_OPTIONS, TrainConfig, complete_reco
 from dspreg.errors import ConfigError
 from dspreg.runs.run import Run
 
-DIGITS = SimpleNamespace(name="digits", steps=301, evaluate_every=50, image_size=28, channels=3, small=True, own=False)
+DIGITS = SimpleNamespace(
+    name="digits", steps=301, evaluate_every=50, image_size=28, channels=3, small=True, own=False, tensors=False
+)
 UNSAID = {"exif": False, "alpha": "drop", "window": "none", "channels": 3, "resize": "squash", "shrink": False}
 PHOTOS = SimpleNamespace(
-    name="photos", steps=5_001, evaluate_every=300, image_size=224, channels=3, small=False, own=True
+    name="photos", steps=5_001, evaluate_every=300, image_size=224, channels=3, small=False, own=True, tensors=False
 )
 BENCHMARK = SimpleNamespace(**{**vars(PHOTOS), "name": "PACS", "own": False})
 

@@ -38,12 +38,16 @@ from dspreg.data.loader import XY, DomainSplit, MeasureSampler, SequentialBatche
 from dspreg.data.readers import ReaderPool, iterate_batches
 from dspreg.data.registry import open_dataset
 from dspreg.data.splits import parts_of, positions_of_test, split, split_grouped, split_stratified, steps_per_epoch
-from dspreg.data.transforms import Transform
+from dspreg.data.tasks import check_parts, check_samples, unchanged_inputs
+from dspreg.data.transforms import Transform, Unchanged
 from dspreg.data.verify import check_once
 from dspreg.devices import lacks_float64, resolve_device, send
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.io.text import join_few
+from dspreg.kinds import CLASSES, require_kind
+from dspreg.metrics import ACCURACY
 from dspreg.networks.network import Network
+from dspreg.networks.own import is_own_network
 from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.networks.text_head import TextHead, read_text_head
 from dspreg.precision import LossScaler, autocast, check_precision
@@ -58,6 +62,7 @@ from dspreg.training.kept_features import FeatureCache, compute_features, why_no
 from dspreg.training.optimizers import learning_rates, make_optimizer
 from dspreg.training.trained_part import entry_masks, freeze, read_profile, require_trainable
 
+Shown = Transform | Unchanged
 Progress = Callable[[int, int], None]
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # their versions may change results in the last bits
 
@@ -79,8 +84,9 @@ class Experiment:
     profile: Profile | None = None  # of which the entries that are trained are chosen
     profile_sha256: str = ""
     start: InitialWeights | None = None  # instead of the backbone's own
+    inputs: Unchanged | None = None  # shape and type, where they are tensors
     kept: dict[str, XY] = field(default_factory=dict, init=False, compare=False)  # features by domain
-    parts: dict[tuple[str, str, Transform], DomainSplit] = field(default_factory=dict, init=False, compare=False)
+    parts: dict[tuple[str, str, Shown], DomainSplit] = field(default_factory=dict, init=False, compare=False)
     # domain → SHA-256 of each image, known with the fingerprints
     hashes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list), init=False, compare=False)
 
@@ -156,11 +162,14 @@ class Experiment:
         chosen = self.steps().chosen(t)
         return [send(w[at], self.execution.device) for w, at in zip(self.loss_weights, chosen, strict=True)]
 
-    def part(self, domain: str, which: str, transform: Transform) -> DomainSplit:
+    def part(self, domain: str, which: str, transform: Shown) -> DomainSplit:
         """A split of a domain: the same object whenever it is asked for, so that readers know it."""
         positions = self.tests[domain] if which == "test" else self.splits[domain][("in", "out").index(which)]
         return self.parts.setdefault(
-            (domain, which, transform), DomainSplit(domain, self.images[domain], positions, transform, self.kept)
+            (domain, which, transform),
+            DomainSplit(
+                domain, self.images[domain], positions, transform, self.kept, self.data.kind, self.data.num_classes
+            ),
         )
 
     @cached_property
@@ -175,7 +184,8 @@ class Experiment:
     ) -> None:
         """Compute the features of all images, or find them in the user's cache; from then on, parts consist of them."""
         with seeded(*self.key, "backbone"):
-            featurizer = self.backbone.make().to(self.execution.device)
+            made = self.backbone.make()  # of the user's own, no features are kept
+            featurizer = (made.featurizer if isinstance(made, Network) else made).to(self.execution.device)
         s, transform = self.settings, self.transform("none")
         stored = None
         if self.start is not None:
@@ -184,7 +194,11 @@ class Experiment:
             about = {"model": s.model, "features": s.features, "image_size": s.image_size, "batch": s.evaluation_batch}
             about |= {name: v for name in READ if (v := getattr(s, name)) != TRAIN_OPTIONS[name].before}
             stored = FeatureCache(self.backbone, **about, environment=environment(self.execution))
-        parts = [DomainSplit(name, each, range(len(each)), transform) for name, each in self.images.items()]
+        kind, count = self.data.kind, self.data.num_classes
+        parts = [
+            DomainSplit(name, each, range(len(each)), transform, kind=kind, num_classes=count)
+            for name, each in self.images.items()
+        ]
         with ReaderPool(self._image_workers, parts) as readers:
             for part in parts:
                 found = stored.find(self.fingerprints[part.domain]) if stored else None
@@ -206,7 +220,9 @@ class Experiment:
                 _ = part.by_class  # before there are processes, which then have it
         return ReaderPool(self.workers, every)
 
-    def transform(self, augment: str) -> Transform:
+    def transform(self, augment: str) -> Shown:
+        if self.inputs is not None:
+            return self.inputs
         s, last = self.settings, self.execution.layout == CHANNELS_LAST
         return Transform(s.image_size, self.backbone.mean, self.backbone.std, augment, last, s.resize, s.reading)
 
@@ -233,8 +249,9 @@ class Experiment:
             adapted.append(net)
 
         task = Task(
-            self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress, adapt
-        )
+            self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress, adapt,
+            self.data.kind,
+        )  # fmt: skip
         s, algorithm = self.settings, self.stack.build()
 
         def optimizer(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -327,6 +344,7 @@ class Experiment:
             },
             domains=tuple(data.domains),
             classes=tuple(data.classes),
+            kind=data.kind,
             sizes={name: {"in": len(inside), "out": len(out)} | self._test_size(name)
                    for name, (inside, out) in self.splits.items()},
             fingerprints=self.fingerprints,
@@ -383,6 +401,19 @@ def prepare_experiment(
     for change in scaled:
         text = f"{change}, for {config.steps:,} of {PUBLISHED:,} steps; set it in the spec to override this"
         warnings.warn(text, Notice, stacklevel=2)
+    require_kind(data.kind)
+    if data.kind != CLASSES and config.split == "stratified":
+        raise ConfigError(
+            f"a split is stratified by classes, and {data.name} is of the kind {data.kind!r}; --split domainbed"
+        )
+    if data.kind != CLASSES:
+        require_plain_selection(config, data)
+    if data.kind != CLASSES and execution.domainbed_records:
+        raise ConfigError(f"DomainBed's records are of accuracies, and {data.name} is of the kind {data.kind!r}")
+    if is_own_network(config.model):
+        require_plain_training(config)
+    if is_own_network(config.model) and config.weights == "none":
+        raise ConfigError(f"--weights none is for networks with pretrained weights; {config.model} is as you create it")
     targets = tuple(name for name in data.domains if name in config.targets)  # in the data set's own order
     config = replace(config, algorithm=str(stack), targets=targets)
     if len(targets) == len(data.domains):
@@ -401,6 +432,10 @@ def prepare_experiment(
     check_layers(stack, config)
     if config.holdout == 0 and execution.domainbed_records:
         raise ConfigError("--domainbed-records has the accuracy on held-out images, and --holdout 0 holds none out")
+    if data.tensors or data.kind != CLASSES:
+        labels = {name: check_samples(data, name, each, on_read) for name, each in images.items()}
+        if data.kind != CLASSES:
+            check_parts(data, labels, splits)
     backbone = make_backbone(
         config.model,
         weights=config.weights,
@@ -415,9 +450,11 @@ def prepare_experiment(
     else:
         execution = choose_layout(choose_folding(execution, config, backbone), config, threads(execution))
     start = read_initial_weights(config, backbone)
+    inputs = unchanged_inputs(data) if data.tensors else None
     experiment = Experiment(
-        config, execution, asked, stack, data, images, splits, backbone, on_read, head, profile, profile_sha256, start
-    )
+        config, execution, asked, stack, data, images, splits, backbone, on_read, head, profile, profile_sha256, start,
+        inputs=inputs,
+    )  # fmt: skip
     if experiment.loss_weights is not None:
         require_weightable(layers_of(stack))
     if start is not None:
@@ -461,6 +498,23 @@ def channel_statistics(batches: Iterable[torch.Tensor]) -> tuple[tuple[float, ..
     mean = tuple(s / pixels / 255 for s, _ in sums)
     std = tuple(math.sqrt(pixels * q - s * s) / pixels / 255 or 1.0 for s, q in sums)  # whole numbers under the root
     return mean, std
+
+
+def require_plain_training(config: TrainConfig) -> None:
+    """Refuse options that know the insides of timm's networks, or their weights, for one of the user's own."""
+    for name in ("train", "head", "features", "layer_decay", "init"):
+        if getattr(config, name) != TRAIN_OPTIONS[name].before:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} is for timm's networks, and {config.model} is your own; leave it out")
+
+
+def require_plain_selection(config: TrainConfig, data: DomainDataset) -> None:
+    """Refuse options that are about classes, for another kind of task."""
+    asked = {"--select-by": config.select_by != ACCURACY, "--balance": config.balance != "none"}
+    asked |= {"--head": config.head != "random"}
+    for flag, given in asked.items():
+        if given:
+            raise ConfigError(f"{flag} is about classes, and {data.name} is of the kind {data.kind!r}; leave it out")
 
 
 def resolve_stack(asked: StackSpec, config: TrainConfig) -> tuple[StackSpec, list[str]]:
