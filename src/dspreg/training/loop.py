@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -542,7 +543,7 @@ def reproducible(execution: Execution) -> Iterator[None]:
 
 def make_deterministic(on: bool, *, warn_only: bool, compiled: bool) -> None:
     """As `torch.use_deterministic_algorithms`, which imports torch's compiler to tell it too: only where it is used."""
-    if compiled:
+    if compiled or "torch._inductor" in sys.modules:  # a layer of the user may compile something itself
         torch.use_deterministic_algorithms(on, warn_only=warn_only)
     else:
         torch.set_deterministic_debug_mode(("warn" if warn_only else "error") if on else "default")
