@@ -33,7 +33,7 @@ from dspreg.metrics import SELECT_BY
 
 def facts(cls):
     """What the defaults depend on, of a data set whose files are not here."""
-    names = "name", "steps", "evaluate_every", "image_size", "small", "own"
+    names = "name", "steps", "evaluate_every", "image_size", "small", "own", "tensors"
     return SimpleNamespace(**{n: getattr(cls, n) for n in names})
 
 
@@ -78,7 +78,9 @@ def test_every_default_of_every_protocol(dataset, protocol, expected):
     assert dataclasses.asdict(made) == expected | {"dataset": dataset, "protocol": protocol}
 
 
-OWN = SimpleNamespace(name="photos", steps=5_001, evaluate_every=300, image_size=224, small=False, own=True)
+OWN = SimpleNamespace(
+    name="photos", steps=5_001, evaluate_every=300, image_size=224, small=False, own=True, tensors=False
+)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -414,7 +416,7 @@ Names = tuple[str, ...]
         ("augment_validation", "yes; small images: no; swad: no"),
         ("split", "domainbed; own images: grouped; domainbed-stratified: stratified"),
         ("evaluation_batch", "64; swad: 128"),
-        ("frozen_bn", "yes; with --weights none: no"),
+        ("frozen_bn", "yes; tensors: no; with --weights none: no"),
         ("weights", "default"),
         ("batch_size", "32"),
         ("holdout", "0.2"),
@@ -431,7 +433,7 @@ def test_defaults_in_words(name, text):
 
 def test_every_open_option_has_a_default_in_words():
     texts = {name: default_text(name) for name, each in TRAIN_OPTIONS.items() if each.is_open}
-    assert len(texts) == 16
+    assert len(texts) == 18
     assert "None" not in "".join(texts.values())
     assert not any(each.is_open for each in EXECUTION_OPTIONS.values())
 
