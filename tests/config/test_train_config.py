@@ -33,7 +33,7 @@ from dspreg.metrics import SELECT_BY
 
 def facts(cls):
     """What the defaults depend on, of a data set whose files are not here."""
-    names = "name", "steps", "evaluate_every", "image_size", "channels", "small", "own"
+    names = "name", "steps", "evaluate_every", "image_size", "channels", "small", "own", "tensors"
     return SimpleNamespace(**{n: getattr(cls, n) for n in names})
 
 
@@ -79,7 +79,9 @@ def test_every_default_of_every_protocol(dataset, protocol, expected):
     assert dataclasses.asdict(made) == expected | {"dataset": dataset, "protocol": protocol}
 
 
-OWN = SimpleNamespace(name="photos", steps=5_001, evaluate_every=300, image_size=224, small=False, own=True)
+OWN = SimpleNamespace(
+    name="photos", steps=5_001, evaluate_every=300, image_size=224, small=False, own=True, tensors=False
+)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -428,7 +430,7 @@ Names = tuple[str, ...]
         ("features", "default; with --head FILE: embedding"),
         ("split", "domainbed; own images: grouped; domainbed-stratified: stratified"),
         ("evaluation_batch", "64; swad: 128"),
-        ("frozen_bn", "yes; with --weights none: no"),
+        ("frozen_bn", "yes; tensors: no; with --weights none: no"),
         ("weights", "default"),
         ("batch_size", "32"),
         ("holdout", "0.2"),
@@ -445,7 +447,7 @@ def test_defaults_in_words(name, text):
 
 def test_every_open_option_has_a_default_in_words():
     texts = {name: default_text(name) for name, each in TRAIN_OPTIONS.items() if each.is_open}
-    assert len(texts) == 22
+    assert len(texts) == 24
     assert "None" not in "".join(texts.values())
     assert not any(each.is_open for each in EXECUTION_OPTIONS.values())
 

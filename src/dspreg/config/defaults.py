@@ -135,6 +135,8 @@ def default_text(name: str) -> str:
         values["small images"] = base.small[name]
     if name in base.own:
         values["own images"] = base.own[name]
+    if base.tensors.get(name, "") != "":
+        values["tensors"] = base.tensors[name]
     for protocol, table in PROTOCOLS.items():
         if table is not base and name in (changed := {**table.common, **table.photographs}):
             values[protocol] = changed[name]

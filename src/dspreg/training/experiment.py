@@ -402,9 +402,9 @@ def prepare_experiment(
         text = f"{change}, for {config.steps:,} of {PUBLISHED:,} steps; set it in the spec to override this"
         warnings.warn(text, Notice, stacklevel=2)
     require_kind(data.kind)
-    if data.kind != CLASSES and config.split == "stratified":
+    if data.kind != CLASSES and config.split != "domainbed":
         raise ConfigError(
-            f"a split is stratified by classes, and {data.name} is of the kind {data.kind!r}; --split domainbed"
+            f"--split {config.split} goes by class, and {data.name} is of the kind {data.kind!r}; --split domainbed"
         )
     if data.kind != CLASSES:
         require_plain_selection(config, data)

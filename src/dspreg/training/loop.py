@@ -374,12 +374,12 @@ def evaluate(
     figures["validation"] = validation
     if s.select_by != ACCURACY:
         figures["metrics"] = {name: recorded_metrics(*as_arrays(each)) for name, each in answers.items()}
-    value: float | None = validation if s.select_by == ACCURACY else selected_value(experiment, figures, t)
+    by: float | None = validation if s.select_by == ACCURACY else selected_value(experiment, figures, t)
     best = None if state.selected is None else state.selected.validation
-    if value is None or best is None or value > best:  # without held-out images the last is taken
+    if by is None or best is None or by > best:  # without held-out images the last is taken
         of_classes = experiment.data.kind == CLASSES
         predicted = [count_classes(each, experiment.data.num_classes) for each in seen] if of_classes else []
-        state.selected = Selected(t, value, tensors_of(state.algorithm), predicted)
+        state.selected = Selected(t, by, tensors_of(state.algorithm), predicted)
     if experiment.execution.keep == "all":
         save_model(experiment, state.folder, model_path_at(t), tensors_of(state.algorithm), t)
     state.recorded, state.told = t, 0
