@@ -14,7 +14,8 @@ from threading import RLock
 from types import ModuleType
 from typing import Any
 
-import torch
+from torch import compiler
+from torch._compile import _disable_dynamo
 
 COMPILER = "torch._dynamo.utils"  # importing it imports all of the compiler
 LOCK = RLock()
@@ -30,9 +31,7 @@ def import_timm() -> ModuleType:
 
 def import_torchvision_models() -> ModuleType:
     with compiler_deferred():
-        from torchvision import models
-
-        return models
+        return importlib.import_module("torchvision.models")
 
 
 @contextmanager
@@ -46,18 +45,18 @@ def compiler_deferred() -> Iterator[None]:
             yield
             return
         sys.modules[COMPILER] = stand_in = Deferred(COMPILER)
-        disable, torch.compiler.disable = torch.compiler.disable, disable_later
+        disable, compiler.disable = compiler.disable, disable_later
         try:
             yield
         finally:
-            torch.compiler.disable = disable
+            compiler.disable = disable
             if sys.modules.get(COMPILER) is stand_in:
                 del sys.modules[COMPILER]
 
 
 def disable_later(fn: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:  # noqa: ARG001
     """`torch.compiler.disable`, which imports the compiler at once; this is how torch itself puts that off."""
-    return torch._disable_dynamo(fn, recursive)
+    return _disable_dynamo(fn, recursive)
 
 
 class Deferred(ModuleType):

@@ -79,7 +79,8 @@ def _require_any_length(folder: RunFolder, there: Mapping[str, Any], mine: Mappi
     was, now = (each["settings"]["algorithm"] for each in (there, mine))
     if was != now:
         raise ConfigError(
-            f"{folder.path} can't be prolonged so: its method is scaled to the number of steps, {was} → {now}. It can go "
+            f"{folder.path} can't be prolonged so: its method is scaled to the number of steps, {was} → {now}. It "
+            "can go "
             f"on as it was begun, with --algorithm {was!r}; or train in another --out"
         )
 
