@@ -44,6 +44,7 @@ TABLE = {
     "domainbed": Place(7, NUMPY),
     # the numerical core
     "batches": Place(3, TORCH),
+    "kinds": Place(2, NUMPY),
     "devices": Place(2, TORCH),
     "precision": Place(2, TORCH),
     "randomness": Place(3, TORCH),

@@ -19,6 +19,7 @@ from dspreg.specs import parse_stack, without_locations
 from dspreg.training import train
 from dspreg.training.stored_model import read_model_file
 from helpers import tiny
+from helpers.killing import train_and_kill
 from helpers.tampered import change_model
 from helpers.tiny_domainbed import make_domainbed
 
@@ -93,6 +94,12 @@ def test_stopped_anywhere_it_ends_in_the_same_bits(checkout, images, whole, tmp_
         with pytest.raises(Preempted):
             train(how, tiny.execution(), tmp_path / "run", pause=tiny.stop_at(moment))
     train(how, tiny.execution(), tmp_path / "run")
+    assert tiny.ending(tmp_path / "run") == tiny.ending(whole)
+
+
+def test_killed_as_a_process_it_ends_in_the_same_bits(checkout, images, whole, tmp_path):
+    how = tiny.settings(images, algorithm=spec(checkout, "Stateful", "+SWA(start=5)"))
+    assert train_and_kill(how, tiny.execution(), tmp_path / "run", 2) == 2
     assert tiny.ending(tmp_path / "run") == tiny.ending(whole)
 
 

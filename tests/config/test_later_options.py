@@ -10,7 +10,9 @@ from dspreg.config import train_config
 from dspreg.config.options import Option
 from dspreg.config.train_config import TRAIN_OPTIONS, TrainConfig, complete_record, resolve_config
 
-DIGITS = SimpleNamespace(name="digits", steps=301, evaluate_every=50, image_size=28, small=True, own=False)
+DIGITS = SimpleNamespace(
+    name="digits", steps=301, evaluate_every=50, image_size=28, small=True, own=False, tensors=False
+)
 
 
 @pytest.fixture

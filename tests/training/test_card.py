@@ -31,7 +31,8 @@ def card_of(name):
     domains = (f"t{name}", f"s{name}")
     experiment = SimpleNamespace(
         settings=settings, backbone=SimpleNamespace(weights=SimpleNamespace(tag=f"w{name}", sha256=None)),
-        data=SimpleNamespace(domains=domains, classes=(f"c{name}", "dog"), name=f"d{name}"),
+        data=SimpleNamespace(domains=domains, classes=(f"c{name}", "dog"), name=f"d{name}", kind="classes"),
+        inputs=None,
         splits=dict.fromkeys(domains, ([0], [1])), execution=SimpleNamespace(keep="best"),
     )  # fmt: skip
     selected = {"step": 2, "validation": 0.5, "accuracy": {domains[0]: {"in": 0.5}, domains[1]: {"out": 0.5}}}

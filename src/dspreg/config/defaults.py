@@ -25,6 +25,7 @@ class DatasetFacts(Protocol):
     evaluate_every: int
     image_size: int
     small: bool
+    tensors: bool
     own: bool
 
 
@@ -40,6 +41,7 @@ class ProtocolDefaults:
         common: Of all data sets.
         photographs: Of data sets of large images.
         small: Of data sets of small images.
+        tensors: Of data sets of tensors, where they differ from those of small images.
         own: Of a user's own images, folders and tables.
         datasets: Of single data sets, by their names.
     """
@@ -48,11 +50,12 @@ class ProtocolDefaults:
     common: Table = field(default_factory=dict)
     photographs: Table = field(default_factory=dict)
     small: Table = field(default_factory=dict)
+    tensors: Table = field(default_factory=dict)
     own: Table = field(default_factory=dict)
     datasets: Mapping[str, Table] = field(default_factory=dict)
 
     def of(self, data: DatasetFacts) -> dict[str, Any]:
-        kind = self.small if data.small else self.photographs
+        kind = {**self.small, **self.tensors} if data.tensors else self.small if data.small else self.photographs
         return {**self.common, **kind, **(self.own if data.own else {}), **self.datasets.get(data.name, {})}
 
 
@@ -65,6 +68,7 @@ PROTOCOLS = {
         },
         photographs={"model": "resnet50.tv_in1k", "lr": 5e-5, "augment": True, "augment_validation": True},
         small={"model": "small-cnn", "lr": 1e-3, "augment": False, "augment_validation": False},
+        tensors={"model": "", "frozen_bn": False},
         own={"split": "grouped", "image_weights": True},
     ),
     "domainbed-stratified": ProtocolDefaults(
@@ -133,7 +137,9 @@ def default_text(name: str) -> str:
 
 def search_space(data: DatasetFacts) -> dict[str, Distribution]:
     """Where random search draws the options that all methods share."""
-    return SEARCH_SMALL if data.small else SEARCH_PHOTOGRAPHS | SEARCH_DATASETS.get(data.name, {})
+    if data.small or data.tensors:
+        return SEARCH_SMALL
+    return SEARCH_PHOTOGRAPHS | SEARCH_DATASETS.get(data.name, {})
 
 
 def search_seed(draw: int, trial: int, same_draws: bool) -> int:

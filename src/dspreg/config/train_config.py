@@ -45,7 +45,7 @@ class TrainConfig:
     trial: int = option("seed of the split, the initial weights and the batch order", 0, at_least=0)
     draw: int = option("0: default options; n: the n-th random draw of them", 0, at_least=0)
     same_draws: bool = option("use the same n-th draw in all trials; DomainBed draws anew in each", False)
-    model: str = option("any timm name, or small-cnn", None)
+    model: str = option("any timm name, small-cnn, or the import path of your own, e.g. my_networks.Encoder", None)
     weights: str = option("pretrained weights: default (the hub's), none, or a safetensors file", None)
     image_size: int = option("height and width of images in pixels", None, at_least=1)
     steps: int = option("training steps", None, at_least=1)
@@ -202,6 +202,20 @@ def complete_record(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**unsaid, **settings}
 
 
+def require_options_of_tensors(values: Mapping[str, Any], data: DatasetFacts) -> None:
+    """Refuse options of images, and ask for a network: none is usual for all tensors."""
+    if not values["model"]:
+        raise ConfigError(
+            f"{data.name} is of tensors, for which there is no usual network: give model=, the import path of yours, "
+            "such as my_networks.Encoder"
+        )
+    for name in ("augment", "augment_validation"):
+        if values[name]:
+            raise ConfigError(f"{name} is for images, and {data.name} is of tensors; augment them in your data set")
+    if values["image_size"] != data.image_size:
+        raise ConfigError(f"image_size is for images, and {data.name} is of tensors; leave it out")
+
+
 def resolve_config(config: TrainConfig, data: DatasetFacts, begun: Mapping[str, Any] | None = None) -> TrainConfig:
     """All options filled in: given ones, then the random draw, then the defaults of data set and protocol.
 
@@ -224,6 +238,8 @@ def resolve_config(config: TrainConfig, data: DatasetFacts, begun: Mapping[str, 
         seed = search_seed(config.draw, config.trial, config.same_draws)
         values |= {name: prior.draw(seed, name) for name, prior in search_space(data).items()}
     values |= given
+    if data.tensors:
+        require_options_of_tensors(values, data)
     if config.model == "small-cnn" and "lr" not in given and not config.draw:
         values["lr"] = FROM_SCRATCH_LR
     if values["train"] == "head" and "augment" not in given:

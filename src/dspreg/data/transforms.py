@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from dspreg.data.augmentation import change_image, draw_change
 from dspreg.data.colours import agrees_with_pillow
 from dspreg.data.decode import reuse_memory
 from dspreg.data.pixels import put_pixels, resize
+from dspreg.errors import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -75,6 +76,34 @@ class Transform:
         mean, std = (pixels.new_tensor(each, dtype=torch.float32).view(3, 1, 1) for each in (self.mean, self.std))
         shown = (pixels.to(torch.float32) * (1 / 255) - mean) / std
         return shown.contiguous(memory_format=torch.channels_last) if last else shown
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """What stands in place of a `Transform` where inputs are tensors already: they stay as they are."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    augment = False
+
+    def __call__(self, x: Any) -> Tensor:
+        """A tensor (…) or an array of it. What has another shape is refused; numbers become float32, or stay whole."""
+        given = as_input(x)
+        if given.shape != self.shape or given.dtype != self.dtype:
+            raise DataError(
+                f"an input is {given.dtype} of shape {tuple(given.shape)}; wanted {self.dtype} of shape "
+                f"{self.shape}, as the first one of the data set"
+            )
+        return given
+
+    def normalise(self, x: Tensor) -> Tensor:
+        return x
+
+
+def as_input(x: Any) -> Tensor:
+    """An input as the network gets it: float32, or int64 for whole numbers such as those of tokens."""
+    tensor = torch.as_tensor(x)
+    return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int64)
 
 
 @cache

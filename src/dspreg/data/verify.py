@@ -21,9 +21,10 @@ from dspreg.data.fingerprint import hash_pixels
 from dspreg.data.folders import ImageFolders, rare_classes
 from dspreg.data.images import THREADS, Images
 from dspreg.data.splits import parts_of
-from dspreg.errors import DataError
+from dspreg.errors import ConfigError, DataError
 from dspreg.io.text import align_columns, escape_terminal, join_few, plural
 from dspreg.io.user_cache import user_cache
+from dspreg.kinds import CLASSES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -202,7 +203,15 @@ def verify(
         progress: Is called with the number of images done and of all.
         cache: Where images of files are put, since they have been decoded. It is not read.
         near: Also look for images that are nearly equal.
+
+    Raises:
+        ConfigError: It is no data set of images and their classes.
     """
+    if dataset.tensors or dataset.kind != CLASSES:
+        what = "tensors" if dataset.tensors else f"the kind {dataset.kind!r}"
+        raise ConfigError(
+            f"{dataset.name} is of {what}, and images of classes are verified. A training looks at every sample first"
+        )
     started = time.monotonic()
     domains = {name: dataset.domain(name) for name in dataset.domains}
     total, done = sum(len(domain) for domain in domains.values()), 0

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dspreg import __version__
 from dspreg.errors import ConfigError, IntegrityError
 from dspreg.inference.export_formats import EQUAL, ModelFile, difference, random_images, require_onnx, serialize_model
+from dspreg.inference.load import require_images
 from dspreg.io.atomic_files import make_folder, os_errors_as_cant_write, require_folder, write, write_output
 from dspreg.runs.calibration_file import temperature_of
 from dspreg.runs.folder import RunFolder
@@ -99,7 +100,8 @@ def export(
         require_folder(path.parent)  # a run may come from a stranger
     if path.suffix != ENDINGS[format]:
         raise ConfigError(f"--out {str(path)!r}; a {format} file ends in {ENDINGS[format]}")
-    model, transform = load_model_file(source, trust=trust)
+    model, loaded = load_model_file(source, trust=trust)
+    transform = require_images(model, loaded, run, "export")
     merge_adapters(model)
     calibrated = model.temperature = temperature_of(run, source.relative_to(run).as_posix())
     if format == "safetensors":

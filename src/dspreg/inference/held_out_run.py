@@ -24,7 +24,7 @@ from dspreg.data.transforms import Transform
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, resource_errors
 from dspreg.inference.evaluate_run import columns, data_of
-from dspreg.inference.load import load, step_of
+from dspreg.inference.load import load, require_images, step_of
 from dspreg.inference.profile_run import (
     QUIET,
     SMALLER,
@@ -150,7 +150,8 @@ def compare_held_out_run(
     are of the split that it was not trained on, as those of the held-out domain are. `trust` as in `dspreg.evaluate`.
     """
     folder, config = RunFolder(run), replace(config, device=resolve_device(config.device, float64=True))
-    model, transform = load(run, which, config.device, trust=trust)
+    model, loaded = load(run, which, config.device, trust=trust)
+    transform = require_images(model, loaded, run, "measure --held-out")
     check_before(model.algorithm.net, config, len(model.classes))
     trained, step = RunDescription.from_json(folder.description()), step_of(folder.result() or {}, which)
     if config.dataset is None:

@@ -17,7 +17,7 @@ from dspreg.data.transforms import Transform
 from dspreg.devices import resolve_device, send
 from dspreg.errors import DataError
 from dspreg.inference.image_files import image_files
-from dspreg.inference.load import load
+from dspreg.inference.load import load, require_images
 from dspreg.precision import full_precision
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.model import Model
@@ -80,7 +80,8 @@ def predict_images(
         One prediction per file. A file that is not a usable image has a `fault` instead of probabilities.
     """
     device = resolve_device(device)
-    model, transform = load(run, which, device, trust=trust)
+    model, loaded = load(run, which, device, trust=trust)
+    transform = require_images(model, loaded, run, "predict")
     files = image_files([images] if isinstance(images, str | Path) else images)
     how: dict[str, Any] = {"batch": batch, "device": device, "progress": progress, "unknown_below": unknown_below}
     return predict_files(model, transform, files, **how)

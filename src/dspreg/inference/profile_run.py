@@ -22,13 +22,14 @@ from dspreg.data import DomainDataset
 from dspreg.data.loader import DomainSplit, MeasureSampler, reader_processes
 from dspreg.data.registry import open_dataset
 from dspreg.data.sampling import draw_batches
-from dspreg.data.transforms import Transform
+from dspreg.data.transforms import Transform, Unchanged
 from dspreg.data.unlabelled import Unlabelled, without_classes
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, Notice, resource_errors
 from dspreg.inference.evaluate_run import columns, data_of
 from dspreg.inference.load import load, step_of
 from dspreg.inference.seen_images import source_of, split_source
+from dspreg.kinds import CLASSES
 from dspreg.networks.full_network import make_full_network
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
@@ -127,13 +128,17 @@ def profile_run(
         images = data.domain(name)
         source = source_of(trained, images) if data.classes else None
         positions = range(len(images)) if source is None else split_source(trained, images, source)[0]
-        parts.append(DomainSplit(name, images, positions, transform))
+        parts.append(DomainSplit(name, images, positions, transform, kind=data.kind, num_classes=data.num_classes))
         kinds[name] = "all" if source is None else "in"
     s = trained.config
     key: tuple[Key, ...] = randomness_key(s.dataset, s)  # as in training
     if config.seed or config.dataset is not None:
         key = (*key, "measure", data.name, config.seed)
-    matched = data.classes and config.of == "loss"  # others need no labels, and the classes may be other ones
+    if data.classes and data.kind != model.kind:
+        raise ConfigError(f"{run} is of the kind {model.kind!r}, and {data.name} of the kind {data.kind!r}")
+    matched = (
+        data.classes and config.of == "loss" and data.kind == CLASSES
+    )  # others need no labels, and the classes may be other ones
     to_model = columns(data, parts, model.classes).to(config.device) if matched else None
     with (
         resource_errors(SMALLER),
@@ -142,7 +147,10 @@ def profile_run(
         progress_bar(progress.bar) as walk,
     ):
         domains = {
-            name: (Samples(b.x, None if to_model is None else to_model[b.y]) for b in each)
+            name: (
+                Samples(b.x, to_model[b.y] if to_model is not None else b.y if model.kind != CLASSES else None)
+                for b in each
+            )
             for name, each in batches.items()
         }
         profile = build_profile(meter, f, domains, variance=variance, eps=config.eps, null=config.null, walk=walk)
@@ -253,7 +261,9 @@ def _pairs(batches: Iterable[Batch], *, labels: bool) -> Iterator[Any]:
     return ((batch.x, batch.y) if labels else batch.x for batch in batches)
 
 
-def describe_input(transform: Transform) -> dict[str, Any]:
+def describe_input(transform: Transform | Unchanged) -> dict[str, Any]:
+    if isinstance(transform, Unchanged):
+        return {"inputs": list(transform.shape)}
     return {"image_size": transform.size, "mean": list(transform.mean), "std": list(transform.std)}
 
 

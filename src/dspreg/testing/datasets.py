@@ -7,7 +7,7 @@
 
 1. It names itself, its domains (sorted) and its classes, each once.
 2. A domain read twice is the same twice: as many images, the same labels, the same pixels. Splits go by position.
-3. Every item is an image of Pillow and a label, a position in `classes`.
+3. Every item is an image of Pillow and a label, a position in `classes`; of tensors and of other kinds what these say.
 4. A domain can be sent to another process, because images are loaded there.
 5. An unknown domain is refused.
 """
@@ -18,7 +18,12 @@ from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from dspreg.data import DomainDataset, labels_of
+import numpy as np
+
+from dspreg.data import DomainDataset, fingerprint, labels_of
+from dspreg.data.tasks import check_samples
+from dspreg.errors import DataError
+from dspreg.kinds import CLASSES
 from dspreg.testing.probes import LawBroken
 
 LOOKED_AT = 8  # images of a domain, spread over it; labels are all read
@@ -71,6 +76,10 @@ def _domain(dataset: DomainDataset, name: str) -> None:
         raise LawBroken(f"{where} has no images")
     if len(first) != len(second):
         raise LawBroken(f"{where} has {len(first)} images when first read and {len(second)} afterwards")
+    if dataset.tensors or dataset.kind != CLASSES:
+        _samples(dataset, name, first, second)
+        _pickled(where, first)
+        return
     labels, again = labels_of(first), labels_of(second)
     if labels != again:
         at = next(i for i, (a, b) in enumerate(zip(labels, again, strict=True)) if a != b)
@@ -81,6 +90,18 @@ def _domain(dataset: DomainDataset, name: str) -> None:
     for i in sorted({j * (len(first) - 1) // (LOOKED_AT - 1) for j in range(LOOKED_AT)}):
         _item(f"{where}[{i}]", first[i], second[i], labels[i])
     _pickled(where, first)
+
+
+def _samples(dataset: DomainDataset, name: str, first: Sequence[Any], second: Sequence[Any]) -> None:
+    """Of tensors, or of another kind."""
+    try:
+        labels, again = (check_samples(dataset, name, each) for each in (first, second))
+    except DataError as error:
+        raise LawBroken(str(error)) from error
+    if not np.array_equal(labels, again):
+        raise LawBroken(f"domain({name!r}) has other labels when read again: a data set may not draw at random")
+    if fingerprint(first) != fingerprint(second):
+        raise LawBroken(f"domain({name!r}) has other inputs when read again: a data set may not draw at random")
 
 
 def _item(where: str, item: Any, again: Any, label: int) -> None:

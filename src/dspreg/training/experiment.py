@@ -22,7 +22,7 @@ from dspreg.algorithms.compatibility import overrides, require_weightable
 from dspreg.algorithms.registry import PUBLISHED, StackSpec
 from dspreg.config.defaults import search_seed
 from dspreg.config.options import MOST
-from dspreg.config.train_config import CHANNELS_LAST, Execution, TrainConfig, resolve_config
+from dspreg.config.train_config import CHANNELS_LAST, TRAIN_OPTIONS, Execution, TrainConfig, resolve_config
 from dspreg.config.trained_part import files_of, named_by_contents, with_files
 from dspreg.data import DomainDataset
 from dspreg.data.annotations import TRAIN, annotations_of
@@ -35,12 +35,16 @@ from dspreg.data.loader import XY, DomainSplit, MeasureSampler, TrainingSteps, r
 from dspreg.data.readers import ReaderPool
 from dspreg.data.registry import open_dataset
 from dspreg.data.splits import parts_of, positions_of_test, split, split_grouped, split_stratified, steps_per_epoch
-from dspreg.data.transforms import Transform
+from dspreg.data.tasks import check_parts, check_samples, unchanged_inputs
+from dspreg.data.transforms import Transform, Unchanged
 from dspreg.data.verify import check_once
 from dspreg.devices import lacks_float64, resolve_device, send
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.io.text import join_few
+from dspreg.kinds import CLASSES, require_kind
+from dspreg.metrics import ACCURACY
 from dspreg.networks.network import Network
+from dspreg.networks.own import is_own_network
 from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.networks.text_head import TextHead, read_text_head
 from dspreg.precision import LossScaler, autocast, check_precision
@@ -55,6 +59,7 @@ from dspreg.training.kept_features import FeatureCache, compute_features, why_no
 from dspreg.training.optimizers import learning_rates, make_optimizer
 from dspreg.training.trained_part import entry_masks, freeze, read_profile, require_trainable
 
+Shown = Transform | Unchanged
 Progress = Callable[[int, int], None]
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # their versions may change results in the last bits
 
@@ -76,8 +81,9 @@ class Experiment:
     profile: Profile | None = None  # of which the entries that are trained are chosen
     profile_sha256: str = ""
     start: InitialWeights | None = None  # instead of the backbone's own
+    inputs: Unchanged | None = None  # shape and type, where they are tensors
     kept: dict[str, XY] = field(default_factory=dict, init=False, compare=False)  # features by domain
-    parts: dict[tuple[str, str, Transform], DomainSplit] = field(default_factory=dict, init=False, compare=False)
+    parts: dict[tuple[str, str, Shown], DomainSplit] = field(default_factory=dict, init=False, compare=False)
     # domain → SHA-256 of each image, known with the fingerprints
     hashes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list), init=False, compare=False)
 
@@ -153,11 +159,14 @@ class Experiment:
         chosen = self.steps().chosen(t)
         return [send(w[at], self.execution.device) for w, at in zip(self.loss_weights, chosen, strict=True)]
 
-    def part(self, domain: str, which: str, transform: Transform) -> DomainSplit:
+    def part(self, domain: str, which: str, transform: Shown) -> DomainSplit:
         """A split of a domain: the same object whenever it is asked for, so that readers know it."""
         positions = self.tests[domain] if which == "test" else self.splits[domain][("in", "out").index(which)]
         return self.parts.setdefault(
-            (domain, which, transform), DomainSplit(domain, self.images[domain], positions, transform, self.kept)
+            (domain, which, transform),
+            DomainSplit(
+                domain, self.images[domain], positions, transform, self.kept, self.data.kind, self.data.num_classes
+            ),
         )
 
     @cached_property
@@ -172,7 +181,8 @@ class Experiment:
     ) -> None:
         """Compute the features of all images, or find them in the user's cache; from then on, parts consist of them."""
         with seeded(*self.key, "backbone"):
-            featurizer = self.backbone.make().to(self.execution.device)
+            made = self.backbone.make()  # of the user's own, no features are kept
+            featurizer = (made.featurizer if isinstance(made, Network) else made).to(self.execution.device)
         s, transform = self.settings, self.transform(False)
         stored = None
         if self.start is not None:
@@ -180,7 +190,11 @@ class Experiment:
         elif self.backbone.weights.sha256 and self.execution.cache != "none":
             about = {"model": s.model, "features": s.features, "image_size": s.image_size, "batch": s.evaluation_batch}
             stored = FeatureCache(self.backbone, **about, environment=environment(self.execution))
-        parts = [DomainSplit(name, each, range(len(each)), transform) for name, each in self.images.items()]
+        kind, count = self.data.kind, self.data.num_classes
+        parts = [
+            DomainSplit(name, each, range(len(each)), transform, kind=kind, num_classes=count)
+            for name, each in self.images.items()
+        ]
         with ReaderPool(self._image_workers, parts) as readers:
             for part in parts:
                 found = stored.find(self.fingerprints[part.domain]) if stored else None
@@ -201,7 +215,9 @@ class Experiment:
                 _ = part.by_class  # before there are processes, which then have it
         return ReaderPool(self.workers, every)
 
-    def transform(self, augment: bool) -> Transform:
+    def transform(self, augment: bool) -> Shown:
+        if self.inputs is not None:
+            return self.inputs
         last = self.execution.layout == CHANNELS_LAST
         return Transform(self.settings.image_size, self.backbone.mean, self.backbone.std, augment, last)
 
@@ -228,8 +244,9 @@ class Experiment:
             adapted.append(net)
 
         task = Task(
-            self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress, adapt
-        )
+            self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress, adapt,
+            self.data.kind,
+        )  # fmt: skip
         s, algorithm = self.settings, self.stack.build()
 
         def optimizer(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -322,6 +339,7 @@ class Experiment:
             },
             domains=tuple(data.domains),
             classes=tuple(data.classes),
+            kind=data.kind,
             sizes={name: {"in": len(inside), "out": len(out)} | self._test_size(name)
                    for name, (inside, out) in self.splits.items()},
             fingerprints=self.fingerprints,
@@ -376,6 +394,19 @@ def prepare_experiment(
     for change in scaled:
         text = f"{change}, for {config.steps:,} of {PUBLISHED:,} steps; set it in the spec to override this"
         warnings.warn(text, Notice, stacklevel=2)
+    require_kind(data.kind)
+    if data.kind != CLASSES and config.split == "stratified":
+        raise ConfigError(
+            f"a split is stratified by classes, and {data.name} is of the kind {data.kind!r}; --split domainbed"
+        )
+    if data.kind != CLASSES:
+        require_plain_selection(config, data)
+    if data.kind != CLASSES and execution.domainbed_records:
+        raise ConfigError(f"DomainBed's records are of accuracies, and {data.name} is of the kind {data.kind!r}")
+    if is_own_network(config.model):
+        require_plain_training(config)
+    if is_own_network(config.model) and config.weights == "none":
+        raise ConfigError(f"--weights none is for networks with pretrained weights; {config.model} is as you create it")
     targets = tuple(name for name in data.domains if name in config.targets)  # in the data set's own order
     config = replace(config, algorithm=str(stack), targets=targets)
     if len(targets) == len(data.domains):
@@ -394,6 +425,10 @@ def prepare_experiment(
     check_layers(stack, config)
     if config.holdout == 0 and execution.domainbed_records:
         raise ConfigError("--domainbed-records has the accuracy on held-out images, and --holdout 0 holds none out")
+    if data.tensors or data.kind != CLASSES:
+        labels = {name: check_samples(data, name, each, on_read) for name, each in images.items()}
+        if data.kind != CLASSES:
+            check_parts(data, labels, splits)
     backbone = make_backbone(
         config.model,
         weights=config.weights,
@@ -407,9 +442,11 @@ def prepare_experiment(
     else:
         execution = choose_layout(choose_folding(execution, config, backbone), config, threads(execution))
     start = read_initial_weights(config, backbone)
+    inputs = unchanged_inputs(data) if data.tensors else None
     experiment = Experiment(
-        config, execution, asked, stack, data, images, splits, backbone, on_read, head, profile, profile_sha256, start
-    )
+        config, execution, asked, stack, data, images, splits, backbone, on_read, head, profile, profile_sha256, start,
+        inputs=inputs,
+    )  # fmt: skip
     if experiment.loss_weights is not None:
         require_weightable(layers_of(stack))
     if start is not None:
@@ -422,6 +459,23 @@ def prepare_experiment(
     for each in files:
         each.cache = cache
     return experiment
+
+
+def require_plain_training(config: TrainConfig) -> None:
+    """Refuse options that know the insides of timm's networks, or their weights, for one of the user's own."""
+    for name in ("train", "head", "features", "layer_decay", "init"):
+        if getattr(config, name) != TRAIN_OPTIONS[name].before:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} is for timm's networks, and {config.model} is your own; leave it out")
+
+
+def require_plain_selection(config: TrainConfig, data: DomainDataset) -> None:
+    """Refuse options that are about classes, for another kind of task."""
+    asked = {"--select-by": config.select_by != ACCURACY, "--balance": config.balance != "none"}
+    asked |= {"--head": config.head != "random"}
+    for flag, given in asked.items():
+        if given:
+            raise ConfigError(f"{flag} is about classes, and {data.name} is of the kind {data.kind!r}; leave it out")
 
 
 def resolve_stack(asked: StackSpec, config: TrainConfig) -> tuple[StackSpec, list[str]]:

@@ -25,6 +25,7 @@ from dspreg.errors import IntegrityError, Notice, ResourceError
 from dspreg.io.atomic_files import canonical_json, make_folder, read_json, sha256, write_json
 from dspreg.io.user_cache import user_cache
 from dspreg.networks.fold_batch_norm import fold_batch_norm
+from dspreg.networks.own import is_own_network
 from dspreg.networks.pretrained import Backbone, TimmFeaturizer
 from dspreg.networks.timm_models import create_with_head
 from dspreg.randomness import untouched
@@ -73,7 +74,8 @@ def choose_layout(execution: Execution, config: TrainConfig, threads: int) -> Ex
     if execution.layout != "auto":
         return execution
     layout = CHANNELS_FIRST
-    if execution.device == "cpu" and config.model != "small-cnn" and config.image_size >= SMALLEST:
+    small = config.model == "small-cnn" or is_own_network(config.model)  # or of no known size
+    if execution.device == "cpu" and not small and config.image_size >= SMALLEST:
         share = layout_share(config.model, config.image_size, config.frozen_bn, _pays_to_fold(execution), threads)
         layout = CHANNELS_LAST if share < PAYS else CHANNELS_FIRST
         if layout == CHANNELS_LAST:
