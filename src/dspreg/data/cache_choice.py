@@ -16,6 +16,7 @@ from dspreg.data.decode import BadImage, image_size
 from dspreg.data.images import Images
 from dspreg.errors import DataError, Notice
 
+IN_MEMORY = "images are small, or in memory"
 SAMPLE = 64  # images whose size is looked at, spread over all
 
 
@@ -45,10 +46,12 @@ def choose_cache(kind: str, dataset: DomainDataset, size: int) -> CacheChoice:
     """
     if kind != "auto":
         return CacheChoice(cast(Kind, kind))
+    if dataset.small:  # asked first: it may make its images when a domain is opened
+        return CacheChoice("none", IN_MEMORY)
     domains = [dataset.domain(name) for name in dataset.domains]
     files = [file for images in domains if isinstance(images, Images) for file in images.files]
-    if dataset.small or not all(isinstance(images, Images) for images in domains):
-        return CacheChoice("none", "images are small, or in memory")
+    if not all(isinstance(images, Images) for images in domains):
+        return CacheChoice("none", IN_MEMORY)
     needed = round(len(files) * (mean_decoded_bytes(files, dataset.reading) + dataset.reading.channels * size * size))
     directory = cache_directory()
     there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
