@@ -273,7 +273,7 @@ INTERNAL = {
         "io.atomic_files runs.folder runs.store",
         "forges up to a million runs, untrained",
     ),
-    "bench/loading.py": ("data.loader data.transforms", "times images without a training"),
+    "bench/loading.py": ("config.reading data.loader data.transforms", "times images without a training"),
     "bench/maps.py": ("paper.figures paper.heat_maps", "draws an item of the paper at other sizes"),
     "bench/noise.py": (
         "inference.adapt_bn randomness sensitivity.statistics",
