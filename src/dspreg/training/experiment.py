@@ -148,7 +148,7 @@ class Experiment:
         if not balance and all(each is None for each in given.values()):
             return None
         parts = {name: self.part(name, "in", self.transform(self.settings.augment)) for name in self.sources}
-        labels = {name: part.labels for name, part in parts.items()}
+        labels = {name: part.labels if balance else [0] * len(part) for name, part in parts.items()}
         weights = {n: None if each is None else [each[i] for i in parts[n].positions] for n, each in given.items()}
         return image_weights(labels, weights, balance=balance)
 
@@ -395,9 +395,9 @@ def prepare_experiment(
         text = f"{change}, for {config.steps:,} of {PUBLISHED:,} steps; set it in the spec to override this"
         warnings.warn(text, Notice, stacklevel=2)
     require_kind(data.kind)
-    if data.kind != CLASSES and config.split == "stratified":
+    if data.kind != CLASSES and config.split != "domainbed":
         raise ConfigError(
-            f"a split is stratified by classes, and {data.name} is of the kind {data.kind!r}; --split domainbed"
+            f"--split {config.split} goes by classes, and {data.name} is of the kind {data.kind!r}; --split domainbed"
         )
     if data.kind != CLASSES:
         require_plain_selection(config, data)
