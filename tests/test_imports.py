@@ -53,7 +53,7 @@ TABLE = {
     "sensitivity": Place(5, VISION, SLOW),
     "penalty": Place(6, VISION),
     "algorithms": Place(7, TORCH),
-    "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW | {"pyarrow"}),
+    "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW | {"pyarrow", "pydicom", "pillow_heif"}),
     # what is done with it
     "training": Place(8, TORCH, SLOW | {"timm", "peft"}),
     "inference": Place(9, TORCH | {"PIL"}, SLOW | {"onnxruntime", "scipy", "sklearn"}),

@@ -115,6 +115,8 @@ def test_what_a_run_says_of_it(checkout, whole):
 def test_its_registry_is_the_search_space(checkout):
     """For the n-th draw its own random_hparams, with DomainBed's seed of draw and trial."""
     settings = {
+        "channels": 3,
+        "augment": "domainbed",
         "model": "resnet50",
         "dataset": "PACS",
         "image_size": 224,

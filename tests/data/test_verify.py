@@ -27,6 +27,8 @@ def lenient(path, **options):
 def test_every_bad_image_is_named_with_a_reason_and_no_other(tmp_path):
     small_tree(tmp_path)
     expected = bad_files(tmp_path / "art" / "cat")
+    for name in ("really_a_gif.jpg", "really_a_tiff.png", "deep.png"):  # which are read, but for DomainBed's reading
+        del expected[name]
     good_files(tmp_path / "photo" / "cat")
     (tmp_path / "art" / "cat" / "folder.jpg").mkdir()
     report = verify(folder(tmp_path))

@@ -105,8 +105,8 @@ def naive_validation(place, state):
     for name in ("dawn", "dusk"):
         right = 0
         for i in range(len(experiment.splits[name][1])):
-            x, y = experiment.part(name, "out", experiment.transform(False)).batch([i])
-            right += int(net(experiment.transform(False).normalise(x)).argmax()) == int(y)
+            x, y = experiment.part(name, "out", experiment.transform("none")).batch([i])
+            right += int(net(experiment.transform("none").normalise(x)).argmax()) == int(y)
         shares.append(right / len(experiment.splits[name][1]))
     return sum(shares) / 2
 
@@ -257,7 +257,7 @@ def test_running_statistics_are_taken_anew_from_training_images(place, tmp_path)
     model, _ = dspreg.load(tmp_path / "soup")
     given = json.loads((place / "norm1" / "run.json").read_text())
     experiment = prepare_experiment(given["settings"] | {"dataset": given["where"]["dataset"]}, EXECUTION)
-    parts = [experiment.part(name, "in", experiment.transform(False)) for name in ("dawn", "dusk")]
+    parts = [experiment.part(name, "in", experiment.transform("none")) for name in ("dawn", "dusk")]
     batches = MixedBatches(parts, experiment.settings.batch_size)
     name, norm = next((n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.BatchNorm2d))
     seen = []

@@ -23,7 +23,7 @@ HOSTILE = [
 def card_of(name):
     settings = SimpleNamespace(
         targets=(f"t{name}",), holdout=0.2, algorithm=f"ERM{name}", steps=3, protocol="domainbed", trial=0, draw=0,
-        select_by="accuracy", augment_validation=False,
+        select_by="accuracy", augment_validation=False, describe_reading=lambda: "RGB",
         model=f"m{name}", image_size=28, lr=1e-3, batch_size=4, weight_decay=0.0,
         optimizer="adam", schedule="constant", warmup=0, layer_decay=1.0, train="all", head="random",
         features="default",

@@ -80,11 +80,14 @@ class DomainBed(ERM):
         """
         if "path" not in options:
             return dict(options)
+        if settings["channels"] != 3:
+            raise ConfigError(f"DomainBed's classes are made for RGB, and channels={settings['channels']}")
         code, name, given = DomainBedCode.open(options["path"]), options["name"], options.get("hparams") or {}
         code.algorithm_class(name)
         dataset = SMALL_IMAGES if settings["model"] == "small-cnn" else settings["dataset"]
         hparams = code.hparams(name, dataset, seed)
-        hparams |= {theirs: settings[ours] for theirs, ours in SHARED.items() if theirs in hparams}
+        shared = {**settings, "augment": settings["augment"] != "none"}  # yes or no there
+        hparams |= {theirs: shared[ours] for theirs, ours in SHARED.items() if theirs in hparams}
         for each in given:
             if each not in hparams:
                 known = ", ".join(hparams)

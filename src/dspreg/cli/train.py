@@ -20,6 +20,7 @@ from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS, TRAIN_OPTIONS
 from dspreg.errors import ConfigError, Notice, Preempted
 from dspreg.io.text import escape_terminal
 from dspreg.kinds import KINDS, figures_of, kind_of
+from dspreg.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +68,8 @@ def train_one(given: Any, pause: Any) -> int:
     values = collect_options(given)
     asked, execution = split_config(values)
     data = open_data(asked, execution, quiet=given.print_config)
-    config = resolve_config(asked, data)
+    config = resolve_config(asked, data, RunFolder(given.out).begun_settings() if given.out else None)
+    data.read_as(config.reading)
     if given.print_config:
         print(format_config(with_method_options(config), execution), end="")
         return 0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dspreg.config.reading import DOMAINBED_READING, Reading
 from dspreg.errors import ConfigError, DataError
 from dspreg.io.text import did_you_mean
 from dspreg.kinds import CLASSES
@@ -20,7 +21,8 @@ class DomainDataset(ABC):
     """The same task, seen in several domains.
 
     Input (x):
-        A PIL image; transforms make a tensor of it later. With `tensors`, a tensor that the network gets as it is.
+        A PIL image, from which transforms make a tensor later; or a tensor (channels, height, width) of uint8, or of
+        floats from 0 to 1, which is an image, too. With `tensors`, a tensor that the network gets as it is.
 
     Label (y):
         A position in `classes`; of another `kind`, one number for each of `classes`.
@@ -40,9 +42,11 @@ class DomainDataset(ABC):
         steps: Training steps of one run, unless the user says otherwise.
         evaluate_every: Steps between two evaluations, unless the user says otherwise.
         image_size: Height and width that images are brought to, in pixels.
+        channels: Of its images: 3 for RGB, 1 for grey, or as many as its tensors have, unless the user says otherwise.
         small: Whether images are small: a small network, a higher learning rate and no photographic augmentation.
         own: Whether they are images of the user's own, given by a path or from the hub: their defaults differ from
             those of benchmarks.
+        reading: How image files are read; see `read_as`.
         notices: What was odd about the data, in sentences.
         findings: The same by severity, as far as it is told apart.
         faults: What is wrong with the data, of a data set that was opened leniently; otherwise that was refused.
@@ -57,8 +61,10 @@ class DomainDataset(ABC):
     steps: int = 5_001
     evaluate_every: int = 300
     image_size: int = 224
+    channels: int = 3
     small: bool = False
     own: bool = False
+    reading: Reading = DOMAINBED_READING
     notices: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
     faults: tuple[Finding, ...] = ()
@@ -74,6 +80,10 @@ class DomainDataset(ABC):
     @abstractmethod
     def domain(self, name: str) -> Sequence[tuple[Any, Any]]:
         """All (x, y) pairs of one domain, images and their classes, in an order that never changes."""
+
+    def read_as(self, reading: Reading) -> None:
+        """Let image files be read so from now on, by whatever `domain` returns."""
+        self.reading = reading
 
     def check_domain(self, name: str) -> None:
         """Raise a ConfigError unless `name` is one of `domains`."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dspreg.data.bands import Bands, planes_of
 from dspreg.data.images import TOGETHER, Images
 
 
@@ -64,12 +65,12 @@ def fingerprint(
 def hash_pixels(image: Any) -> str:
     """SHA-256, in hexadecimal, of size and RGB pixels: the same for an image saved again without loss.
 
-    Of an input that is a tensor: of its shape and numbers.
+    Of an input that is a tensor: of its shape and numbers. Of other channels than RGB: of all of them.
     """
     if not hasattr(image, "convert"):
         from dspreg.data.transforms import as_input  # needs torch, and image files do not
 
-        given = as_input(image)
+        given = as_input(planes_of(image) if isinstance(image, Bands) else image)
         return hashlib.sha256(repr((str(given.dtype), *given.shape)).encode() + given.numpy().tobytes()).hexdigest()
     pixels = image if image.mode == "RGB" else image.convert("RGB")
     return hashlib.sha256(repr(pixels.size).encode() + pixels.tobytes()).hexdigest()

@@ -55,7 +55,7 @@ class DomainSplit:
         return positions_by_class(self.labels)
 
     def batch(self, chosen: Sequence[int], *key: Key) -> XY:
-        """Pixels (B, 3, H, W), uint8, and labels of the chosen ones: small, for they travel between processes.
+        """Pixels (B, channels, H, W), uint8, and labels of the chosen ones: small, for they travel between processes.
 
         Where features are kept, it is those (B, width), which `Transform.normalise` hands on as they are. The random
         numbers of each image are keyed by its position in the batch. Of a data set of tensors, the inputs themselves.
@@ -68,18 +68,19 @@ class DomainSplit:
             pairs = [split_pair(self.images[self.positions[place]]) for place in chosen]
             inputs = [self.transform(x) for x, _ in pairs]
             return torch.stack(inputs), self.join_labels([y for _, y in pairs])
-        size, labels = self.transform.size, []
-        pixels = torch.empty((len(chosen), 3, size, size), dtype=torch.uint8)
+        shown, labels = self.transform, []
+        changed = shown.augment != "none"
+        pixels = torch.empty((len(chosen), shown.channels, shown.size, shown.size), dtype=torch.uint8)
         for place, i in enumerate(chosen):
             at, out = self.positions[i], pixels[place]
-            if isinstance(self.images, Images) and not self.transform.augment:
-                self.images.put_resized(at, out.numpy())
+            if isinstance(self.images, Images) and not changed:
+                self.images.put_resized(at, out.numpy(), shown.resize)
                 labels.append(self.images.labels[at])
                 continue
             image, label = self.images[at]
             labels.append(label)
-            with seeded(*key, self.domain, place, "augment") if self.transform.augment else nullcontext():
-                self.transform.put_pixels(image, out)
+            with seeded(*key, self.domain, place, "augment") if changed else nullcontext():
+                shown.put_pixels(image, out)
         return pixels, self.join_labels(labels)
 
     def join_labels(self, labels: Sequence[Any]) -> Tensor:

@@ -194,6 +194,7 @@ def evaluate_run(
     if adapt != "none":
         batch_norms(model)  # said before any image is read
     data = data_of(trained, dataset, root, name, trust)
+    data.read_as(transform.reading)
     for each in domains:
         data.check_domain(each)
     chosen = [each for each in data.domains if each in domains or not domains]

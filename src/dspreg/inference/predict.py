@@ -12,6 +12,7 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
+from dspreg.data.bands import Picture
 from dspreg.data.decode import BadImage, decode_image
 from dspreg.data.transforms import Transform
 from dspreg.devices import resolve_device, send
@@ -82,7 +83,7 @@ def predict_images(
     device = resolve_device(device)
     model, loaded = load(run, which, device, trust=trust)
     transform = require_images(model, loaded, run, "predict")
-    files = image_files([images] if isinstance(images, str | Path) else images)
+    files = image_files([images] if isinstance(images, str | Path) else images, transform.reading.kinds)
     how: dict[str, Any] = {"batch": batch, "device": device, "progress": progress, "unknown_below": unknown_below}
     return predict_files(model, transform, files, **how)
 
@@ -158,7 +159,9 @@ def predict_batch(
             for i, each in enumerate(items[start : start + batch], start):
                 try:
                     shown[i] = (
-                        each if isinstance(each, Tensor) else transform.normalise(transform.pixels(_opened(each)))
+                        each
+                        if isinstance(each, Tensor)
+                        else transform.normalise(transform.pixels(_opened(each, transform)))
                     )
                 except BadImage as bad:
                     reasons[i] = f"unreadable: {bad.reason}"
@@ -172,19 +175,19 @@ def predict_batch(
     return PredictedBatch(tuple(labels), rows, tuple(flags), model.classes)
 
 
-def _opened(image: Any) -> Image:
+def _opened(image: Any, transform: Transform) -> Picture:
     if isinstance(image, str | Path):
-        return decode_image(Path(image))
+        return decode_image(Path(image), transform.reading)
     if not isinstance(image, Image):
         raise DataError(f"a {type(image).__name__}; wanted a PIL image, a path, or transformed images (B, 3, H, W)")
-    return image.convert("RGB")
+    return image
 
 
 def _batch(model: Model, transform: Transform, files: Sequence[Path], device: str) -> list[Prediction]:
     pixels, faults = {}, {}
     for path in files:
         try:
-            pixels[path] = transform.pixels(decode_image(path))
+            pixels[path] = transform.pixels(decode_image(path, transform.reading))
         except BadImage as bad:
             faults[path] = bad.reason
     probabilities: dict[Path, tuple[float, ...]] = {}

@@ -18,6 +18,7 @@ from dspreg.algorithms.weight_average import WeightAverage
 from dspreg.batches import Batch
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.config.measure_config import MeasureConfig
+from dspreg.config.reading import Reading
 from dspreg.data import DomainDataset
 from dspreg.data.loader import DomainSplit, MeasureSampler, reader_processes
 from dspreg.data.registry import open_dataset
@@ -74,13 +75,15 @@ def profile_network(
     if config.variance != "one":
         raise ConfigError(f"--variance {config.variance} is of a run, and {model} is a network: give a run's folder")
     data = open_images(config, config.dataset)
+    require_colours(data)
     chosen = choose_domains(data, config.domains, data.domains)
     size = image_size or data.image_size
     whole = make_full_network(
         model, weights=weights, image_size=size, classes=data.num_classes or None, labels=config.of == "loss",
         key=config.seed,
     )  # fmt: skip
-    transform = Transform(size, tuple(config.mean or whole.mean), tuple(config.std or whole.std))
+    mean, std = tuple(config.mean or whole.mean), tuple(config.std or whole.std)
+    transform = Transform(size, mean, std, reading=data.reading)
     parts = [DomainSplit(name, images := data.domain(name), range(len(images)), transform) for name in chosen]
     net = whole.net.to(config.device)
     check_before(net, config, whole.outputs)
@@ -121,6 +124,7 @@ def profile_run(
         data = data_of(trained, None, config.root, config.name, trust)
     else:
         data = open_images(config, config.dataset)
+    data.read_as(transform.reading)
     own = [name for name in data.domains if name in trained.sources] if config.dataset is None else list(data.domains)
     chosen = choose_domains(data, config.domains, own)
     parts, kinds = [], {}
@@ -196,6 +200,15 @@ def open_images(config: MeasureConfig, dataset: str) -> DomainDataset:
     return Unlabelled(ref.target, config.name)
 
 
+def require_colours(data: DomainDataset) -> None:
+    """Refuse images of other channels for a network by name, which is one for RGB."""
+    if data.channels != 3:
+        raise ConfigError(
+            f"images of {data.name} have {data.channels} channels, and networks by name are measured on RGB. Train "
+            "one, and give the run's folder"
+        )
+
+
 def choose_domains(data: DomainDataset, asked: Sequence[str], otherwise: Iterable[str]) -> list[str]:
     """The domains to compare, in the data set's own order."""
     for name in asked:
@@ -264,7 +277,10 @@ def _pairs(batches: Iterable[Batch], *, labels: bool) -> Iterator[Any]:
 def describe_input(transform: Transform | Unchanged) -> dict[str, Any]:
     if isinstance(transform, Unchanged):
         return {"inputs": list(transform.shape)}
-    return {"image_size": transform.size, "mean": list(transform.mean), "std": list(transform.std)}
+    seen = {"image_size": transform.size, "mean": list(transform.mean), "std": list(transform.std)}
+    how = {"resize": transform.resize, **asdict(transform.reading)}
+    always = {"resize": "squash", **asdict(Reading())}  # what was said of no profile before
+    return seen | {name: value for name, value in how.items() if value != always[name]}
 
 
 def _with(

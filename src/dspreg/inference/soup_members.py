@@ -13,6 +13,7 @@ from torch import Tensor
 from dspreg.algorithms import Task, parse
 from dspreg.algorithms.base import ERM
 from dspreg.algorithms.compatibility import overrides
+from dspreg.config.reading import READ
 from dspreg.config.train_config import NOTHING, complete_record
 from dspreg.config.trained_part import named_by_contents
 from dspreg.errors import ConfigError, IntegrityError, Notice
@@ -152,6 +153,9 @@ def _differences(first: Member, other: Member) -> Iterator[tuple[str, Any, Any]]
     for name in ("mean", "std"):
         if list(first.how[name]) != list(other.how[name]):
             yield f"the {name} of their images", first.how[name], other.how[name]
+    for name in READ:
+        if (a := getattr(ours.config, name)) != (b := getattr(theirs.config, name)):
+            yield name, a, b
 
 
 def _brief(value: Any) -> str:
@@ -251,6 +255,7 @@ def tensors_at_start(member: Member, weights: str | None = None, trust: Sequence
         image_size=member.how["image_size"],
         dropout=member.how["dropout"],
         frozen_bn=member.how["frozen_bn"],
+        channels=config.channels,
         trust=(),
         features=config.features,
     )

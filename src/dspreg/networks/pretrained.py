@@ -35,7 +35,7 @@ from dspreg.networks.timm_models import (
 from dspreg.networks.weights import ExpectedWeights, Weights, read_weights
 from dspreg.randomness import untouched
 
-PerChannel = tuple[float, float, float]
+PerChannel = tuple[float, ...]
 IMAGENET: tuple[PerChannel, PerChannel] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 NO_WEIGHTS = Weights("none", "none", None)
 NEED_THEIR_INPUT = (nn.Hardtanh, nn.Hardswish, nn.SiLU)  # for a gradient; ReLU6 is a Hardtanh
@@ -47,8 +47,8 @@ class Backbone:
 
     name: str
     make: Callable[[], Featurizer | Network]  # initialised by torch's global generator, or a copy of the loaded one
-    mean: tuple[float, float, float]  # of the images it expects, per channel
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]  # of the images it expects, per channel
+    std: tuple[float, ...]
     weights: Weights
     has_batch_norm: bool = False
 
@@ -102,6 +102,7 @@ def make_backbone(
     image_size: int = 224,
     dropout: float = 0.0,
     frozen_bn: bool = True,
+    channels: int = 3,
     features: str = "default",
     width: int | None = None,
     trust: Trust = None,
@@ -118,6 +119,8 @@ def make_backbone(
         dropout: Probability of dropout after the pooling, as in DomainBed.
         frozen_bn: Keep batch norm in evaluation mode, as in DomainBed. From scratch, its statistics then stay at
             mean 0 and variance 1, so that it does not normalise.
+        channels: Of the images. Weights for RGB are made fit as timm does: the filters of the first convolution are
+            added up for one channel, and repeated for others. Mean and std are then 0.5 until they are measured.
         features: Of a transformer, what its features are: `"default"`, as timm pools; `"token"`, the class token;
             `"mean"`, the mean of the patch tokens; `"embedding"`, what a CLIP network compares with texts.
         width: The number of features, where a file says so. Where timm says the same, no forward pass finds it.
@@ -135,7 +138,7 @@ def make_backbone(
     if name == "small-cnn":
         if features != "default":
             raise ConfigError(f"small-cnn has no tokens; features={features} is for transformers. Leave it out")
-        return _small_cnn(weights, dropout)
+        return _small_cnn(weights, dropout, channels)
     if is_own_network(name):
         return _own(name, weights, dropout, frozen_bn, trust)
 
@@ -145,25 +148,25 @@ def make_backbone(
         outputs = require_embedding(name, config)
     if weights == "none":
         with untouched():
-            model = create_with_head(name, image_size, outputs)[0]
+            model = create_with_head(name, image_size, outputs, channels)[0]
         source = NO_WEIGHTS
     elif weights == "default":
         repo, tag = hub_location(name, config)
-        model, sha256 = load_pretrained(name, image_size, download_weights(repo, tag), outputs)
+        model, sha256 = load_pretrained(name, image_size, download_weights(repo, tag), outputs, channels=channels)
         source = Weights("hub", tag, sha256)
     else:
         path = Path(weights).expanduser()
-        model, sha256 = load_pretrained(name, image_size, path, outputs)
+        model, sha256 = load_pretrained(name, image_size, path, outputs, channels=channels)
         source = Weights("file", path.name, sha256)
 
     choose_features(model, name, features)
     if width is None or width != stated_width(model):
-        width = width_of(model, name, image_size)
-    mean, std = normalisation(model)
+        width = width_of(model, name, image_size, channels)
+    mean, std = normalisation(model) if channels == 3 else ((0.5,) * channels,) * 2
     norm = any(isinstance(module, _BatchNorm) for module in model.modules())
 
     def from_scratch() -> Featurizer:
-        made = create_with_head(name, image_size, outputs)[0]
+        made = create_with_head(name, image_size, outputs, channels)[0]
         choose_features(made, name, features)
         return TimmFeaturizer(made, width, dropout, frozen_bn, features)
 
@@ -208,12 +211,12 @@ def _own(name: str, weights: str, dropout: float, frozen_bn: bool, trust: Trust)
     return Backbone(name, (lambda: deepcopy(template)) if from_file else make, mean, std, source, norm)
 
 
-def _small_cnn(weights: str, dropout: float) -> Backbone:
-    half = (0.5, 0.5, 0.5)
+def _small_cnn(weights: str, dropout: float, channels: int) -> Backbone:
+    half = (0.5,) * channels
     if weights in ("default", "none"):
-        return Backbone("small-cnn", lambda: SmallCNN(dropout=dropout), half, half, NO_WEIGHTS)
+        return Backbone("small-cnn", lambda: SmallCNN(channels, dropout=dropout), half, half, NO_WEIGHTS)
     with untouched():
-        template = SmallCNN(dropout=dropout)
+        template = SmallCNN(channels, dropout=dropout)
     path = Path(weights).expanduser()
     state, sha256 = read_weights(path, ExpectedWeights("small-cnn", template.state_dict()))
     template.load_state_dict(state)

@@ -96,7 +96,7 @@ def typical_side(data: DomainDataset, looked_at: int = 40) -> int:
     for site in data.domains:
         images = data.domain(site)
         sides += [min(images[i][0].size) for i in spaced(len(images), each)]
-    return sorted(sides)[len(sides) // 2]
+    return int(sorted(sides)[len(sides) // 2])
 
 
 def spaced(length: int, most: int) -> list[int]:

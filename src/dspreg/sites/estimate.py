@@ -41,7 +41,6 @@ from dspreg.training.experiment import resolve_execution
 from dspreg.training.loop import train
 
 STORE, MODEL, PAGE, PREDICTIONS = "store", "model", "page.html", "predictions"
-KEPT = {"keep": "best", "profile": "never"}  # of every training: the last model is judged
 
 Pause = Callable[[], None]
 Say = Callable[[str], None]
@@ -112,7 +111,7 @@ def estimate(
         ConfigError: No plan fits into the budget, or `out` belongs to something else.
         ResourceError: A training failed. Given again, the same call tries it again.
     """
-    out, execution = Path(out), replace(execution or Execution(), **KEPT)
+    out, execution = Path(out), replace(execution or Execution(), keep="best", profile="never")
     asked = Asked(
         tuple(map(shortest_spec, methods)), None if budget is None else parse_budget(budget), model, image_size, steps,
         trials, dict(options or {}),
@@ -145,9 +144,9 @@ def estimate(
     work.train(held_out, say)
     scored = work.score(held_out)
     validation = {_key(run): validation_at_end(list(work.store.folder(run).records), run) for run in held_out}
-    methods, chosen = compare_methods(plan, validation, scored)
+    compared, chosen = compare_methods(plan, validation, scored)
     found = Estimate(
-        plan, methods, chosen, forecast_new_site(chosen.sites),
+        plan, compared, chosen, forecast_new_site(chosen.sites),
         {site: scored[chosen.spec, site, 0].unseen[site] for site in plan.sites},
         label_free_of_sites(plan, chosen.spec, scored),
     )  # fmt: skip
@@ -167,7 +166,7 @@ def check_new(inbox: Images, data: DomainDataset, say: Say) -> list[str]:
 
     for path in inbox.files:
         try:
-            decode_image(path)
+            decode_image(path, inbox.reading)
         except BadImage as bad:
             raise DataError(f"--new: {path} can't be read: {bad.reason}. Mend or remove it") from None
     known = refuse_the_same(inbox, data)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -22,17 +23,19 @@ from dspreg.algorithms.compatibility import overrides, require_weightable
 from dspreg.algorithms.registry import PUBLISHED, StackSpec
 from dspreg.config.defaults import search_seed
 from dspreg.config.options import MOST
+from dspreg.config.reading import READ
 from dspreg.config.train_config import CHANNELS_LAST, TRAIN_OPTIONS, Execution, TrainConfig, resolve_config
 from dspreg.config.trained_part import files_of, named_by_contents, with_files
 from dspreg.data import DomainDataset
 from dspreg.data.annotations import TRAIN, annotations_of
+from dspreg.data.augmentation import require_augmentation
 from dspreg.data.balance import image_weights
 from dspreg.data.base import labels_of
 from dspreg.data.cache_choice import open_chosen_cache
 from dspreg.data.fingerprint import content_hashes, fingerprint
 from dspreg.data.images import Images
-from dspreg.data.loader import XY, DomainSplit, MeasureSampler, TrainingSteps, reader_processes
-from dspreg.data.readers import ReaderPool
+from dspreg.data.loader import XY, DomainSplit, MeasureSampler, SequentialBatches, TrainingSteps, reader_processes
+from dspreg.data.readers import ReaderPool, iterate_batches
 from dspreg.data.registry import open_dataset
 from dspreg.data.splits import parts_of, positions_of_test, split, split_grouped, split_stratified, steps_per_epoch
 from dspreg.data.tasks import check_parts, check_samples, unchanged_inputs
@@ -183,12 +186,13 @@ class Experiment:
         with seeded(*self.key, "backbone"):
             made = self.backbone.make()  # of the user's own, no features are kept
             featurizer = (made.featurizer if isinstance(made, Network) else made).to(self.execution.device)
-        s, transform = self.settings, self.transform(False)
+        s, transform = self.settings, self.transform("none")
         stored = None
         if self.start is not None:
             self.start.load_features_into(featurizer)
         elif self.backbone.weights.sha256 and self.execution.cache != "none":
             about = {"model": s.model, "features": s.features, "image_size": s.image_size, "batch": s.evaluation_batch}
+            about |= {name: v for name in READ if (v := getattr(s, name)) != TRAIN_OPTIONS[name].before}
             stored = FeatureCache(self.backbone, **about, environment=environment(self.execution))
         kind, count = self.data.kind, self.data.num_classes
         parts = [
@@ -207,7 +211,8 @@ class Experiment:
 
     def reader_pool(self) -> ReaderPool:
         """Processes that read images for all of a training: steps, evaluations, and what c is measured on."""
-        shown = [self.transform(augment) for augment in (False, True)]
+        s = self.settings
+        shown = [self.transform(augment) for augment in dict.fromkeys(("none", s.augment, s.validation_augment))]
         every = [self.part(name, which, each) for name in self.images for which in ("in", "out") for each in shown]
         every += [self.part(name, "test", shown[0]) for name in self.tests]
         if self.settings.balance == "sampling":
@@ -215,11 +220,11 @@ class Experiment:
                 _ = part.by_class  # before there are processes, which then have it
         return ReaderPool(self.workers, every)
 
-    def transform(self, augment: bool) -> Shown:
+    def transform(self, augment: str) -> Shown:
         if self.inputs is not None:
             return self.inputs
-        last = self.execution.layout == CHANNELS_LAST
-        return Transform(self.settings.image_size, self.backbone.mean, self.backbone.std, augment, last)
+        s, last = self.settings, self.execution.layout == CHANNELS_LAST
+        return Transform(s.image_size, self.backbone.mean, self.backbone.std, augment, last, s.resize, s.reading)
 
     def algorithm(
         self,
@@ -234,7 +239,7 @@ class Experiment:
             on_wait: Called while images to measure on are waited for; may raise.
             readers: Of the training. Without them, processes are started for each measurement.
         """
-        parts = [self.part(name, "in", self.transform(False)) for name in self.sources]
+        parts = [self.part(name, "in", self.transform("none")) for name in self.sources]
         workers = self.workers if readers is None else readers
         samples = MeasureSampler(parts, self.key, self.execution.device, workers, on_wait)
         adapted: list[Network] = []
@@ -295,9 +300,9 @@ class Experiment:
         """
         s, chosen = self.settings, []
         for name, which in evaluated_parts(self.data.domains, s, last=last):
-            shown = self.transform(s.augment_validation and name not in s.targets)
+            shown = self.transform("none" if name in s.targets else s.validation_augment)
             chosen.append((name, which, self.part(name, which, shown)))
-        return chosen + [(name, "test", self.part(name, "test", self.transform(False))) for name in self.tests]
+        return chosen + [(name, "test", self.part(name, "test", self.transform("none"))) for name in self.tests]
 
     def autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.execution.precision, self.execution.device)
@@ -381,6 +386,8 @@ def prepare_experiment(
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
     config = resolve_config(config, data, begun)
+    data.read_as(config.reading)
+    require_augmentation(config.augment)
     for name in config.targets:
         data.check_domain(name)
     head = read_text_head(config.head) if config.head != "random" else None
@@ -397,7 +404,7 @@ def prepare_experiment(
     require_kind(data.kind)
     if data.kind != CLASSES and config.split != "domainbed":
         raise ConfigError(
-            f"--split {config.split} goes by classes, and {data.name} is of the kind {data.kind!r}; --split domainbed"
+            f"--split {config.split} goes by class, and {data.name} is of the kind {data.kind!r}; --split domainbed"
         )
     if data.kind != CLASSES:
         require_plain_selection(config, data)
@@ -435,6 +442,7 @@ def prepare_experiment(
         image_size=config.image_size,
         dropout=config.dropout,
         frozen_bn=config.frozen_bn,
+        channels=config.channels,
         features=config.features,
     )
     if begun_in is not None:
@@ -458,7 +466,38 @@ def prepare_experiment(
         check_once(data, experiment.fingerprints.values(), progress, cache, begun=begun is not None)
     for each in files:
         each.cache = cache
-    return experiment
+    return experiment if config.channels == 3 else normalised_by_sources(experiment)
+
+
+def normalised_by_sources(experiment: Experiment) -> Experiment:
+    """With mean and standard deviation of each channel over the sources' training images, as the network sees them.
+
+    Exact sums of whole numbers: no order, number of processes or device changes a bit.
+    """
+    parts = [experiment.part(name, "in", experiment.transform("none")) for name in experiment.sources]
+    batches = SequentialBatches(parts, experiment.settings.evaluation_batch)
+    with closing(iterate_batches(batches, batches.order(), experiment.workers, experiment.on_read)) as read:
+        mean, std = channel_statistics(x for x, _ in read)
+    made = replace(experiment, backbone=replace(experiment.backbone, mean=mean, std=std))
+    vars(made)["fingerprints"] = experiment.fingerprints  # for which all files were read
+    return made
+
+
+def channel_statistics(batches: Iterable[torch.Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of values 0 … 1 for each channel of uint8 images (B, channels, H, W).
+
+    1 instead of a deviation of 0: a channel of one value is left at 0.
+    """
+    total, squares, pixels = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), 0
+    for x in batches:
+        values = x.transpose(0, 1).flatten(1).to(torch.int64)
+        total = values.sum(1) + (total if pixels else 0)
+        squares = values.square().sum(1) + (squares if pixels else 0)
+        pixels += values.shape[1]
+    sums = list(zip(total.tolist(), squares.tolist(), strict=True))
+    mean = tuple(s / pixels / 255 for s, _ in sums)
+    std = tuple(math.sqrt(pixels * q - s * s) / pixels / 255 or 1.0 for s, q in sums)  # whole numbers under the root
+    return mean, std
 
 
 def require_plain_training(config: TrainConfig) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.compatibility import overrides
+from dspreg.config.reading import READ
 from dspreg.config.train_config import TRAIN_OPTIONS, TrainConfig
 from dspreg.config.trained_part import with_files
 from dspreg.errors import Notice
@@ -98,6 +99,7 @@ def description_of(experiment: Experiment, step: int) -> dict[str, Any]:
     later = {"features": s.features, "train": s.train if s.part.kind == "lora" else "all"}
     built |= {name: value for name, value in later.items() if value != TRAIN_OPTIONS[name].before}
     built |= {"mean": b.mean, "std": b.std, "classes": list(experiment.data.classes)}
+    built |= {name: value for name in READ if (value := getattr(s, name)) != TRAIN_OPTIONS[name].before}
     built |= {} if experiment.data.kind == CLASSES else {"kind": experiment.data.kind}
     if experiment.inputs is not None:
         built["inputs"] = {
@@ -142,6 +144,7 @@ def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
     return CARD.format(
         algorithm=escape_markdown(s.algorithm), data=escape_markdown(experiment.data.name),
         rows="\n".join(rows), target=target, kept=kept, chosen=chosen_by, remarks=remarks, protocol=s.protocol,
+        read="" if experiment.inputs is not None else f"\n- images: {s.describe_reading()}",
         figure=kind.title, samples=samples, names=kind.names,
         trial=s.trial, draw=s.draw, model=escape_markdown(s.model), tag=escape_markdown(w.tag),
         sha=w.sha256 or "none",
@@ -185,7 +188,7 @@ import dspreg
 from PIL import Image
 
 model, transform = dspreg.load("RUN")  # this folder
-probabilities = model(transform(Image.open("image.jpg").convert("RGB"))[None]).softmax(1)
+probabilities = model(transform(Image.open("image.jpg"))[None]).softmax(1)
 model.classes  # what the columns mean
 ```
 
@@ -213,7 +216,7 @@ CARD = """# {algorithm} on {data}
 One run: another seed may differ by several points.
 
 - protocol {protocol}, trial {trial}, draw {draw}
-- network {model} at {size}, weights {tag} (SHA-256 {sha})
+- network {model} at {size}, weights {tag} (SHA-256 {sha}){read}
 - {optimizer}, {batch} {samples} per source domain and step{trained}
 - {names}: {classes}
 

@@ -120,7 +120,7 @@ def train(
 
         experiment = prepare_experiment(
             config, execution, on_image, data=data, on_read=between_batches,
-            begun=begun_settings(folder), begun_in=begun_environment(folder),
+            begun=folder.begun_settings(), begun_in=begun_environment(folder),
         )  # fmt: skip
         readers = until_the_end.enter_context(experiment.reader_pool())  # none is started before it is needed
         algorithm = experiment.algorithm(between_batches, stop.check_waiting, readers)  # errors come before the run
@@ -197,7 +197,7 @@ def train(
 
 def as_begun(config: TrainConfig, data: DomainDataset, folder: RunFolder) -> TrainConfig:
     """With a method; and what is left open as in the run that is resumed, whatever the defaults are by now."""
-    begun, given = begun_settings(folder), config.to_mapping()
+    begun, given = folder.begun_settings(), config.to_mapping()
     if "algorithm" not in given:
         if begun is not None:
             method = folder.description().get("where", {}).get("algorithm", begun.get("algorithm"))
@@ -208,12 +208,6 @@ def as_begun(config: TrainConfig, data: DomainDataset, folder: RunFolder) -> Tra
     if begun is not None and longer and "evaluate_every" not in given:
         config = replace(config, evaluate_every=begun["evaluate_every"])  # of a run that is prolonged
     return config
-
-
-def begun_settings(folder: RunFolder) -> dict[str, Any] | None:
-    """The settings in run.json, if there are any; what else is wrong with that file `agree` will say."""
-    settings = folder.description().get("settings") if (folder / "run.json").exists() else None
-    return settings if isinstance(settings, dict) else None
 
 
 def begun_environment(folder: RunFolder) -> dict[str, Any] | None:
@@ -248,7 +242,7 @@ def require_outputs(experiment: Experiment, algorithm: Algorithm) -> None:
     """Refuse a network of the user's own that takes no such inputs, or has not one output for each of `classes`."""
     if not is_own_network(experiment.settings.model):
         return
-    part = experiment.part(experiment.sources[0], "in", experiment.transform(False))
+    part = experiment.part(experiment.sources[0], "in", experiment.transform("none"))
     x = part.transform.normalise(part.batch(range(min(2, len(part))))[0]).to(experiment.execution.device)
     with evaluation_mode(algorithm), torch.no_grad(), untouched():
         try:
@@ -380,12 +374,12 @@ def evaluate(
     figures["validation"] = validation
     if s.select_by != ACCURACY:
         figures["metrics"] = {name: recorded_metrics(*as_arrays(each)) for name, each in answers.items()}
-    value: float | None = validation if s.select_by == ACCURACY else selected_value(experiment, figures, t)
+    by: float | None = validation if s.select_by == ACCURACY else selected_value(experiment, figures, t)
     best = None if state.selected is None else state.selected.validation
-    if value is None or best is None or value > best:  # without held-out images the last is taken
+    if by is None or best is None or by > best:  # without held-out images the last is taken
         of_classes = experiment.data.kind == CLASSES
         predicted = [count_classes(each, experiment.data.num_classes) for each in seen] if of_classes else []
-        state.selected = Selected(t, value, tensors_of(state.algorithm), predicted)
+        state.selected = Selected(t, by, tensors_of(state.algorithm), predicted)
     if experiment.execution.keep == "all":
         save_model(experiment, state.folder, model_path_at(t), tensors_of(state.algorithm), t)
     state.recorded, state.told = t, 0
@@ -436,7 +430,7 @@ def validate_below(
     if not asking:
         return
     s, t = experiment.settings, state.t - 1
-    parts = [experiment.part(name, "out", experiment.transform(s.augment_validation)) for name in experiment.sources]
+    parts = [experiment.part(name, "out", experiment.transform(s.validation_augment)) for name in experiment.sources]
     for layer in asking[::-1][state.told :]:
         counted = tallies(
             layer.base,

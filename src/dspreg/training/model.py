@@ -122,7 +122,7 @@ def build_stack(
 
     Args:
         how: How to build the network: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains",
-            "step", and what of `BUILT_LATER` there is.
+            "step", and what of `BUILT_LATER` and "channels" there is.
         device: Device of the stack. On `meta` it has shapes only and takes no memory.
         width: The number of features that its tensors are for, if that is known: see `make_backbone`.
         trust: As in `load_stack`.
@@ -134,6 +134,7 @@ def build_stack(
             image_size=how["image_size"],
             dropout=how["dropout"],
             frozen_bn=how["frozen_bn"],
+            channels=how.get("channels", 3),
             features=how.get("features", "default"),
             width=width,
             trust=trust,
@@ -229,7 +230,7 @@ def require_same_predictions(algorithm: Algorithm, loaded: Algorithm, x: Tensor)
 
 
 class Model(nn.Module):
-    """Images (B, 3, H, W), transformed, to logits (B, C): what a trained stack predicts.
+    """Images (B, channels, H, W), transformed, to logits (B, C): what a trained stack predicts.
 
     Of another `kind` of task, outputs are what it says: logits of several labels, or numbers.
     """

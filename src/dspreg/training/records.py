@@ -37,7 +37,7 @@ def make_record(
 
 def domainbed_lines(experiment: Experiment, records: list[dict[str, Any]]) -> str:
     """results.jsonl as DomainBed writes it."""
-    settings = vars(experiment.settings) | {"dataset": experiment.data.name}
+    settings = experiment.settings.to_record() | {"dataset": experiment.data.name}
     smallest = min(len(inside) for inside, _ in experiment.splits.values())
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
     return format_records(settings, experiment.data.domains, smallest, records, memory=memory)

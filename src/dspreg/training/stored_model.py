@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dspreg.algorithms import parse
+from dspreg.config.reading import READ, Reading
 from dspreg.config.train_config import TRAIN_OPTIONS
 from dspreg.config.trained_part import TrainedPart
 from dspreg.data.transforms import Transform, Unchanged
@@ -74,7 +75,14 @@ def load_model_file(path: Path, device: str = "cpu", trust: Sequence[str] = ()) 
     model, inputs = Model(stack, tuple(how["classes"]), how.get("kind", CLASSES)).eval(), how.get("inputs")
     if inputs is not None:
         return model, Unchanged(tuple(inputs["shape"]), torch.int64 if inputs["whole"] else torch.float32)
-    return model, Transform(how["image_size"], how["mean"], how["std"])
+    return model, transform_of(how)
+
+
+def transform_of(how: Mapping[str, Any]) -> Transform:
+    """What the images of a model need, by its file's checked description: as those were read that it was trained on."""
+    read = {name: how.get(name, TRAIN_OPTIONS[name].before) for name in READ} | {"image_size": how["image_size"]}
+    mean, std = tuple(how["mean"]), tuple(how["std"])
+    return Transform(how["image_size"], mean, std, resize=read["resize"], reading=Reading.of(read))
 
 
 def read_model_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -111,8 +119,15 @@ def check_description(how: Any, where: str) -> None:
                 _require(TrainedPart.parse(how[name]).kind in ("all", "lora"), where, name, how[name], "all or lora")
         except (ConfigError, OverflowError) as error:
             raise IntegrityError(f"{where}: built.{name}: {error}") from None
-    for name, wanted in (("mean", "three finite numbers"), ("std", "three finite numbers above 0")):
-        _require(_per_channel(how[name], positive=name == "std"), where, name, how[name], wanted)
+    for name in READ:
+        try:
+            TRAIN_OPTIONS[name].check(how.get(name, TRAIN_OPTIONS[name].before))
+        except (ConfigError, OverflowError) as error:
+            raise IntegrityError(f"{where}: built.{name}: {error}") from None
+    channels = how.get("channels", 3)
+    count = "three" if channels == 3 else str(channels)
+    for name, wanted in (("mean", f"{count} finite numbers"), ("std", f"{count} finite numbers above 0")):
+        _require(_per_channel(how[name], channels, positive=name == "std"), where, name, how[name], wanted)
     for name, most in NAMES.items():
         _require(_names(how[name], most), where, name, how[name], f"1 to {most:,} different names")
     if how.get("kind", CLASSES) not in KINDS:
@@ -137,8 +152,8 @@ def _is_shape(value: Any) -> bool:
     return isinstance(shape, list | tuple) and len(shape) < 16 and all(type(n) is int and 0 <= n < 2**31 for n in shape)
 
 
-def _per_channel(value: Any, *, positive: bool) -> bool:
-    if not isinstance(value, list | tuple) or len(value) != 3:
+def _per_channel(value: Any, channels: int, *, positive: bool) -> bool:
+    if not isinstance(value, list | tuple) or len(value) != channels:
         return False
     typed = all(type(x) is float or (type(x) is int and abs(x) < 2**53) for x in value)
     return typed and all(math.isfinite(x) and (x > 0 or not positive) for x in value)
