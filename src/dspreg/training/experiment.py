@@ -151,7 +151,7 @@ class Experiment:
         if not balance and all(each is None for each in given.values()):
             return None
         parts = {name: self.part(name, "in", self.transform(self.settings.augment)) for name in self.sources}
-        labels = {name: part.labels for name, part in parts.items()}
+        labels = {name: part.labels if balance else [0] * len(part) for name, part in parts.items()}
         weights = {n: None if each is None else [each[i] for i in parts[n].positions] for n, each in given.items()}
         return image_weights(labels, weights, balance=balance)
 
