@@ -37,12 +37,14 @@ TABLE = {
     "domainbed/seeds.py": Place(2),  # stands below the rest of its package: draws, splits and defaults use its hash
     "distributions": Place(3, NUMPY),
     "metrics": Place(3, NUMPY, frozenset({"scipy", "sklearn"})),
+    "forecast": Place(3, NUMPY),
     "config": Place(4, NUMPY | {"yaml"}),
     "runs": Place(5, NUMPY),
     "protocol": Place(6, NUMPY),
     "domainbed": Place(7, NUMPY),
     # the numerical core
     "batches": Place(3, TORCH),
+    "kinds": Place(2, NUMPY),
     "devices": Place(2, TORCH),
     "precision": Place(2, TORCH),
     "randomness": Place(3, TORCH),
@@ -51,7 +53,7 @@ TABLE = {
     "sensitivity": Place(5, VISION, SLOW),
     "penalty": Place(6, VISION),
     "algorithms": Place(7, TORCH),
-    "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW | {"pyarrow"}),
+    "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW | {"pyarrow", "pydicom", "pillow_heif"}),
     # what is done with it
     "training": Place(8, TORCH, SLOW | {"timm", "peft"}),
     "inference": Place(9, TORCH | {"PIL"}, SLOW | {"onnxruntime", "scipy", "sklearn"}),
@@ -61,6 +63,7 @@ TABLE = {
     "domainbed/import_sweep.py": Place(9),  # stands above the rest: needs the domains of benchmarks
     "domainbed/write_sweep.py": Place(9),  # stands above the rest: a report of ours as a folder of DomainBed's
     "paper": Place(10, TORCH, SLOW),
+    "sites": Place(10, TORCH, SLOW | {"PIL"}),
     "doctor": Place(10, TORCH | {"PIL"}),
     "cli": Place(11, frozenset(), SLOW),
     "__init__": Place(12),
@@ -263,6 +266,7 @@ INTERNAL = {
     "bench/algorithms.py": ("algorithms.registry", "times every method of the catalogue"),
     "bench/assumptions.py": ("training.experiment", "steps through a real training by hand"),
     "bench/engines.py": ("penalty", "compares engines, which users name by text"),
+    "bench/forecast.py": ("forecast", "compares the forecast with other intervals"),
     "bench/kinks.py": ("batches penalty", "calls engines one by one"),
     "bench/leases.py": ("launch.queue runs.leases runs.store", "times the leases themselves"),
     "bench/many_runs.py": (

@@ -23,6 +23,11 @@ from dspreg.launch.launcher import sweep as sweep
 from dspreg.protocol.leave_one_out import leave_one_out as leave_one_out
 from dspreg.runs.run import Run as Run
 from dspreg.runs.status import RunStatus as RunStatus
+from dspreg.sites.estimate import estimate as estimate
+from dspreg.sites.results import Estimate as Estimate
+from dspreg.forecast.sites import forecast_new_site as forecast_new_site
+from dspreg.forecast.sites import SiteAccuracy as SiteAccuracy
+from dspreg.forecast.sites import Forecast as Forecast
 from dspreg.reporting.report import report as report
 from dspreg.reporting.report import Report as Report
 from dspreg.reporting.load import load_runs as load_runs
@@ -63,6 +68,7 @@ from dspreg.vectors import theta as theta
 from dspreg.vectors import gradient as gradient
 from dspreg.vectors import trainable as trainable
 from dspreg.data.base import DomainDataset as DomainDataset
+from dspreg.data.joined import join_domains as join_domains
 from dspreg.errors import DspregError as DspregError
 from dspreg.errors import ConfigError as ConfigError
 from dspreg.errors import DataError as DataError

@@ -33,7 +33,8 @@ from dspreg.metrics import SELECT_BY
 
 def facts(cls):
     """What the defaults depend on, of a data set whose files are not here."""
-    return SimpleNamespace(**{n: getattr(cls, n) for n in ("name", "steps", "evaluate_every", "image_size", "small")})
+    names = "name", "steps", "evaluate_every", "image_size", "channels", "small", "own", "tensors"
+    return SimpleNamespace(**{n: getattr(cls, n) for n in names})
 
 
 DATA = {cls.name: facts(cls) for cls in (PACS, VLCS, OfficeHome, TerraIncognita, DomainNet, Digits)}
@@ -45,13 +46,16 @@ def settings(dataset="PACS", **given):
 
 LARGE = {
     "model": "resnet50.tv_in1k", "weights": "default", "image_size": 224, "steps": 5_001, "batch_size": 32, "lr": 5e-5,
-    "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True, "augment": True, "augment_validation": True,
+    "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True, "augment": "domainbed", "augment_validation": True,
     "split": "domainbed", "holdout": 0.2, "evaluate_every": 300, "evaluate": "needed", "evaluation_batch": 64,
     "targets": (), "algorithm": "DSPReg", "trial": 0, "draw": 0,
     "same_draws": False, "select_by": "accuracy", "patience": 0, "init": "none",
+    "image_weights": False, "balance": "none", "optimizer": "adam", "schedule": "constant", "warmup": 0,
+    "layer_decay": 1.0, "train": "all", "features": "default", "head": "random",
+    "exif": False, "alpha": "drop", "window": "none", "channels": 3, "resize": "squash", "shrink": False,
 }  # fmt: skip
 SMALL = LARGE | {
-    "model": "small-cnn", "image_size": 28, "steps": 301, "lr": 1e-3, "augment": False, "augment_validation": False,
+    "model": "small-cnn", "image_size": 28, "steps": 301, "lr": 1e-3, "augment": "none", "augment_validation": False,
     "evaluate_every": 50,
 }  # fmt: skip
 SWAD = {"augment_validation": False, "evaluate_every": 200, "evaluation_batch": 128}
@@ -73,6 +77,31 @@ SWAD = {"augment_validation": False, "evaluate_every": 200, "evaluation_batch": 
 def test_every_default_of_every_protocol(dataset, protocol, expected):
     made = settings(dataset, protocol=protocol)
     assert dataclasses.asdict(made) == expected | {"dataset": dataset, "protocol": protocol}
+
+
+OWN = SimpleNamespace(
+    name="photos", steps=5_001, evaluate_every=300, image_size=224, small=False, own=True, tensors=False
+)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_own_images_are_split_by_group_and_class_under_every_protocol(protocol):
+    made = resolve_config(TrainConfig(dataset="folder:photos", protocol=protocol), OWN)
+    assert (made.split, made.image_weights) == ("grouped", True)
+    benchmark = settings(protocol=protocol)
+    assert {n: v for n, v in vars(made).items() if v != getattr(benchmark, n)} == {
+        "dataset": "folder:photos", "split": "grouped", "image_weights": True,
+    }  # fmt: skip
+
+
+def test_a_run_begun_on_own_images_before_that_goes_on_with_its_split():
+    begun = resolve_config(TrainConfig(dataset="photos", split="domainbed", image_weights=False), OWN).to_record()
+    assert begun["split"] == "domainbed"
+    assert not {"image_weights", "balance"} & begun.keys()
+    resumed = resolve_config(TrainConfig(dataset="folder:photos"), OWN, begun)
+    assert (resumed.split, resumed.image_weights, resumed.balance) == ("domainbed", False, "none")
+    changed = resolve_config(TrainConfig(dataset="folder:photos", split="grouped"), OWN, begun)
+    assert changed.split == "grouped"  # and is refused, as any other setting that was changed
 
 
 def test_the_protocols_are_these():
@@ -158,12 +187,23 @@ OUTSIDE = {
     "weight_decay": [-1e-9],
     "dropout": [-0.1, 1, 1.0, 1.5],
     "split": ["random"],
+    "balance": ["classes", ""],
     "holdout": [1, 1.0, -0.2],
     "select_by": ["f1", "Accuracy"],
     "patience": [-1],
     "evaluate_every": [0],
     "evaluate": ["some"],
     "evaluation_batch": [0],
+    "augment": ["heavy", "my module.f", ".f"],
+    "alpha": ["grey", "White"],
+    "window": ["5", "9:1", "percentiles"],
+    "channels": [0, -1, 257],
+    "resize": ["stretch"],
+    "optimizer": ["Adam", "adagrad"],
+    "schedule": ["cos"],
+    "warmup": [-1],
+    "layer_decay": [0, -0.5, 1.1],
+    "features": ["pooled"],
     "threads": [0, -1],
     "precision": ["fp8", "float64"],
     "layout": ["channels_last", "NHWC"],
@@ -178,18 +218,25 @@ OUTSIDE = {
 INSIDE = {
     "protocol": list(PROTOCOLS), "trial": [0, 7], "draw": [0, 7], "image_size": [1, 4_096], "steps": [1],
     "batch_size": [1], "lr": [1e-12, 5, 0.5], "weight_decay": [0, 0.0, 3.0], "dropout": [0, 0.0, 0.999],
-    "split": ["domainbed", "stratified"], "holdout": [0, 0.0, 0.001, 0.999],
+    "split": ["domainbed", "stratified", "grouped"], "balance": ["none", "loss", "sampling"],
+    "holdout": [0, 0.0, 0.001, 0.999],
     "select_by": list(SELECT_BY), "patience": [0, 3],
     "evaluate_every": [1],
     "evaluate": ["needed", "all"], "evaluation_batch": [1], "threads": [1, None],
+    "augment": ["domainbed", "none", "light", "trivial", "augmix", "my_module.f", True, False],
+    "alpha": ["white", "black", "drop"], "window": ["auto", "percentile", "none", "-1:1.5"], "channels": [1, 3, 256],
+    "resize": ["squash", "crop", "pad"],
+    "optimizer": ["adam", "adamw", "nadamw", "sgd", "momentum", "lamb", "lion", "adan"],
+    "schedule": ["constant", "cosine", "linear"], "warmup": [0, 7], "layer_decay": [0.1, 1, 1.0],
+    "features": ["default", "token", "mean", "embedding"],
     "precision": ["fp32", "tf32", "bf16", "fp16"],
     "layout": ["auto", "channels-first", "channels-last"], "fold_bn": ["auto", "always", "never"],
     "workers": [0, None], "cache": ["none", "ram", "disk"], "keep": ["none", "best", "all"], "save_every": [1, None],
     "profile": ["auto", "always", "never"], "check_images": ["once", "never"],
 }  # fmt: skip
-UNLIMITED = {"dataset", "targets", "algorithm", "model", "weights", "frozen_bn", "augment", "augment_validation",
-             "same_draws", "init", "keep_checkpoint", "root", "name", "device", "compile", "tensorboard",
-             "domainbed_records", "allow_changed_environment"}  # fmt: skip
+UNLIMITED = {"dataset", "targets", "algorithm", "model", "weights", "frozen_bn", "augment_validation", "exif", "shrink",
+             "same_draws", "image_weights", "init", "keep_checkpoint", "train", "head", "root", "name", "device",
+             "compile", "tensorboard", "domainbed_records", "allow_changed_environment"}  # fmt: skip
 
 
 def test_every_option_is_in_these_tables():
@@ -202,7 +249,9 @@ def test_every_option_has_a_help_and_its_wrong_types_are_refused(name):
     option = OPTIONS[name]
     assert OPTIONS[name].help
     for value in WRONG_TYPES[option.type]:
-        if value is None and option.nullable:
+        if value in option.recorded.values():  # as it was written when the option was yes or no
+            option.check(value)
+        elif value is None and option.nullable:
             option.check(None)
         else:
             with pytest.raises(ConfigError, match=rf"^{name}=.*; wanted \w+"):
@@ -258,7 +307,8 @@ def test_text_that_no_file_can_hold_is_refused(name, text):
         ("protocol", "one of domainbed, domainbed-stratified, swad"),
         ("targets", "a list of names"),
         ("workers", "a whole number at least 0 and at most 256"),
-        ("augment", "true or false"),
+        ("augment", "domainbed, none, light, trivial, augmix or a function of yours, my_module.f"),
+        ("frozen_bn", "true or false"),
         ("root", "text"),
     ],
 )
@@ -330,7 +380,8 @@ def test_a_configuration_leaves_open_what_is_not_given():
     assert config.to_mapping() == {
         "dataset": "digits", "targets": ("print",), "protocol": "domainbed", "trial": 0,
         "draw": 0, "same_draws": False, "steps": 50, "evaluate": "needed", "select_by": "accuracy", "patience": 0,
-        "init": "none",
+        "init": "none", "balance": "none", "optimizer": "adam", "schedule": "constant", "warmup": 0,
+        "layer_decay": 1.0, "train": "all", "head": "random",
     }  # fmt: skip
     assert TrainConfig.of(config) is config
     assert TrainConfig.of({"dataset": "digits", "targets": ["print"], "steps": 50, "lr": None}) == config
@@ -372,11 +423,14 @@ Names = tuple[str, ...]
     [
         ("lr", "5e-05; small images: 0.001"),
         ("model", "resnet50.tv_in1k; small images: small-cnn"),
-        ("augment", "yes; small images: no"),
-        ("augment_validation", "yes; small images: no; swad: no"),
-        ("split", "domainbed; domainbed-stratified: stratified"),
+        ("augment", "domainbed; small images: none; with --train head: none; with --channels other than 3: light"),
+        ("augment_validation", "yes; small images: no; swad: no; with another --augment than domainbed: no"),
+        ("exif", "images of your own: yes; benchmarks: no"),
+        ("resize", "squash"),
+        ("features", "default; with --head FILE: embedding"),
+        ("split", "domainbed; own images: grouped; domainbed-stratified: stratified"),
         ("evaluation_batch", "64; swad: 128"),
-        ("frozen_bn", "yes; with --weights none: no"),
+        ("frozen_bn", "yes; tensors: no; with --weights none: no"),
         ("weights", "default"),
         ("batch_size", "32"),
         ("holdout", "0.2"),
@@ -393,7 +447,7 @@ def test_defaults_in_words(name, text):
 
 def test_every_open_option_has_a_default_in_words():
     texts = {name: default_text(name) for name, each in TRAIN_OPTIONS.items() if each.is_open}
-    assert len(texts) == 16
+    assert len(texts) == 24
     assert "None" not in "".join(texts.values())
     assert not any(each.is_open for each in EXECUTION_OPTIONS.values())
 

@@ -142,10 +142,10 @@ def replace_before_sync() -> Mutation:
 def result_before_files() -> Mutation:
     real = loop.finish_run
 
-    def finish_run(experiment: Any, state: Any, run: str) -> Any:
+    def finish_run(experiment: Any, state: Any, run: str, note: str = "") -> Any:
         records = list(state.folder.records)
         state.folder.finish({"selected": records[-1], "last": records[-1], "run": run})
-        return real(experiment, state, run)
+        return real(experiment, state, run, note)
 
     return mock.patch.object(loop, "finish_run", finish_run)
 

@@ -44,7 +44,7 @@ def run(images, tmp_path_factory):
 def test_the_folder_holds_what_it_should(run):
     assert {p.name for p in run.iterdir()} == {
         "run.json", "records.jsonl", "refreshes.jsonl", "results.jsonl", "result.json", "README.md", "lock",
-        "selected.safetensors", "last.safetensors", "profiles",
+        "selected.safetensors", "last.safetensors", "trained_images.bin", "profiles",
     }  # fmt: skip
     described = json.loads((run / "run.json").read_text())
     assert described["settings"]["dataset"] == "woods"
@@ -308,12 +308,14 @@ def test_the_loaded_model_predicts_what_was_recorded(images, run):
     """Through the public door, image by image, against the accuracy in the record."""
     from PIL import Image
 
-    from dspreg.data.splits import split
+    from dspreg.data.annotations import Annotations
+    from dspreg.data.splits import split_grouped
 
     for which in ("selected", "last"):
         model, transform = dspreg.load(run, which)
         files = sorted((images / "elm").rglob("*.png"))
-        inside, _ = split(len(files), 0, 3)
+        labels = [tiny.CLASSES.index(file.parent.name) for file in files]
+        inside, _ = split_grouped(labels, Annotations(), 0, 3)
         hits = 0
         for i in inside:
             with Image.open(files[i]) as image, torch.no_grad():

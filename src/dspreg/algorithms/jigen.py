@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +38,7 @@ class JiGen(Algorithm):
     is `net.jigen`. Changes `build`, `forward` and `loss`; no extra pass.
     """
 
-    compatibility = Compatibility(reads_images=True)
+    compatibility = Compatibility(needs_samples_as_read=True, reads_images=True)
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 0.7, whole: float = 0.9, orders: int = 30):
         super().__init__(base)
@@ -66,7 +67,7 @@ class JiGen(Algorithm):
             order = torch.randint(self.orders + 1, (sum(map(len, given)),))
             order = torch.where(torch.rand(len(order)) < self.whole, 0, order)
             parts = order.split([len(b) for b in given])
-            return [Batch(self.lay(b.x, part), b.y, b.domain) for b, part in zip(given, parts, strict=True)]
+            return [replace(b, x=self.lay(b.x, part)) for b, part in zip(given, parts, strict=True)]
 
         with intercepted(self, shuffle):
             out: Outputs = self.base(batches)

@@ -25,7 +25,7 @@ class Mixup(Algorithm):
     Zhang et al., ICLR 2018, between domains as in DomainBed. `alpha` is α. Changes `forward`; no extra pass.
     """
 
-    compatibility = Compatibility(reads_images=True)
+    compatibility = Compatibility(reads_images=True, not_weighted="mixes images of different weights")
     space = {"alpha": LogUniform(-1, 1, key="mixup_alpha")}
 
     def __init__(self, base: Algorithm | None = None, *, alpha: float = 0.2):

@@ -15,6 +15,7 @@ from dspreg.cli import (
     cancel,
     data,
     doctor,
+    estimate,
     evaluate,
     export,
     head,
@@ -39,6 +40,7 @@ from dspreg.io.text import escape_terminal
 
 COMMANDS = (
     train,
+    estimate,
     sweep,
     status,
     retry,
@@ -62,6 +64,7 @@ COMMANDS = (
 EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print
   dspreg train --dataset folder:photos --target site-4 --algorithm CORAL+DSPReg --out runs/site-4
+  dspreg estimate folder:photos --out result
   dspreg sweep --dataset digits --algorithms ERM DSPReg --draws 1 --only training --store runs/digits
   dspreg status runs/digits
   dspreg report runs/digits

@@ -29,7 +29,8 @@ EXAMPLES = """examples:
   dspreg evaluate runs/print --calibrate                    find and keep the temperature of its probabilities
   dspreg evaluate runs/print --json > scores.json
 
-on domains that the run was trained on, only held-out images count. Classes are matched by name."""
+on domains that the run was trained on, only held-out images count. Images that it was trained on are known by their
+contents, whatever data set they come through: there are scores without them. Classes are matched by name."""
 MAX_CLASSES = 30  # accuracies by class are printed up to this number
 MAX_ROWS = 40  # of metadata
 
@@ -93,7 +94,7 @@ def run(given: Any) -> int:
     out = Path(given.out) if given.out else Path(given.run_folder) / folder_name(found, given.domain)
     if not given.out:
         require_folder(out)
-    save(found, out, follow=bool(given.out))
+    names = save(found, out, follow=bool(given.out))
     if calibration is not None:
         print(calibration_text(calibration), file=sys.stderr, flush=True)
     if given.json:
@@ -101,8 +102,7 @@ def run(given: Any) -> int:
     else:
         print("\n".join(text(found)))
         folder = escape_terminal(str(out))
-        names = "scores.json, predictions.csv, per_class.csv, confusion.csv, confusion.png, roc.png, reliability.png"
-        print(f"\nin {folder}: {names}")
+        print(f"\nin {folder}: {', '.join(names)}")
     return 0
 
 
@@ -142,7 +142,12 @@ HEADS = {
     "class_mean": "class mean", "macro_f1": "F1", "auroc": "AUROC", "average_precision": "avg. prec.",
     "calibration_error": "calib. error", "log_loss": "log loss",
 }  # fmt: skip
-ROLES = {"unseen": "unseen", "source": "sources", "changed source": "changed sources"}
+ROLES = {
+    "unseen": "unseen",
+    "source": "sources",
+    "test images of a source": "tests",
+    "changed source": "changed sources",
+}
 
 
 def text(found: RunEvaluation) -> Iterator[str]:
@@ -162,6 +167,10 @@ def text(found: RunEvaluation) -> Iterator[str]:
         images = f"{each.scores.images:,}"
         ends = _interval(each.interval(ACCURACY))
         rows.append([escape_terminal(each.domain), each.part, images, *_format_numbers(numbers, ends)])
+        if each.without is not None:
+            numbers = {name: number(each.without) for name, number in NUMBERS.items()}
+            ends = _interval(each.without.interval(ACCURACY))
+            rows.append(["", "not trained on", f"{each.without.scores.images:,}", *_format_numbers(numbers, ends)])
     for role, name in ROLES.items():
         group = found.of_role(role)
         if len(group) > 1 or (group and len(group) < len(found.domains)):
@@ -197,6 +206,12 @@ def _interval(ends: Interval | None) -> str:
 def _remarks(found: RunEvaluation) -> Iterator[str]:
     if len(found.domains) > 1:
         yield f"worst domain: {escape_terminal(found.worst.domain)}, {100 * found.worst.scores.accuracy:.1f} %"
+    for each in found.domains:
+        name, number = escape_terminal(each.domain), each.scores.images
+        if each.trained_on and each.without is None:
+            yield f"{name}: the run was trained on all {number:,} images; this is no estimate for new ones"
+        elif each.trained_on:
+            yield f"{name}: the run was trained on {each.trained_on:,} of the {number:,} images, told by their contents"
     grouped = [each for each in found.domains if each.answers is not None and each.answers.groups is not None]
     groups = ", ".join(
         f"{escape_terminal(each.domain)} {each.answers.independent:,}" for each in grouped if each.answers
@@ -210,9 +225,11 @@ def _remarks(found: RunEvaluation) -> Iterator[str]:
         yield "out: the run was trained on this domain; only the images held out from training are scored"
         if found.augmented:
             yield "images are plain here; the run's own records score augmented ones of its sources, as DomainBed does"
+    if "test images of a source" in roles:
+        yield "test: images of a source that its table sets apart: neither trained on nor validated with"
     if "changed source" in roles:
         names = ", ".join(escape_terminal(each.domain) for each in found.domains if each.role == "changed source")
-        yield f"{names}: same name as a source domain, but other images; some of them may have been trained on"
+        yield f"{names}: same name as a source domain, but other images"
 
 
 def _points(found: RunEvaluation) -> Iterator[str]:

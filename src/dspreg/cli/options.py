@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import MISSING
 from typing import Any
 
-from dspreg.config.dataset_ref import COLUMNS, DatasetRef
+from dspreg.config.dataset_ref import COLUMNS, OPTIONAL, REQUIRED, DatasetRef, check_group, parse_columns
 from dspreg.config.defaults import PROTOCOLS, default_text
 from dspreg.config.options import Option
 from dspreg.config.parse import parse_integer
@@ -32,7 +32,7 @@ def add_option(group: argparse._ActionsContainer, each: Option, help: str | None
     how: dict[str, Any] = {}
     if each.type is tuple:
         how = {"nargs": "+"}
-    if each.type is bool:
+    if each.type is bool or each.recorded:  # what was yes or no is still yes where it stands alone
         how = {"nargs": "?", "const": "true"}
     text = help_text(each) if help is None else help
     group.add_argument(flag, dest=each.name, metavar=metavar(each), help=text.replace("%", "%%"), **how)
@@ -41,6 +41,8 @@ def add_option(group: argparse._ActionsContainer, each: Option, help: str | None
 def metavar(each: Option) -> str:
     if "choices" in each.limits:
         return "|".join(each.limits["choices"])
+    if "form" in each.limits:
+        return str(each.limits["form"].metavar)
     by_type = {int: "N", float: "X", bool: "yes|no", str: "NAME", tuple: "DOMAIN"}
     return METAVARS.get(each.name, by_type[each.type])
 
@@ -123,14 +125,34 @@ def columns(parser: argparse._ActionsContainer) -> None:
     for what in COLUMNS:
         text = f"the {what} in a data set hf:owner/set (default: guessed, and said)"
         parser.add_argument(f"--{what}-column", metavar="NAME", help=text)
+    text = f"which columns of index:FILE.csv are {', '.join(REQUIRED)}, and, if there are any, {', '.join(OPTIONAL)}"
+    parser.add_argument("--columns", metavar="OURS=YOURS,…", help=f"{text}: path=filename,label=class,domain=site")
+    text = (
+        "of folder:PATH: the group (patient, part, video) of an image by a regular expression on its path within PATH"
+    )
+    text += ", its first group or all that matches; a group is never on both sides of a split"
+    parser.add_argument("--group", metavar="REGEX", help=text)
 
 
 def dataset_with_columns(text: str | None, given: Any) -> str:
-    """A data set with the columns that were given beside it, as part of its text; "" without a data set."""
+    """A data set with what was said of it beside it, as part of its text; "" without a data set."""
     chosen = {what: value for what in COLUMNS if (value := getattr(given, f"{what}_column", None))}
     if chosen and not text:
         raise ConfigError("columns are chosen of a data set of the hub; add --dataset hf:owner/set")
-    return str(DatasetRef.parse(text or "").with_columns(chosen)) if chosen else text or ""
+    said = parse_columns(given.columns) if getattr(given, "columns", None) else {}
+    if regex := getattr(given, "group", None):
+        check_group(regex)
+        said["group"] = regex
+    if said and not text:
+        raise ConfigError("--columns and --group go with a data set; add --dataset index:FILE.csv or folder:PATH")
+    ref = DatasetRef.parse(text or "")
+    if regex and ref.kind != "folder":
+        raise ConfigError(f"--group is for folder:PATH; of {str(ref)!r} name a column: --columns group=NAME")
+    if said and not regex and ref.kind != "index":
+        raise ConfigError(f"--columns is for index:FILE.csv, and not for {str(ref)!r}")
+    if not chosen and not said:
+        return text or ""
+    return str(ref.with_columns(chosen) if chosen else ref.with_names(said))
 
 
 def integer(of: str, at_least: int = 1) -> Callable[[str], int]:

@@ -6,10 +6,10 @@ import reprlib
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,24 +19,26 @@ from dspreg.data.base import labels_of
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.loader import DomainSplit, SequentialBatches, reader_processes
 from dspreg.data.registry import open_dataset
-from dspreg.data.transforms import Transform
+from dspreg.data.transforms import Transform, Unchanged
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, DspregError, IntegrityError, Notice, resource_errors
 from dspreg.inference.adapt_bn import adapted, batch_norms
 from dspreg.inference.answers import Answers, answers_of
 from dspreg.inference.intervals import Interval, interval_of, interval_of_share, resampled_figures
-from dspreg.inference.load import load, step_of
+from dspreg.inference.load import load, require_classes, step_of
 from dspreg.inference.metrics import Scores
 from dspreg.inference.operating_points import Demand, OperatingPoint, operating_points, require_positive
+from dspreg.inference.seen_images import SeenImages, source_of, split_source
 from dspreg.io.text import join_few
 from dspreg.metrics import ACCURACY, METRICS
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import generator
 from dspreg.runs.folder import RunFolder
 from dspreg.training.evaluate import as_arrays, predictions
-from dspreg.training.experiment import split_domain
+from dspreg.training.experiment import images_for_test
 
-UNSEEN, SOURCE, CHANGED = "unseen", "source", "changed source"
+UNSEEN, SOURCE, CHANGED, PARTLY = "unseen", "source", "changed source", "partly trained on"
+TEST = "test images of a source"
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,16 @@ class DomainScores:
 
     Attributes:
         domain: Its name.
-        part: `"all"` images, or the `"out"` split that was held out from training.
-        role: `"unseen"` in training; `"source"`, trained on; `"changed source"`, of the name of a source but with
-            other images, among which some may have been trained on.
+        part: `"all"` images, or the `"out"` split that was held out from training, or `"test"`, those that the table of
+            a source sets apart.
+        role: `"unseen"` in training; `"source"`, trained on; `"test images of a source"`; `"changed source"`, of the
+            name of a source but with other images; `"partly trained on"`, of another name, with images that
+            were trained on.
         fingerprint: Of all its images.
         scores: On `part`.
         answers: What the model says about each image.
+        trained_on: How many images of `part` were trained on, by their contents; None where that is not known.
+        without: The same of the other images, where some were trained on and some were not.
     """
 
     domain: str
@@ -59,6 +65,8 @@ class DomainScores:
     fingerprint: str
     scores: Scores
     answers: Answers | None = None
+    trained_on: int | None = None
+    without: DomainScores | None = None
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
@@ -81,6 +89,15 @@ class DomainScores:
         if metric == ACCURACY:
             return interval_of_share(self.scores.accuracy, self.resampled[metric], self.answers.independent)
         return interval_of(self.resampled[metric])
+
+
+class Part(NamedTuple):
+    """What is scored of a domain."""
+
+    split: DomainSplit
+    kind: str
+    role: str
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -145,7 +162,8 @@ def evaluate_run(
     """Score a finished run, domain by domain, on plain images.
 
     Of a domain that the run was trained on, only the images that were held out are scored; of any other, all. Whether
-    it was trained on is told by the images themselves (their fingerprint), not by the name.
+    it was trained on is told by the images themselves, not by names: also of single images, wherever they come from.
+    Where some were trained on, there are scores without them.
 
     Args:
         run: The folder `dspreg train` left.
@@ -169,28 +187,31 @@ def evaluate_run(
     """
     folder, device, demands = RunFolder(run), resolve_device(device), [Demand.parse(each) for each in at]
     model, transform = load(run, which, device, trust=trust)
+    require_classes(model, run, "evaluate")
     if demands:
         require_positive(model.classes, positive)
     trained, result = RunDescription.from_json(folder.description()), folder.result() or {}
     if adapt != "none":
         batch_norms(model)  # said before any image is read
     data = data_of(trained, dataset, root, name, trust)
+    data.read_as(transform.reading)
     for each in domains:
         data.check_domain(each)
     chosen = [each for each in data.domains if each in domains or not domains]
     workers = reader_processes(workers, data.small)
     size = batch or trained.config.evaluation_batch
-    found = [_part(data, each, trained, transform) for each in chosen]
-    parts = [each for each in found if each is not None]
+    parts = [part for each in chosen for part in _parts(data, each, trained, transform)]
     if not parts:
         raise DataError(
             f"the run held no images out of {join_few(chosen)}: it was trained on all of them (holdout=0), and can't "
             "be scored there. Evaluate it on other images: --dataset folder:PATH"
         )
-    to_model = columns(data, [part for part, _, _, _ in parts], model.classes)
-    judged, done, total = [], 0, sum(len(part) for part, _, _, _ in parts)
+    to_model = columns(data, [part.split for part in parts], model.classes)
+    judged, done, total = [], 0, sum(len(part.split) for part in parts)
+    known = SeenImages(folder, trained, trust)
     for part, kind, role, prints in parts:
         scores, answers = Scores.none(len(model.classes)), []
+        flags = known.flags(part.images, part.positions)
         own = adapted(model, part, size=size, device=device, workers=workers) if adapt == "bn" else nullcontext()
         order = SequentialBatches([part], size)
         read = closing(predictions(model.algorithm, order, device=device, workers=workers))
@@ -201,7 +222,8 @@ def evaluate_run(
                 done += len(y)
                 if progress is not None:
                     progress(done, total)
-        judged.append(DomainScores(part.domain, kind, role, prints, scores, answers_of(part, *as_arrays(answers))))
+        said = answers_of(part, *as_arrays(answers))
+        judged.append(_judge(data.name, Part(part, kind, role, prints), scores, said, flags, len(model.classes)))
     step = step_of(result, which)
     return RunEvaluation(
         trained.id,
@@ -217,42 +239,49 @@ def evaluate_run(
     )
 
 
-def split_source(trained: RunDescription, images: Sequence[Any], source: str) -> tuple[list[int], list[int]]:
-    """Positions of the images of a source domain that training saw, and of those that were held out.
+def _judge(
+    data: str, part: Part, scores: Scores, said: Answers, flags: Sequence[bool] | None, classes: int
+) -> DomainScores:
+    """The scores of a domain, and those without the images that were trained on, if there are some."""
+    domain, seen = part.split.domain, sum(flags or ())
+    role = PARTLY if part.role == UNSEEN and seen else part.role
+    _warn_of_seen(data, domain, role, None if flags is None else seen, len(part.split))
+    without = None
+    if flags is not None and 0 < seen < len(flags):
+        others = said.select(~np.array(flags))
+        fewer = Scores.none(classes).adding(torch.from_numpy(others.log_p), torch.from_numpy(others.labels))
+        without = DomainScores(domain, part.kind, role, part.fingerprint, fewer, others)
+    counted = None if flags is None else seen
+    return DomainScores(domain, part.kind, role, part.fingerprint, scores, said, counted, without)
 
-    Of a soup, those that a member saw, and those that all members held out.
-    """
-    position, config = trained.domains.index(source), trained.config
-    (seen, out), *others = [split_domain(images, replace(config, trial=t), position) for t in trained.trials]
-    for inside, _ in others:
-        more = set(inside)
-        seen, out = seen + [i for i in out if i in more], [i for i in out if i not in more]
-    return seen, out
+
+def _warn_of_seen(data: str, domain: str, role: str, seen: int | None, number: int) -> None:
+    if seen:
+        text = f"the run was trained on {seen:,} of the {number:,} images of {domain!r} that are evaluated"
+        warnings.warn(f"{data}: {text}", Notice, stacklevel=3)
+    elif seen is None and role not in (SOURCE, TEST):
+        text = (
+            f"it is not known which images of {domain!r} the run was trained on: it kept no list of them, and its own "
+        )
+        text += "data set is not where it was, or of another kind"
+        warnings.warn(f"{data}: {text}", Notice, stacklevel=3)
 
 
-def _part(
-    data: DomainDataset, name: str, trained: RunDescription, transform: Transform
-) -> tuple[DomainSplit, str, str, str] | None:
-    """The images to score, which of the domain they are, its role and its fingerprint; None where none was held out."""
+def _parts(data: DomainDataset, name: str, trained: RunDescription, transform: Transform | Unchanged) -> list[Part]:
+    """What to score of a domain: all of it, or what training held out, and what its table sets apart for testing."""
     images = data.domain(name)
     prints = fingerprint(images)
-    source = trained.source_of(prints)
+    source = source_of(trained, images)
     if source is not None:
-        out = split_source(trained, images, source)[1]
-        return (DomainSplit(name, images, out, transform), "out", SOURCE, prints) if out else None
+        out, test = split_source(trained, images, source)[1], images_for_test(images, trained.config)
+        found = (("out", SOURCE, out), ("test", TEST, test))
+        return [Part(DomainSplit(name, images, at, transform), kind, role, prints) for kind, role, at in found if at]
     if not len(images):
         raise DataError(f"the domain {name!r} of {data.name} has no images; name others with --domain")
-    changed = name in trained.sources
-    if changed:
-        warnings.warn(
-            f"the run was trained on a domain {name!r}, but not on exactly these images. All of them are scored; "
-            f"those that it was trained on make the result too good",
-            Notice,
-            stacklevel=3,
-        )
     # shuffled, for methods that adapt to a batch: images of a folder stand class by class
     order = torch.randperm(len(images), generator=generator(name, "evaluate")).tolist()
-    return DomainSplit(name, images, order, transform), "all", CHANGED if changed else UNSEEN, prints
+    changed = CHANGED if name in trained.sources else UNSEEN
+    return [Part(DomainSplit(name, images, order, transform), "all", changed, prints)]
 
 
 def data_of(

@@ -18,14 +18,13 @@ from dspreg import __version__
 from dspreg.algorithms.measure import metering
 from dspreg.config.measure_config import MeasureConfig
 from dspreg.data import DomainDataset
-from dspreg.data.fingerprint import fingerprint
 from dspreg.data.loader import DomainSplit, MeasureSampler, reader_processes
 from dspreg.data.sampling import draw_batches
 from dspreg.data.transforms import Transform
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, resource_errors
-from dspreg.inference.evaluate_run import columns, data_of, split_source
-from dspreg.inference.load import load, step_of
+from dspreg.inference.evaluate_run import columns, data_of
+from dspreg.inference.load import load, require_images, step_of
 from dspreg.inference.profile_run import (
     QUIET,
     SMALLER,
@@ -34,7 +33,9 @@ from dspreg.inference.profile_run import (
     choose_domains,
     describe_input,
     open_images,
+    require_colours,
 )
+from dspreg.inference.seen_images import source_of, split_source
 from dspreg.networks.full_network import make_full_network
 from dspreg.precision import full_precision
 from dspreg.protocol.description import RunDescription
@@ -107,13 +108,15 @@ def compare_held_out_network(
     if config.dataset is None:
         raise ConfigError("on which images? Add --dataset NAME, folder:PATH or index:FILE")
     data = open_images(config, config.dataset)
+    require_colours(data)
     sources = choose_sources(data, config.domains, data.domains, held_out)
     size = image_size or data.image_size
     whole = make_full_network(
         model, weights=weights, image_size=size, classes=data.num_classes or None, labels=config.of == "loss",
         key=config.seed,
     )  # fmt: skip
-    transform = Transform(size, tuple(config.mean or whole.mean), tuple(config.std or whole.std))
+    mean, std = tuple(config.mean or whole.mean), tuple(config.std or whole.std)
+    transform = Transform(size, mean, std, reading=data.reading)
     net = whole.net.to(config.device)
     check_before(net, config, whole.outputs)
     key: tuple[Key, ...] = (data.name, config.seed)
@@ -150,16 +153,18 @@ def compare_held_out_run(
     are of the split that it was not trained on, as those of the held-out domain are. `trust` as in `dspreg.evaluate`.
     """
     folder, config = RunFolder(run), replace(config, device=resolve_device(config.device, float64=True))
-    model, transform = load(run, which, config.device, trust=trust)
+    model, loaded = load(run, which, config.device, trust=trust)
+    transform = require_images(model, loaded, run, "measure --held-out")
     check_before(model.algorithm.net, config, len(model.classes))
     trained, step = RunDescription.from_json(folder.description()), step_of(folder.result() or {}, which)
     if config.dataset is None:
         data = data_of(trained, None, config.root, config.name, trust)
     else:
         data = open_images(config, config.dataset)
+    data.read_as(transform.reading)
     own = [name for name in data.domains if name in trained.sources] if config.dataset is None else list(data.domains)
     data.check_domain(held_out)
-    if data.classes and trained.source_of(fingerprint(data.domain(held_out))) is not None:
+    if data.classes and source_of(trained, data.domain(held_out)) is not None:
         unseen = ", ".join(name for name in data.domains if name not in trained.sources) or "none"
         raise ConfigError(f"the run was trained on {held_out!r}, so it is not unseen; it did not see: {unseen}")
     sources = choose_sources(data, config.domains, own, held_out)
@@ -170,15 +175,15 @@ def compare_held_out_run(
     parts, kinds = {}, {}
     for name in (*sources, held_out):
         images = data.domain(name)
-        source = trained.source_of(fingerprint(images)) if data.classes else None
+        source = source_of(trained, images) if data.classes else None
         if source is None:
             parts[name] = divide(data, name, transform, *key)
         else:
             seen, other = split_source(trained, images, source)
             if not other:
                 raise ConfigError(
-                    f"{run} held no images of {name!r} out (holdout=0), with which those it was trained on are compared. "
-                    "Take a run that held some out"
+                    f"{run} held no images of {name!r} out (holdout=0), with which those it was trained on are "
+                    "compared. Take a run that held some out"
                 )
             parts[name] = (
                 DomainSplit(name, images, seen, transform),

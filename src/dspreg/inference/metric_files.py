@@ -46,7 +46,8 @@ def mean(domains: Sequence[DomainScores], number: str) -> float | None:
 
 def as_json(found: RunEvaluation) -> dict[str, Any]:
     """All numbers, by name."""
-    groups = {"mean": found.domains, "mean_unseen": found.unseen, "mean_sources": found.sources}
+    every = tuple(each for each in found.domains if each.part != "test")
+    groups = {"mean": every, "mean_unseen": found.unseen, "mean_sources": found.sources}
     return {
         "format": FORMAT,
         "dspreg": __version__,
@@ -55,7 +56,8 @@ def as_json(found: RunEvaluation) -> dict[str, Any]:
         "dataset": found.dataset,
         "adapt": found.adapt,
         "adapted_on_the_images_evaluated": found.adapt != "none",
-        "domains": {each.domain: _domain(each, found.classes) for each in found.domains},
+        "domains": {each.domain: _domain(each, found.classes) for each in every},
+        "test": {each.domain: _domain(each, found.classes) for each in found.domains if each.part == "test"},
         **{name: _mean(domains) if domains else None for name, domains in groups.items()},
         "worst": {"domain": found.worst.domain, "accuracy": found.worst.scores.accuracy},
         "operating_points": [_point(each) for each in found.points],
@@ -87,6 +89,10 @@ def _domain(each: DomainScores, classes: Sequence[str]) -> dict[str, Any]:
         **{name: number(each) for name, number in NUMBERS.items()},
         "intervals": {number: each.interval(metric) for number, metric in RESAMPLED.items()},
         "classes": by_class,
+        "trained_on": each.trained_on,
+        "without_trained_on": {"images": each.without.scores.images} | {n: f(each.without) for n, f in NUMBERS.items()}
+        if each.without is not None
+        else None,
     }
 
 
@@ -121,29 +127,37 @@ def by_metadata(domains: Sequence[DomainScores]) -> Iterator[tuple[str, str, str
                 yield each.domain, column, str(value), len(part), share, ends
 
 
-def save(found: RunEvaluation, out: Path, *, follow: bool = True) -> None:
+def save(found: RunEvaluation, out: Path, *, follow: bool = True) -> list[str]:
     """Write scores.json, per_class.csv, confusion.csv, predictions.csv and the pictures.
 
     Args:
         found: What to write.
         out: The folder.
         follow: Write to what links in the folder point to; not where the folder may come from a stranger.
+
+    Returns:
+        Names of the files.
     """
     from dspreg.inference.confusion import png
     from dspreg.inference.curve_pictures import reliability_picture, roc_picture
 
+    whole = all(each.answers is not None for each in found.domains)
+    further = any(each.answers is not None and each.answers.metadata for each in found.domains)
+    makers: dict[str, Callable[[], bytes]] = {
+        **({"predictions.csv": lambda: _csv(_predictions(found))} if whole else {}),
+        "per_class.csv": lambda: _csv(_per_class(found)),
+        "confusion.csv": lambda: _csv(_confusion(found)),
+        **({"by_metadata.csv": lambda: _csv(_by_metadata(found))} if further else {}),
+        "confusion.png": lambda: png(found),
+        **({"roc.png": lambda: roc_picture(found)} if whole else {}),
+        **({"reliability.png": lambda: reliability_picture(found)} if whole else {}),
+        "scores.json": lambda: format_json(as_json(found)),  # last: where it is, the others are
+    }
     put = write_output if follow else write
     make_folder(out)
-    put(out / "per_class.csv", _csv(_per_class(found)))
-    put(out / "confusion.csv", _csv(_confusion(found)))
-    put(out / "confusion.png", png(found))
-    if all(each.answers is not None for each in found.domains):
-        put(out / "predictions.csv", _csv(_predictions(found)))
-        put(out / "roc.png", roc_picture(found))
-        put(out / "reliability.png", reliability_picture(found))
-    if any(each.answers is not None and each.answers.metadata for each in found.domains):
-        put(out / "by_metadata.csv", _csv(_by_metadata(found)))
-    put(out / "scores.json", format_json(as_json(found)))  # last: where it is, the others are
+    for name, make in makers.items():
+        put(out / name, make())
+    return list(makers)
 
 
 def _per_class(found: RunEvaluation) -> Iterator[Sequence[Any]]:

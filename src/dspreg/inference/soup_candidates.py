@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,17 +16,17 @@ from dspreg.data import DomainDataset
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.loader import XY, DomainSplit, reader_processes
 from dspreg.data.readers import iterate_batches
-from dspreg.data.transforms import Transform
 from dspreg.devices import send
 from dspreg.errors import DataError
 from dspreg.inference.adapt_bn import Shuffled
-from dspreg.inference.evaluate_run import split_source
+from dspreg.inference.seen_images import split_source
 from dspreg.networks.batch_norm import estimating_statistics, moves_statistics
 from dspreg.protocol.description import RunDescription
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.evaluate import tallies
-from dspreg.training.experiment import evaluated_parts, randomness_key, split_domain
+from dspreg.training.experiment import digests, evaluated_parts, randomness_key, split_domain
 from dspreg.training.model import build_stack, load_tensors, tensors_of
+from dspreg.training.stored_model import transform_of
 
 MOST_BATCHES = 500  # of images that running statistics of batch norm are taken from
 
@@ -56,8 +56,8 @@ class Candidates:
         self.trained, self.execution, self.on_image = trained, execution, on_image
         self.config = trained.config
         self.stack = build_stack(how, execution.device)
-        last = execution.layout == CHANNELS_LAST
-        self._transforms = [Transform(how["image_size"], how["mean"], how["std"], aug, last) for aug in (False, True)]
+        self._plain = replace(transform_of(how), channels_last=execution.layout == CHANNELS_LAST)
+        data.read_as(self._plain.reading)
         self.images = {name: data.domain(name) for name in data.domains}
         self._require_same_images(data)
         self.splits = {name: self._split(name) for name in trained.domains}
@@ -67,7 +67,8 @@ class Candidates:
     def _require_same_images(self, data: DomainDataset) -> None:
         found = {name: fingerprint(images) for name, images in self.images.items()}
         for name, expected in self.trained.fingerprints.items():
-            if found.get(name) != expected:
+            said = digests({name: self.images[name]}, self.config) if name in self.images else {}
+            if found.get(name) != expected or said.get(name, "") != self.trained.annotations.get(name, ""):
                 raise DataError(
                     f"{data.name} has not the images of the domain {name!r} that the runs were trained with, so that "
                     "it is not known which of them are held out. Give the data set with --dataset and --root"
@@ -151,7 +152,8 @@ class Candidates:
 
     def _part(self, name: str, which: str, *, augment: bool) -> DomainSplit:
         positions = self.splits[name][("in", "out").index(which)]
-        return DomainSplit(name, self.images[name], positions, self._transforms[augment])
+        shown = replace(self._plain, augment=self.config.validation_augment) if augment else self._plain
+        return DomainSplit(name, self.images[name], positions, shown)
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,9 @@ def by_network(runs: Sequence[Run]) -> list[list[Run]]:
     """The runs with the same network, at the same size."""
     found: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
-        found.setdefault(tuple(run.options.get(name) for name in ("model", "image_size", "augment")), []).append(run)
+        found.setdefault(
+            tuple(run.options.get(name) for name in ("model", "image_size", "augment", "channels")), []
+        ).append(run)
     return list(found.values())
 
 
@@ -163,7 +165,8 @@ def training_steps(experiment: Experiment) -> Iterator[Callable[[Algorithm], Non
     made = send_ahead(read, device)
 
     def step(algorithm: Algorithm) -> None:
-        batches = [Batch(normalise(x), y, d) for d, (x, y) in enumerate(next(made))]
+        weights = experiment.batch_weights(algorithm.t)
+        batches = [Batch(normalise(x), y, d, w) for d, ((x, y), w) in enumerate(zip(next(made), weights, strict=True))]
         t = algorithm.t
         with experiment.autocast():
             log = train_step(algorithm, batches, record=t == 0)

@@ -4,7 +4,7 @@
     records.jsonl     one line per evaluation
     refreshes.jsonl   c by layer, each time it was measured
     profiles/         c before and after training, with null
-    selected.safetensors, last.safetensors, README.md
+    selected.safetensors, last.safetensors, trained_images.bin, README.md
     result.json       the outcome, and the SHA-256 of every file above
     failure.json      instead of result.json, if the training diverged
     checkpoints/      while unfinished
@@ -57,7 +57,7 @@ from dspreg.io.atomic_files import (
 FORMAT = "dspreg.run/1"
 OURS = (  # files that result.json lists; there may be others, such as a scheduler's log
     "run.json", "records.jsonl", "refreshes.jsonl", "results.jsonl", "README.md",
-    "selected.safetensors", "last.safetensors", "profiles/*.safetensors", "models/*.safetensors",
+    "selected.safetensors", "last.safetensors", "trained_images.bin", "profiles/*.safetensors", "models/*.safetensors",
 )  # fmt: skip
 OURS_NAMED = re.compile("|".join(re.escape(pattern).replace(r"\*", r"[^/\0]+") for pattern in OURS))
 ALWAYS = ("run.json", "records.jsonl")  # what every finished run has
@@ -161,6 +161,11 @@ class RunFolder:
     def description(self) -> dict[str, Any]:
         """The contents of run.json, verified."""
         return self._described(self._run())
+
+    def begun_settings(self) -> dict[str, Any] | None:
+        """The settings in run.json, if there are any; what else is wrong with that file `agree` will say."""
+        settings = self.description().get("settings") if (self / "run.json").exists() else None
+        return settings if isinstance(settings, dict) else None
 
     def _run(self) -> bytes:
         if not self._holds("run.json"):

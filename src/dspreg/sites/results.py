@@ -1,0 +1,419 @@
+"""From what the models said to the answer: the method, the forecast, its track record, and what a new site looks "
+"like."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dspreg.errors import IntegrityError
+from dspreg.forecast.label_free import (
+    estimate_by_agreement,
+    estimate_by_confidence,
+    oddness,
+    softmax,
+)
+from dspreg.forecast.sites import (
+    LEVELS,
+    Forecast,
+    Interval,
+    SiteAccuracy,
+    exchangeable_chance,
+    forecast_new_site,
+    width_with_another,
+)
+from dspreg.io.text import plural
+from dspreg.runs.run import Run
+from dspreg.sites.plan import Plan, method_name
+from dspreg.sites.scores import RunPredictions, SitePredictions
+
+LEVEL = 0.9  # of the sentence
+BINS = 10  # of confidence
+Key = tuple[str, str, int]  # method, site held out, trial
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """One method over all sites and trials.
+
+    Attributes:
+        spec: As it was trained.
+        validation: Mean accuracy on the held-out images of the sources: what methods are compared by.
+        behind: Mean paired difference of that to the best method, and its standard error.
+        sites: Accuracies on each site that was held out; they decide nothing.
+        seconds: Of one training, by the probe.
+    """
+
+    spec: str
+    validation: float
+    behind: tuple[float, float]
+    sites: tuple[SiteAccuracy, ...]
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        return method_name(self.spec)
+
+    @property
+    def unseen(self) -> float:
+        return fmean(each.accuracy for each in self.sites)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A site forecast from the others, by models that never saw it, and what it really gave.
+
+    Attributes:
+        site: Its name.
+        forecast: Made of the other sites.
+        images: That its accuracy was measured on.
+        accuracy: Of the model that held it out alone.
+    """
+
+    site: str
+    forecast: Forecast
+    images: int
+    accuracy: float
+
+    def interval(self, level: float) -> Interval:
+        return self.forecast.interval(level, self.images)
+
+    def was_right(self, level: float) -> bool:
+        return self.accuracy in self.interval(level)
+
+
+@dataclass(frozen=True)
+class LabelFree:
+    """Estimates of one site's accuracy without its labels, and how odd its images are.
+
+    Attributes:
+        site: Its name.
+        confidence: Average thresholded confidence.
+        agreement: Of trainings with each other; None where there is one only.
+        oddness: Distance of its features from those trained on, in standard deviations.
+        accuracy: What it really is; None of a new site.
+    """
+
+    site: str
+    confidence: float
+    agreement: float | None
+    oddness: float
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The answer, for a page, a table or a program.
+
+    Attributes:
+        plan: What was done.
+        methods: All of them, the cheapest first.
+        chosen: The one that is recommended.
+        forecast: Of its accuracy on a new site.
+        predictions: Of the chosen method's first trial, by the site that was held out.
+        label_free: Of the sites, where they were held out.
+        checked: The track record; None without `--check`, or where there are too few sites for it.
+        no_check: Why there is none, if one was asked for.
+        new: Of the images of `--new`.
+        new_name: What was typed after it.
+        new_images: How many they are, and
+        new_known: how many of them are at one of the sites, too.
+    """
+
+    plan: Plan
+    methods: tuple[MethodResult, ...]
+    chosen: MethodResult
+    forecast: Forecast
+    predictions: Mapping[str, SitePredictions]
+    label_free: tuple[LabelFree, ...]
+    checked: tuple[Checked, ...] | None = None
+    no_check: str = ""
+    new: LabelFree | None = None
+    new_name: str = ""
+    new_images: int = 0
+    new_known: int = 0
+
+    @property
+    def worst(self) -> SiteAccuracy:
+        return min(self.chosen.sites, key=lambda each: each.accuracy)
+
+    def sentence(self) -> str:
+        """The answer in one paragraph."""
+        interval, worst = self.forecast.interval(LEVEL), self.worst
+        return (
+            f"On a site it has never seen, expect about {percent(self.forecast.expected)} % (nine times out of ten "
+            "between "
+            f"{percent(interval.low)} and {percent(interval.high)}). Worst of your sites: {worst.site}, "
+            f"{percent(worst.accuracy)} %. {self.verdict()}"
+        )
+
+    def verdict(self) -> str:
+        """Which method, and why."""
+        others = [each for each in self.methods if each is not self.chosen]
+        if not others:
+            return f"{self.chosen.name} is the only method that was tried."
+        dearer = [each for each in others if each.seconds > self.chosen.seconds]
+        if len(dearer) == len(others):
+            what = "anything dearer" if len(others) > 1 else f"{others[0].name}, which is dearer"
+            return f"{self.chosen.name} was as good as {what}."
+        cheaper = max((each for each in others if each not in dearer), key=lambda each: each.validation)
+        gain = 100 * (self.chosen.validation - cheaper.validation)
+        return (
+            f"{self.chosen.name} was better than {cheaper.name} by {gain:.1f} points on the sources' held-out images."
+        )
+
+    def how_little(self) -> str:
+        """What so few sites can tell, and what one more would."""
+        count = len(self.chosen.sites)
+        interval = self.forecast.interval(LEVEL)
+        now, then = 100 * (interval.high - interval.low), 100 * width_with_another(self.forecast, LEVEL)
+        share = exchangeable_chance(count)
+        little = "very little" if count < 4 else "little" if count < 7 else "something"
+        few = f"{number(count).capitalize()} sites say {little}"
+        more = "one more would hardly narrow the interval"
+        if then < now - 0.5:
+            more = f"one more would narrow the interval from {now:.0f} to about {then:.0f} points"
+        return (
+            f"{few}: with nothing assumed but that sites come in no order, a new one is worse than your worst one "
+            "time in "
+            f"{round(1 / share)}; {more}."
+        )
+
+    def record(self) -> str:
+        """How often the interval was right, in a sentence."""
+        if self.checked is None:
+            return self.no_check
+        count = len(self.checked)
+        right = {level: sum(each.was_right(level) for each in self.checked) for level in LEVELS}
+        said = " and ".join(f"the {100 * level:.0f} % interval {right[level]} of {count} times" for level in LEVELS)
+        return f"Forecast from the others, by models that never saw it, each site fell into {said}."
+
+    def estimates_of_new(self) -> list[NewEstimate]:
+        """What the images of the new site say, each estimate with its error on the known ones; the best of these "
+        "first."""
+        assert self.new is not None
+        errors = errors_without_labels(self.label_free)
+        of_new = {
+            "average thresholded confidence": ("confidence", self.new.confidence),
+            "agreement of trainings": ("agreement", self.new.agreement),
+            "the forecast, which looks at no image": ("other sites", self.forecast.expected),
+        }
+        made = [NewEstimate(title, value, tuple(errors[name])) for title, (name, value) in of_new.items()
+                if value is not None and name in errors]  # fmt: skip
+        return sorted(made, key=lambda each: each.mean_error)
+
+    def oddness_of_new(self) -> str:
+        """In words, among the sites."""
+        assert self.new is not None
+        odder, count = sum(self.new.oddness > each.oddness for each in self.label_free), len(self.label_free)
+        if odder == count:
+            return (
+                "odder than every one of your sites was when it was held out: the forecast is for one more of the same "
+                "kind, and this may be none"
+            )
+        if odder == 0:
+            return "nearer to the others than any of your sites was when it was held out"
+        return f"odder than {odder} of your {count} sites were when they were held out"
+
+    def describe_new(self) -> list[str]:
+        """In sentences."""
+        best, *others = self.estimates_of_new()
+        said = [f"The new site ({self.new_name}, {plural(self.new_images, 'image')}): {best}."]
+        said += [f"Otherwise: {'; '.join(map(str, others))}."] if others else []
+        said.append(f"Its images are {self.oddness_of_new()}.")
+        if self.new_known:
+            known = f"{plural(self.new_known, 'image')} of it {'is' if self.new_known == 1 else 'are'}"
+            said.append(f"{known} at a known site, too: all this is too good.")
+        return said
+
+
+@dataclass(frozen=True)
+class NewEstimate:
+    """An estimate of the accuracy on a new site, and by how much it was off on each of the known ones."""
+
+    title: str
+    value: float
+    errors: tuple[float, ...]
+
+    @property
+    def mean_error(self) -> float:
+        return fmean(map(abs, self.errors))
+
+    def __str__(self) -> str:
+        off = f"{100 * self.mean_error:.1f} points on average on your sites"
+        return f"{percent(self.value)} % by {self.title}, off by {off}"
+
+
+def percent(share: float) -> str:
+    """`"83"`, of 0.834."""
+    return f"{100 * share:.0f}"
+
+
+def number(count: int) -> str:
+    return NUMBERS[count] if count < len(NUMBERS) else f"{count}"
+
+
+# Methods.
+
+
+def compare_methods(
+    plan: Plan, validation: Mapping[Key, float], scored: Mapping[Key, RunPredictions]
+) -> tuple[tuple[MethodResult, ...], MethodResult]:
+    """All methods, and the one to take: the cheapest that is within a standard error of the best.
+
+    Compared by the mean accuracy on held-out images of the sources at the last step, pair by pair of the same site and
+    trial. The sites that were held out decide nothing, or the forecast would be of a method that was chosen by them.
+    """
+    places = [(site, trial) for site in plan.sites for trial in range(plan.trials)]
+    means = {each: fmean(validation[each, site, trial] for site, trial in places) for each in plan.methods}
+    best = max(plan.methods, key=lambda each: means[each])  # of equal ones the cheapest
+    found = []
+    for each in plan.methods:
+        gaps = [validation[best, site, trial] - validation[each, site, trial] for site, trial in places]
+        error = float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps)) if len(gaps) > 1 else 0.0
+        accuracies = []
+        for site in plan.sites:
+            runs = [scored[each, site, trial].unseen[site] for trial in range(plan.trials)]
+            accuracies.append(SiteAccuracy(site, len(runs[0].labels), tuple(run.accuracy for run in runs)))
+        found.append(MethodResult(each, means[each], (fmean(gaps), error), tuple(accuracies), plan.seconds[each]))
+    fit = [each for each in found if each.behind[0] <= each.behind[1]]
+    chosen = min(fit, key=lambda each: each.seconds)
+    return tuple(found), chosen
+
+
+def validation_at_end(records: Sequence[Mapping[str, Any]], run: Run) -> float:
+    """What methods are compared by: source validation at the last step. Another metric is to be read here."""
+    if not records or "validation" not in records[-1]:
+        raise IntegrityError(f"the run {run.id} has no source validation in its last record")
+    return float(records[-1]["validation"])
+
+
+# Track record.
+
+
+def check_forecasts(
+    sites: Sequence[SiteAccuracy], pairs: Mapping[tuple[str, str], RunPredictions]
+) -> tuple[Checked, ...]:
+    """Every site forecast from what came of the others in runs that held it out, too.
+
+    Args:
+        sites: What each really gave, held out alone.
+        pairs: Two sites, in the data set's order → the run that held out both.
+    """
+    names = [each.site for each in sites]
+    found = []
+    for truth in sites:
+        others = []
+        for name in names:
+            if name != truth.site:
+                first, second = sorted((name, truth.site), key=names.index)
+                seen = pairs[first, second].unseen[name]
+                others.append(SiteAccuracy(name, len(seen.labels), (seen.accuracy,)))
+        found.append(Checked(truth.site, forecast_new_site(others), truth.images, truth.accuracies[0]))
+    return tuple(found)
+
+
+# Without labels.
+
+
+def label_free_of_sites(plan: Plan, method: str, scored: Mapping[Key, RunPredictions]) -> tuple[LabelFree, ...]:
+    """Every site as if its labels were not known, by the models that held it out; and what it really gave."""
+    found = []
+    for site in plan.sites:
+        runs = [scored[method, site, trial] for trial in range(plan.trials)]
+        confidence = fmean(estimate_by_confidence(*run.validation(), run.unseen[site].logits) for run in runs)
+        odd = fmean(oddness(run.unseen[site].features, run.source_features) for run in runs)
+        agreement = _agreement([run.unseen[site].predicted for run in _alike(plan, method, site, scored)])
+        found.append(LabelFree(site, confidence, agreement, odd, fmean(run.unseen[site].accuracy for run in runs)))
+    return tuple(found)
+
+
+def label_free_of_new(
+    plan: Plan, method: str, scored: Mapping[Key, RunPredictions], new: Mapping[Key, SitePredictions]
+) -> LabelFree:
+    """A new site, by every model that held a site out: these have held-out images of their own to set a threshold "
+    "by."""
+    keys = [(method, site, trial) for site in plan.sites for trial in range(plan.trials)]
+    confidence = fmean(estimate_by_confidence(*scored[key].validation(), new[key].logits) for key in keys)
+    odd = fmean(oddness(new[key].features, scored[key].source_features) for key in keys)
+    within = []
+    for site in plan.sites:
+        same = [new[each, site, t].predicted for each, t in _alike_keys(plan, method) if (each, site, t) in new]
+        if (found := _agreement(same)) is not None:
+            within.append(found)
+    return LabelFree("", confidence, fmean(within) if within else None, odd)
+
+
+def _alike_keys(plan: Plan, method: str) -> list[tuple[str, int]]:
+    """Trainings on the same sites: trials of the method; where there is one trial only, other methods."""
+    if plan.trials > 1:
+        return [(method, trial) for trial in range(plan.trials)]
+    return [(each, 0) for each in plan.methods]
+
+
+def _alike(plan: Plan, method: str, site: str, scored: Mapping[Key, RunPredictions]) -> list[RunPredictions]:
+    return [scored[each, site, trial] for each, trial in _alike_keys(plan, method)]
+
+
+def _agreement(predicted: Sequence[NDArray[Any]]) -> float | None:
+    return estimate_by_agreement(predicted) if len(predicted) > 1 else None
+
+
+def errors_without_labels(found: Sequence[LabelFree]) -> dict[str, list[float]]:
+    """By how much each estimate was off at each site, and the mean of the other sites, which looks at no image."""
+    truths = [each.accuracy for each in found if each.accuracy is not None]
+    errors: dict[str, list[float]] = {"confidence": [], "agreement": [], "other sites": []}
+    for each in found:
+        if each.accuracy is None:
+            continue
+        errors["confidence"].append(each.confidence - each.accuracy)
+        if each.agreement is not None:
+            errors["agreement"].append(each.agreement - each.accuracy)
+        others = (sum(truths) - each.accuracy) / (len(truths) - 1)
+        errors["other sites"].append(others - each.accuracy)
+    return {name: values for name, values in errors.items() if values}
+
+
+# Confusion and calibration.
+
+
+def confusion(predictions: Mapping[str, SitePredictions], classes: int) -> NDArray[Any]:
+    """(C, C) images of each class (row) by the class predicted, over all sites held out."""
+    total = np.zeros((classes, classes), np.int64)
+    for each in predictions.values():
+        np.add.at(total, (each.labels, each.predicted), 1)
+    return total
+
+
+def reliability(predictions: Sequence[SitePredictions]) -> list[tuple[int, float, float]]:
+    """Images, mean confidence and share right, of each tenth of confidence that has an image."""
+    confidence = np.concatenate([softmax(each.logits).max(1) for each in predictions])
+    right = np.concatenate([each.right for each in predictions])
+    place = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    found = []
+    for b in range(BINS):
+        here = place == b
+        if here.any():
+            found.append((int(here.sum()), float(confidence[here].mean()), float(right[here].mean())))
+    return found
+
+
+def calibration_error(bins: Sequence[tuple[int, float, float]]) -> float:
+    """Σ_b n_b/N · |share right − mean confidence|"""
+    total = sum(n for n, _, _ in bins)
+    return sum(n * abs(right - sure) for n, sure, right in bins) / total
+
+
+def worst_mistakes(found: SitePredictions, most: int) -> list[tuple[int, int, int, float]]:
+    """Position, class, predicted class and confidence of the wrong predictions that were surest."""
+    p = softmax(found.logits)
+    wrong = np.flatnonzero(~found.right)
+    order = wrong[np.lexsort((wrong, -p[wrong].max(1)))][:most]
+    return [(int(found.positions[i]), int(found.labels[i]), int(p[i].argmax()), float(p[i].max())) for i in order]
