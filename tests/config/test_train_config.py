@@ -80,7 +80,14 @@ def test_every_default_of_every_protocol(dataset, protocol, expected):
 
 
 OWN = SimpleNamespace(
-    name="photos", steps=5_001, evaluate_every=300, image_size=224, small=False, own=True, tensors=False
+    name="photos",
+    steps=5_001,
+    evaluate_every=300,
+    image_size=224,
+    channels=3,
+    small=False,
+    own=True,
+    tensors=False,
 )
 
 

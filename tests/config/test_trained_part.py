@@ -81,7 +81,7 @@ def test_runs_from_before_have_what_all_runs_had_and_say_nothing_of_it():
 def test_a_linear_probe_is_not_augmented_unless_asked_for():
     assert resolve_config(TrainConfig(dataset="PACS"), PHOTOS).augment
     probe = resolve_config(TrainConfig(dataset="PACS", train="head"), PHOTOS)
-    assert not probe.augment
+    assert probe.augment == "none"
     assert not probe.augment_validation
     assert resolve_config(TrainConfig(dataset="PACS", train="head", augment=True), PHOTOS).augment
 

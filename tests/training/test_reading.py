@@ -8,13 +8,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from dspreg.inference.stored_model import read_model_file
 from PIL import Image
 
 import dspreg
 from dspreg import Notice
 from dspreg.config.reading import OWN_READING, Reading
 from dspreg.training.experiment import channel_statistics, prepare_experiment
+from dspreg.training.stored_model import read_model_file
 from helpers.images import put
 from helpers.kinds import exif, file_of, noise, tiff
 

@@ -275,7 +275,7 @@ def resolve_config(config: TrainConfig, data: DatasetFacts, begun: Mapping[str, 
         kept = {n for n, each in TRAIN_OPTIONS.items() if (each.before is not MISSING or each.resumes) and each.is_open}
         given = {name: then[name] for name in kept if name in then} | given
     if len(given) == len(TRAIN_OPTIONS):
-        return TrainConfig(**given)
+        return config if given == config.to_mapping() else TrainConfig(**given)
     values = default_options(config.protocol, data)
     usual_steps = values["steps"]
     if config.draw:
