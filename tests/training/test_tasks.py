@@ -242,7 +242,7 @@ def test_parts_without_a_figure_are_told_before_there_is_a_run(tmp_path):
     ("options", "said"),
     [
         ({"model": None}, "series is of tensors, for which there is no usual network: give model="),
-        ({"augment": True}, "augment is for images"),
+        ({"augment": "domainbed"}, "augment is for images"),
         ({"image_size": 64}, "image_size is for images"),
         ({"split": "stratified"}, "--split stratified goes by class"),
         ({"split": "grouped"}, "--split grouped goes by class"),

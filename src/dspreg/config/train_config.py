@@ -253,8 +253,8 @@ def require_options_of_tensors(values: Mapping[str, Any], data: DatasetFacts) ->
             f"{data.name} is of tensors, for which there is no usual network: give model=, the import path of yours, "
             "such as my_networks.Encoder"
         )
-    for name in ("augment", "augment_validation"):
-        if values[name]:
+    for name, usual in (("augment", "none"), ("augment_validation", False)):
+        if values[name] not in (usual, False):
             raise ConfigError(f"{name} is for images, and {data.name} is of tensors; augment them in your data set")
     if values["image_size"] != data.image_size:
         raise ConfigError(f"image_size is for images, and {data.name} is of tensors; leave it out")
