@@ -334,7 +334,7 @@ def test_a_dirty_folder_is_told_whole_in_one_call(tmp_path):
         "class with no images", "class with a single image", "nearly equal image in several domains", "no domain",
         "class names", "kind", "same image several times",
     }  # fmt: skip
-    assert {each.kind for each in report.findings if each.severity == "note"} == {"left behind", "no image"}
+    assert {each.kind for each in report.findings if each.severity == "note"} == {"left behind", "no image", "windowed"}
     assert sum(report.counts["Lyon"]) == len(report.bad) + 9
     with pytest.raises(ValueError, match=r"3 faults:"):
         folder(root)  # what a training says

@@ -480,6 +480,7 @@ def normalised_by_sources(experiment: Experiment) -> Experiment:
         mean, std = channel_statistics(x for x, _ in read)
     made = replace(experiment, backbone=replace(experiment.backbone, mean=mean, std=std))
     vars(made)["fingerprints"] = experiment.fingerprints  # for which all files were read
+    made.hashes.update(experiment.hashes)
     return made
 
 
