@@ -97,7 +97,8 @@ def test_own_images_are_split_by_group_and_class_under_every_protocol(protocol):
     assert (made.split, made.image_weights) == ("grouped", True)
     benchmark = settings(protocol=protocol)
     assert {n: v for n, v in vars(made).items() if v != getattr(benchmark, n)} == {
-        "dataset": "folder:photos", "algorithm": "SWA", "split": "grouped", "image_weights": True,
+        "dataset": "folder:photos", "algorithm": "SWA", "split": "grouped", "image_weights": True, "exif": True,
+        "alpha": "white", "window": "auto", "shrink": True,
     }  # fmt: skip
 
 
