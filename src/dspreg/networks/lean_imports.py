@@ -6,13 +6,12 @@ it from one function. While torchvision and timm are imported, what they take fr
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from torch import compiler
 from torch._compile import _disable_dynamo
@@ -31,7 +30,9 @@ def import_timm() -> ModuleType:
 
 def import_torchvision_models() -> ModuleType:
     with compiler_deferred():
-        return importlib.import_module("torchvision.models")
+        from torchvision import models
+
+        return cast(ModuleType, models)
 
 
 @contextmanager
@@ -74,4 +75,6 @@ class Deferred(ModuleType):
         with LOCK:
             if sys.modules.get(self.__name__) is self:
                 del sys.modules[self.__name__]
-            return importlib.import_module(self.__name__)
+            from torch._dynamo import utils
+
+            return utils
