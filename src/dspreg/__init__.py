@@ -29,6 +29,8 @@ _HOMES = {
     "report": "reporting.report",
     "Report": "reporting.report",
     "load": "inference.load",
+    "LoadedModel": "inference.load",
+    "calibrate": "inference.calibrate:calibrate_run",
     "evaluate": "inference.evaluate_run:evaluate_run",
     "predict": "inference.predict:predict_images",
     "export": "inference.export",

@@ -38,6 +38,7 @@ from dspreg.reporting.tables import SelectedRow as SelectedRow
 from dspreg.reporting.contrasts import contrast as contrast
 from dspreg.reporting.contrasts import Contrast as Contrast
 from dspreg.inference.load import load as load
+from dspreg.inference.load import LoadedModel as LoadedModel
 from dspreg.inference.export import export as export
 from dspreg.data.registry import open_dataset as open_dataset
 from dspreg.sensitivity.measure import measure as measure
@@ -73,6 +74,7 @@ from dspreg.errors import DataError as DataError
 from dspreg.errors import IntegrityError as IntegrityError
 from dspreg.errors import ResourceError as ResourceError
 from dspreg.errors import Notice as Notice
+from dspreg.inference.calibrate import calibrate_run as calibrate
 from dspreg.inference.evaluate_run import evaluate_run as evaluate
 from dspreg.inference.predict import predict_images as predict
 from dspreg.inference.soup import average_runs as average_runs

@@ -22,6 +22,7 @@ class Batch:
     x: Tensor  # (B, …) images
     y: Tensor  # (B,) labels, or (B, C) soft labels
     domain: int  # position among the source domains
+    weights: Tensor | None = None  # (B,) how much each sample counts in the loss, 1 in the mean; None: all the same
 
     def __len__(self) -> int:
         return len(self.x)
@@ -41,6 +42,7 @@ class Outputs:
     domains: tuple[int, ...]
     weights: Tensor  # (D,) share of each domain's risk
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # what a layer's forward passes to its loss, by name
+    sample_weights: Tensor | None = None  # (N,) how much each sample counts in the loss; None: all the same
 
     @classmethod
     def of(cls, batches: Sequence[Batch], features: Tensor, logits: Tensor) -> Outputs:
@@ -48,16 +50,21 @@ class Outputs:
         sizes = tuple(len(b) for b in batches)
         weights = send(torch.tensor(sizes, dtype=at_least_float32(logits).dtype), logits.device) / sum(sizes)
         labels = join_labels([b.y for b in batches])
-        return cls(features, logits, labels, sizes, tuple(b.domain for b in batches), weights)
+        given = join_weights(batches)
+        return cls(features, logits, labels, sizes, tuple(b.domain for b in batches), weights, sample_weights=given)
 
     def by_domain(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """The rows of each domain, as views."""
         return torch.split(tensor, list(self.sizes))
 
     def risks(self) -> Tensor:
-        """Mean cross-entropy per domain. (D,)"""
-        losses = F.cross_entropy(at_least_float32(self.logits), self.labels, reduction="none")
+        """Mean cross-entropy per domain, of weighted samples mean_i w_i CE_i. (D,)"""
+        losses = self.weigh(F.cross_entropy(at_least_float32(self.logits), self.labels, reduction="none"))
         return torch.stack([loss.mean() for loss in self.by_domain(losses)])
+
+    def weigh(self, each: Tensor) -> Tensor:
+        """What samples contribute to the loss (N,), by the weight of each."""
+        return each if self.sample_weights is None else each * self.sample_weights.to(each.dtype)
 
     def replace(self, **changes: Any) -> Outputs:
         return replace(self, **changes)
@@ -93,6 +100,13 @@ class OutputObjective:
 def at_least_float32(tensor: Tensor) -> Tensor:
     """float32 instead of half precision, which is for networks and not for sums over a batch."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def join_weights(batches: Sequence[Batch]) -> Tensor | None:
+    """The weights of all samples, 1 where a batch has none; None if no batch has any."""
+    if all(b.weights is None for b in batches):
+        return None
+    return torch.cat([b.y.new_ones(len(b), dtype=torch.float32) if b.weights is None else b.weights for b in batches])
 
 
 def join_labels(labels: Sequence[Tensor]) -> Tensor:

@@ -13,11 +13,11 @@ import dspreg
 from dspreg.algorithms.registry import StackSpec, parse
 from dspreg.cli import main
 from dspreg.errors import ConfigError, IntegrityError, Preempted
-from dspreg.inference.stored_model import read_model_file
 from dspreg.io.domainbed_code import DomainBedCode
 from dspreg.runs.run import Run
 from dspreg.specs import parse_stack, without_locations
 from dspreg.training import train
+from dspreg.training.stored_model import read_model_file
 from helpers import tiny
 from helpers.tampered import change_model
 from helpers.tiny_domainbed import make_domainbed

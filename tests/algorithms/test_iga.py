@@ -1,11 +1,17 @@
 """IGA against DomainBed's penalty, differentiated whole, and the gradients it is meant to bring together."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dspreg.algorithms import ERM, IGA
-from dspreg.errors import ConfigError
+from dspreg.errors import ConfigError, Notice
 from dspreg.testing import toy_batches
+from dspreg.testing.toy import toy_task
 from dspreg.training import train_step
 from reference import plain
 
@@ -65,3 +71,34 @@ def test_without_weight_or_on_one_domain_it_is_erm_bitwise(batches):
 def test_a_bad_weight_is_refused():
     with pytest.raises(ConfigError, match="IGA: weight=inf; wanted a finite number ≥ 0"):
         IGA(weight=float("inf"))
+
+
+class Attending(nn.Module):
+    """A featurizer with attention as torch's fused kernels compute it."""
+
+    width = 8
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(1, 24)
+
+    def forward(self, x):
+        q, k, v = self.first(x[:, None, :, None]).chunk(3, -1)
+        return F.scaled_dot_product_attention(q, k, v).mean((1, 2))
+
+
+def test_on_a_network_with_fused_attention():
+    """Its kernels can't be differentiated twice: the step is that of attention written out."""
+
+    def weights_after(algorithm):
+        stack = algorithm.setup(replace(toy_task(), backbone=Attending), lambda p: torch.optim.SGD(p, lr=0.1)).double()
+        train_step(stack, toy_batches(0))
+        return [p.detach() for p in stack.parameters()]
+
+    with pytest.warns(Notice, match="IGA uses unfused attention"):
+        fused = weights_after(IGA(weight=10.0))
+    with sdpa_kernel(SDPBackend.MATH):
+        written_out = weights_after(IGA(weight=10.0))
+    torch.testing.assert_close(fused, written_out, rtol=1e-9, atol=1e-12)
+    plain_steps = weights_after(ERM())
+    assert any(float((a - b).abs().max()) > 1e-6 for a, b in zip(fused, plain_steps, strict=True))

@@ -59,7 +59,9 @@ def test_print_config_is_a_configuration(images, tmp_path, capsys):
     more = ["--set", "lr=1e-3", "--lr", "2e-3", "--steps", "500"]
     assert main(["train", "--config", str(tmp_path / "run.yaml"), *more, "--print-config"]) == 0
     changed = yaml.safe_load(capsys.readouterr().out)
-    assert {k: v for k, v in changed.items() if v != values[k]} == {"lr": 2e-3, "steps": 500}
+    assert {k: v for k, v in changed.items() if v != values[k]} == {
+        "lr": 2e-3, "steps": 500, "algorithm": "SWA(start=250)",  # the method of one's own images, scaled
+    }  # fmt: skip
 
 
 def started(images, out, *more):
@@ -219,7 +221,8 @@ def test_help_says_the_defaults_and_what_they_depend_on(capsys):
         "learning rate of Adam (default: 5e-05; small images: 0.001)",
         "training steps (default: by data set)",
         "images per batch in evaluation (default: 64; swad: 128)",
-        "share of a domain's images held out for validation (default: 0.2)",
+        "a final model that is that of the last step (default: 0.2)",
+        "(default: DSPReg; SWA for images of your own)",
         "seed of the split, the initial weights and the batch order (default: 0)",
     ):
         assert text in said

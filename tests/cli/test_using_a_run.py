@@ -84,14 +84,15 @@ def test_evaluate_prints_tables_and_leaves_files(run, capsys):
     assert "only the images held out from training are scored" in out
     assert "\x1b" not in out
     files = {p.name for p in (run / "evaluation-photos").iterdir()}
-    assert files == {"scores.json", "per_class.csv", "confusion.csv", "confusion.png"}
+    tables = {"scores.json", "predictions.csv", "per_class.csv", "confusion.csv"}
+    assert files == tables | {"confusion.png", "roc.png", "reliability.png"}
     assert main(["evaluate", str(run), "--json"]) == 0  # the run is sound with files beside its own
     assert json.loads(capsys.readouterr().out)["domains"]["noon"]["images"] == 18
 
 
 def test_an_evaluation_of_some_domains_leaves_the_others_result(run, capsys):
     assert main(["evaluate", str(run), "--domain", "noon", "dawn", "--which", "last"]) == 0
-    assert "evaluation-photos-noon-dawn-last/confusion.png" in capsys.readouterr().out
+    assert "evaluation-photos-noon-dawn-last: scores.json" in capsys.readouterr().out
 
 
 def test_every_way_to_evaluate_has_a_folder_of_its_own():

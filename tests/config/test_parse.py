@@ -26,13 +26,13 @@ SETTINGS = TrainConfig(
     protocol="swad", trial=3, draw=2, model="resnet18.tv_in1k", weights="none", image_size=96, steps=77, batch_size=5,
     lr=1.2345678901234567e-05, weight_decay=1e-300, dropout=0.1, frozen_bn=False, augment=True,
     augment_validation=False, split="stratified", holdout=0.30000000000000004, evaluate_every=9, evaluate="all",
-    evaluation_batch=31,
+    evaluation_batch=31, select_by="macro-f1", patience=4, init="runs/ä b", image_weights=True, balance="loss",
 )  # fmt: skip
 EXECUTION = Execution(
     root="/data: # not a comment", name="no", device="cuda:1", threads=3, precision="bf16", workers=0, cache="ram",
     layout="channels-last", fold_bn="never", compile=True,
-    keep="all", save_every=10, profile="never", check_images="never", tensorboard=True, domainbed_records=True,
-    allow_changed_environment=True,
+    keep="all", keep_checkpoint=True, save_every=10, profile="never", check_images="never", tensorboard=True,
+    domainbed_records=True, allow_changed_environment=True,
 )  # fmt: skip
 
 
@@ -291,7 +291,7 @@ def test_a_data_set_must_be_given(values):
 
 def test_all_letters_are_in_no_name():
     """A guard for the loops above: they would test nothing if names were empty."""
-    assert len(OPTIONS) == 40
+    assert len(OPTIONS) == 46
     assert all(set(key) <= {*string.ascii_lowercase, "_"} for key in OPTIONS)
 
 

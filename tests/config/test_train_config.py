@@ -28,11 +28,13 @@ from dspreg.data.benchmarks.pacs import PACS
 from dspreg.data.benchmarks.terra_incognita import TerraIncognita
 from dspreg.data.benchmarks.vlcs import VLCS
 from dspreg.errors import ConfigError
+from dspreg.metrics import SELECT_BY
 
 
 def facts(cls):
     """What the defaults depend on, of a data set whose files are not here."""
-    return SimpleNamespace(**{n: getattr(cls, n) for n in ("name", "steps", "evaluate_every", "image_size", "small")})
+    names = "name", "steps", "evaluate_every", "image_size", "small", "own"
+    return SimpleNamespace(**{n: getattr(cls, n) for n in names})
 
 
 DATA = {cls.name: facts(cls) for cls in (PACS, VLCS, OfficeHome, TerraIncognita, DomainNet, Digits)}
@@ -47,7 +49,8 @@ LARGE = {
     "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True, "augment": True, "augment_validation": True,
     "split": "domainbed", "holdout": 0.2, "evaluate_every": 300, "evaluate": "needed", "evaluation_batch": 64,
     "targets": (), "algorithm": "DSPReg", "trial": 0, "draw": 0,
-    "same_draws": False,
+    "same_draws": False, "select_by": "accuracy", "patience": 0, "init": "none", "image_weights": False,
+    "balance": "none",
 }  # fmt: skip
 SMALL = LARGE | {
     "model": "small-cnn", "image_size": 28, "steps": 301, "lr": 1e-3, "augment": False, "augment_validation": False,
@@ -72,6 +75,29 @@ SWAD = {"augment_validation": False, "evaluate_every": 200, "evaluation_batch": 
 def test_every_default_of_every_protocol(dataset, protocol, expected):
     made = settings(dataset, protocol=protocol)
     assert dataclasses.asdict(made) == expected | {"dataset": dataset, "protocol": protocol}
+
+
+OWN = SimpleNamespace(name="photos", steps=5_001, evaluate_every=300, image_size=224, small=False, own=True)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_own_images_are_split_by_group_and_class_under_every_protocol(protocol):
+    made = resolve_config(TrainConfig(dataset="folder:photos", protocol=protocol), OWN)
+    assert (made.split, made.image_weights) == ("grouped", True)
+    benchmark = settings(protocol=protocol)
+    assert {n: v for n, v in vars(made).items() if v != getattr(benchmark, n)} == {
+        "dataset": "folder:photos", "split": "grouped", "image_weights": True,
+    }  # fmt: skip
+
+
+def test_a_run_begun_on_own_images_before_that_goes_on_with_its_split():
+    begun = resolve_config(TrainConfig(dataset="photos", split="domainbed", image_weights=False), OWN).to_record()
+    assert begun["split"] == "domainbed"
+    assert not {"image_weights", "balance"} & begun.keys()
+    resumed = resolve_config(TrainConfig(dataset="folder:photos"), OWN, begun)
+    assert (resumed.split, resumed.image_weights, resumed.balance) == ("domainbed", False, "none")
+    changed = resolve_config(TrainConfig(dataset="folder:photos", split="grouped"), OWN, begun)
+    assert changed.split == "grouped"  # and is refused, as any other setting that was changed
 
 
 def test_the_protocols_are_these():
@@ -157,7 +183,10 @@ OUTSIDE = {
     "weight_decay": [-1e-9],
     "dropout": [-0.1, 1, 1.0, 1.5],
     "split": ["random"],
-    "holdout": [0, 0.0, 1, 1.0, -0.2],
+    "balance": ["classes", ""],
+    "holdout": [1, 1.0, -0.2],
+    "select_by": ["f1", "Accuracy"],
+    "patience": [-1],
     "evaluate_every": [0],
     "evaluate": ["some"],
     "evaluation_batch": [0],
@@ -175,7 +204,10 @@ OUTSIDE = {
 INSIDE = {
     "protocol": list(PROTOCOLS), "trial": [0, 7], "draw": [0, 7], "image_size": [1, 4_096], "steps": [1],
     "batch_size": [1], "lr": [1e-12, 5, 0.5], "weight_decay": [0, 0.0, 3.0], "dropout": [0, 0.0, 0.999],
-    "split": ["domainbed", "stratified"], "holdout": [0.001, 0.999], "evaluate_every": [1],
+    "split": ["domainbed", "stratified", "grouped"], "balance": ["none", "loss", "sampling"],
+    "holdout": [0, 0.0, 0.001, 0.999],
+    "select_by": list(SELECT_BY), "patience": [0, 3],
+    "evaluate_every": [1],
     "evaluate": ["needed", "all"], "evaluation_batch": [1], "threads": [1, None],
     "precision": ["fp32", "tf32", "bf16", "fp16"],
     "layout": ["auto", "channels-first", "channels-last"], "fold_bn": ["auto", "always", "never"],
@@ -183,8 +215,8 @@ INSIDE = {
     "profile": ["auto", "always", "never"], "check_images": ["once", "never"],
 }  # fmt: skip
 UNLIMITED = {"dataset", "targets", "algorithm", "model", "weights", "frozen_bn", "augment", "augment_validation",
-             "same_draws", "root", "name", "device", "compile", "tensorboard", "domainbed_records",
-             "allow_changed_environment"}  # fmt: skip
+             "same_draws", "init", "keep_checkpoint", "image_weights", "root", "name", "device", "compile", "tensorboard",
+             "domainbed_records", "allow_changed_environment"}  # fmt: skip
 
 
 def test_every_option_is_in_these_tables():
@@ -247,7 +279,7 @@ def test_text_that_no_file_can_hold_is_refused(name, text):
     ("name", "words"),
     [
         ("lr", "a number above 0 and at most 1,000,000"),
-        ("holdout", "a number above 0 and below 1"),
+        ("holdout", "a number at least 0 and below 1"),
         ("dropout", "a number at least 0 and below 1"),
         ("image_size", "a whole number at least 1 and at most 4096"),
         ("protocol", "one of domainbed, domainbed-stratified, swad"),
@@ -321,10 +353,11 @@ def test_a_network_that_is_not_pretrained_learns_faster_and_trains_its_batch_nor
 
 def test_a_configuration_leaves_open_what_is_not_given():
     config = TrainConfig(dataset="digits", targets=("print",), steps=50)
-    assert (config.lr, config.model, config.algorithm) == (None, None, "DSPReg")
+    assert (config.lr, config.model, config.algorithm) == (None, None, None)
     assert config.to_mapping() == {
-        "dataset": "digits", "targets": ("print",), "algorithm": "DSPReg", "protocol": "domainbed", "trial": 0,
-        "draw": 0, "same_draws": False, "steps": 50, "evaluate": "needed",
+        "dataset": "digits", "targets": ("print",), "protocol": "domainbed", "trial": 0,
+        "draw": 0, "same_draws": False, "steps": 50, "evaluate": "needed", "select_by": "accuracy", "patience": 0,
+        "init": "none", "balance": "none",
     }  # fmt: skip
     assert TrainConfig.of(config) is config
     assert TrainConfig.of({"dataset": "digits", "targets": ["print"], "steps": 50, "lr": None}) == config
@@ -368,12 +401,13 @@ Names = tuple[str, ...]
         ("model", "resnet50.tv_in1k; small images: small-cnn"),
         ("augment", "yes; small images: no"),
         ("augment_validation", "yes; small images: no; swad: no"),
-        ("split", "domainbed; domainbed-stratified: stratified"),
+        ("split", "domainbed; own images: grouped; domainbed-stratified: stratified"),
         ("evaluation_batch", "64; swad: 128"),
         ("frozen_bn", "yes; with --weights none: no"),
         ("weights", "default"),
         ("batch_size", "32"),
         ("holdout", "0.2"),
+        ("algorithm", "DSPReg; SWA for images of your own"),
         ("dropout", "0"),
         ("steps", "by data set"),
         ("evaluate_every", "by data set"),
@@ -386,7 +420,7 @@ def test_defaults_in_words(name, text):
 
 def test_every_open_option_has_a_default_in_words():
     texts = {name: default_text(name) for name, each in TRAIN_OPTIONS.items() if each.is_open}
-    assert len(texts) == 15
+    assert len(texts) == 16
     assert "None" not in "".join(texts.values())
     assert not any(each.is_open for each in EXECUTION_OPTIONS.values())
 

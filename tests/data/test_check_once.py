@@ -18,7 +18,7 @@ def folder(tmp_path, monkeypatch):
             place = tmp_path / "data" / domain / label
             place.mkdir(parents=True)
             for n in range(3):
-                Image.new("RGB", (5, 4), (n * 9, len(domain), len(label))).save(place / f"{n}.png")
+                Image.new("RGB", (5, 4), (n * 9, len(domain), ord(label[0]))).save(place / f"{n}.png")
     return tmp_path / "data"
 
 
@@ -67,3 +67,23 @@ def test_what_is_decoded_for_the_check_is_kept(folder, tmp_path, monkeypatch):
     images.cache = cache
     monkeypatch.setattr("dspreg.data.images.decode_bytes", None)  # nothing is decoded again
     assert [image.tobytes() for image, _ in images] == expected
+
+
+# Images of one's own under two labels: one of them is wrong.
+
+
+def test_the_same_pixels_under_two_labels_are_refused_unless_the_training_was_begun_before(folder):
+    image = Image.open(folder / "art" / "cat" / "0.png")
+    image.save(folder / "photo" / "dog" / "again.bmp")  # other bytes, the same pixels
+    dataset = open_dataset(f"folder:{folder}", None, None)
+    prints = [fingerprint(dataset.domain(name)) for name in dataset.domains]
+    with pytest.raises(DataError, match=r"1 image under several labels, to the pixel, e.g. art/cat/0.png = photo/dog/"):
+        check_once(dataset, prints)
+    check_once(dataset, prints, begun=True)
+
+
+def test_a_benchmark_is_taken_as_it_was_published(folder):
+    Image.open(folder / "art" / "cat" / "0.png").save(folder / "photo" / "dog" / "again.bmp")
+    dataset = open_dataset(f"folder:{folder}", None, None)
+    dataset.own = False
+    check_once(dataset, [fingerprint(dataset.domain(name)) for name in dataset.domains])

@@ -1,12 +1,14 @@
 """A table of images: its order, its labels, and the line of every mistake."""
 
 import os
+import re
 
 import numpy as np
 import pytest
 
 from dspreg import DataError, Notice
 from dspreg.data import Folder, Index, fingerprint
+from dspreg.data.annotations import Annotations
 from helpers.images import picture, put, small_tree
 
 # Tables of a few lines have classes with one image or none, which is told.
@@ -149,3 +151,122 @@ def test_a_path_that_no_disk_can_have_is_missing_like_any_other(tmp_path):
     (tmp_path / "index.csv").write_text(f"path,label,domain\n{'9' * 400}.png,cat,a\n")
     with pytest.raises(DataError, match=r"line 2: there is no file .*9{400}\.png"):
         Index(tmp_path / "index.csv")
+
+
+# Further columns.
+
+
+def wide(*lines, columns="path,label,domain,group,split,weight"):
+    return f"{columns}\n" + "".join(f"{line}\n" for line in lines)
+
+
+def test_group_split_and_weight_are_read_and_go_with_their_images(folder):
+    lines = ["0.png,cat,a,p1,train,2", "1.png,dog,b,p2,VAL,0.5", "2.png,dog,a,,test,1e1", "3.png,cat,a,p4,,0"]
+    dataset = Index(table(folder, wide(*lines)))
+    a = dataset.domain("a")
+    assert a.names == ["0.png", "2.png", "3.png"]
+    assert a.annotations == Annotations(("p1", "", "p4"), ("train", "test", ""), (2.0, 10.0, 0.0))
+    assert a.select([2, 0]).annotations == Annotations(("p4", "p1"), ("", "train"), (0.0, 2.0))
+    assert dataset.domain("b").annotations == Annotations(("p2",), ("val",), (0.5,))
+    assert Index(table(folder, rows("0.png,cat,a"))).domain("a").annotations == Annotations()
+
+
+def test_columns_may_have_other_names(folder):
+    text = wide("0.png,cat,a,p1", "1.png,dog,a,p2", columns="filename,class,site,patient")
+    columns = {"path": "filename", "label": "class", "domain": "site", "group": "patient"}
+    dataset = Index(table(folder, text), columns=columns)
+    assert dataset.classes == ("cat", "dog")
+    assert dataset.domain("a").annotations.groups == ("p1", "p2")
+    with pytest.raises(DataError, match=r"the column 'file' is missing. Is 'filename' meant\?"):
+        Index(table(folder, text), columns=columns | {"path": "file"})
+    with pytest.raises(DataError, match="the column 'weights' is missing"):
+        Index(table(folder, text), columns=columns | {"weight": "weights"})
+
+
+@pytest.mark.filterwarnings("default::dspreg.Notice")
+def test_columns_that_are_not_used_are_named_with_what_they_may_be(folder):
+    lines = [f"{i}.png,{label},{d},x,7" for i, (label, d) in enumerate([("cat", "a"), ("dog", "a")] * 2)]
+    with pytest.warns(Notice, match="2 columns are not used: patient_id, age. Is 'patient_id' the group"):
+        dataset = Index(table(folder, wide(*lines, columns="path,label,domain,patient_id,age")))
+    assert [each.severity for each in dataset.findings] == ["warning"]
+    with pytest.warns(Notice, match=r"1 column is not used: age\.$"):
+        dataset = Index(table(folder, wide(*[line[:-2] for line in lines], columns="path,label,domain,age")))
+    assert [each.severity for each in dataset.findings] == ["note"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("1.png,cat,a,p,tain,1", "line 3: the cell of 'split' is 'tain'; wanted train, val, test or nothing"),
+        ("1.png,cat,a,p,train,-1", "line 3: the cell of 'weight' is '-1'; wanted a number, 0 or more"),
+        ("1.png,cat,a,p,train,nan", "line 3: the cell of 'weight' is 'nan'"),
+        ("1.png,cat,a,p,train,inf", "line 3: the cell of 'weight' is 'inf'"),
+        ("1.png,cat,a,p,train,", "line 3: the cell of 'weight' is empty. Fill it in, or remove the line. 1 counts"),
+        ("1.png,cat,a,p0,test,1", r"1 group is on both sides .* 'p0': train \(0.png\), test \(1.png\)"),
+        ("1.png,cat,b,p0,test,1", r"1 group is on both sides"),
+    ],
+)
+def test_mistakes_in_further_columns_name_their_line(folder, line, said):
+    with pytest.raises(DataError, match=said):
+        Index(table(folder, wide("0.png,cat,a,p0,train,1", line)))
+
+
+def test_all_mistakes_are_told_at_once_and_a_lenient_reading_leaves_them_out(folder):
+    lines = [
+        "0.png,cat,a",
+        "1.png,,a",
+        "x.png,cat,b",
+        "2.png,dog,b",
+        "0.png,cat,a",
+        "y.png,dog,b",
+        "a,b,c,d",
+        "3.png,cat,b",
+    ]
+    path = table(folder, rows(*lines))
+    with pytest.raises(DataError) as refused:
+        Index(path)
+    wanted = ["line 3: the cell of 'label'", "in line 2 and in line 6", "line 4: there is no file", "line 8: 4 cells"]
+    for said in wanted:
+        assert said in str(refused.value)
+    assert str(refused.value).startswith("4 faults:\n")
+    lenient = Index(path, lenient=True)
+    assert [each.severity for each in lenient.faults] == ["error"] * 4
+    assert lenient.faults[-1].items == ("line 4: x.png", "line 7: y.png")
+    assert {d: lenient.domain(d).names for d in lenient.domains} == {"a": ["0.png"], "b": ["2.png", "3.png"]}
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["0.1", "2", "0.25"], r"numbers with fractions \(0.1, 0.25\): is it a quantity\?"),
+        (["cat|dog", "cat", "dog"], r"1 label looks like several in one \(cat\|dog\)"),
+        (["cat;dog", "dog;emu", "dog"], "2 labels look like several in one"),
+        (["Cat", "cat", "dog"], "2 classes differ by case, spaces or Unicode form only: 'Cat' = 'cat'"),
+        (["caf\u00e9", "cafe\u0301", "x"], "2 classes differ by case, spaces or Unicode form only"),
+        (["3", "1", "2"], None),
+        (["1.0", "2.0", "x"], None),
+        (["version 1.5", "b", "c"], None),
+    ],
+)
+def test_labels_that_look_like_something_else_are_asked_about(folder, labels, said):
+    dataset = Index(table(folder, rows(*(f"{i}.png,{label},d" for i, label in enumerate(labels)))))
+    told = [each.title for each in dataset.findings]
+    assert all(each.severity == "warning" for each in dataset.findings)
+    assert len(told) == (said is not None)
+    if said:
+        assert re.search(said, told[0])
+
+
+def test_a_group_in_two_domains_is_told(folder):
+    lines = ["0.png,cat,a,p1", "1.png,dog,b,p1", "2.png,dog,b,p2", "3.png,cat,a,"]
+    dataset = Index(table(folder, wide(*lines, columns="path,label,domain,group")))
+    (found,) = dataset.findings
+    assert found.kind == "group in several domains"
+    assert found.items == ("'p1' in a, b",)
+
+
+def test_a_new_column_changes_no_fingerprint(folder):
+    """So that runs that were begun when it was ignored go on."""
+    before = fingerprint(Index(table(folder, rows("0.png,cat,a", "1.png,dog,a"))).domain("a"))
+    lines = ["0.png,cat,a,p,train,3", "1.png,dog,a,q,train,1"]
+    assert fingerprint(Index(table(folder, wide(*lines))).domain("a")) == before

@@ -7,7 +7,7 @@ import warnings
 import pytest
 from torchvision.datasets import ImageFolder
 
-from dspreg import DataError, Notice
+from dspreg import ConfigError, DataError, Notice
 from dspreg.data import Folder, labels_of
 from helpers.images import put, small_tree, tree
 
@@ -40,11 +40,11 @@ def test_order_and_labels_are_torchvisions(tmp_path):
 
 
 def test_domains_and_name(tmp_path, monkeypatch):
-    small_tree(tmp_path / "mine", domains=("b", "a", "B"))
+    small_tree(tmp_path / "mine", domains=("b", "a", "C"))
     put(tmp_path / "mine" / ".hidden" / "x" / "1.jpg")
     put(tmp_path / "mine" / "a" / ".ipynb_checkpoints" / "1.jpg")
     dataset = Folder(tmp_path / "mine")
-    assert dataset.domains == ("B", "a", "b")
+    assert dataset.domains == ("C", "a", "b")
     assert dataset.classes == ("cat", "dog", "emu")
     assert dataset.name == "mine"
     assert Folder(tmp_path / "mine", name="other").name == "other"
@@ -86,12 +86,13 @@ def test_what_is_odd_is_told_once_each(tmp_path):
     assert [str(w.message) for w in told] == [f"{dataset.name}: {notice}" for notice in dataset.notices]
     assert all(w.category is Notice for w in told)
     assert dataset.notices == (
-        "class folders without an image in any domain are left out: gnu",
         "the domain 'art' has a single image of 1 class: fox",
         "the domain 'photo' has no images of 1 class: fox",
+        "class folders without an image in any domain are left out: gnu",
         "ignored 1 file of a kind that is not read (convert to PNG or JPEG), e.g. art/cat/scan.tif",
-        "ignored 2 files not images by their extension, e.g. art/cat/notes.txt",
-        "ignored 2 files hidden (a name that starts with a dot), e.g. art/cat/._0.jpg",
+        "ignored 1 file not images by their extension, e.g. art/cat/notes.txt",
+        "ignored 1 file hidden (a name that starts with a dot), e.g. art/cat/.ipynb_checkpoints/0-checkpoint.jpg",
+        "ignored 2 files that systems and programs leave behind, e.g. art/cat/._0.jpg",
         "folders named like images: art/cat/folder.jpg",
     )
 
@@ -187,3 +188,70 @@ def test_a_domain_whose_images_are_all_hidden_is_empty(tmp_path):
     put(root / "sketch" / "cat" / ".0.jpg")
     with pytest.raises(DataError, match="the domain 'sketch' of mine has no images"):
         Folder(root)
+
+
+# Groups by name.
+
+
+@pytest.mark.parametrize(
+    ("regex", "groups"),
+    [
+        (r"p\d+", ["p1", "p1", "p2", "p2"]),
+        (r"/(p\d+)_", ["p1", "p1", "p2", "p2"]),
+        (r"(?:_)(\d)", ["1", "2", "1", "2"]),
+        (r"p1(_)?", ["_", "_", "", ""]),
+    ],
+)
+def test_a_group_is_what_the_expression_finds_in_the_path(tmp_path, regex, groups):
+    tree(tmp_path, [f"a/cat/p{patient}_{i}.jpg" for patient in (1, 2) for i in (1, 2)])
+    assert list(quietly(tmp_path, group=regex).domain("a").annotations.groups) == groups
+
+
+def test_paths_without_a_group_are_told_and_none_at_all_is_an_error(tmp_path):
+    tree(tmp_path, ["a/cat/p1_1.jpg", "a/cat/x.jpg", "a/cat/y.jpg"])
+    with pytest.warns(Notice, match=r"--group finds no group in the path of 2 images of 3, e.g. a/cat/x.jpg"):
+        Folder(tmp_path, group=r"p\d")
+    with pytest.raises(ConfigError, match=r"--group 'q.' finds a group in no path, such as 'a/cat/p1_1.jpg'"):
+        Folder(tmp_path, group="q.")
+
+
+# What is at fault, all at once.
+
+
+def test_all_faults_are_told_at_once_and_a_lenient_reading_leaves_them_out(tmp_path):
+    tree(tmp_path, ["a/cat/1.jpg", "a/loose.jpg", "b/cat/1.jpg", "b/cat/2.jpg", "b/also.jpg", "c/cat/notes.txt"])
+    (tmp_path / "b" / "dog").mkdir()
+    (tmp_path / "b" / "dog" / "again").symlink_to("..")
+    with open(os.fsencode(tmp_path) + b"/a/cat/\xff.jpg", "wb"):
+        pass
+    with pytest.raises(DataError) as refused:
+        quietly(tmp_path)
+    wanted = [
+        "1 image directly in the domain folder", "a, e.g. loose.jpg", "b, e.g. also.jpg", "not valid UTF-8", "link",
+        "the domain 'c' of",
+    ]  # fmt: skip
+    for said in wanted:
+        assert said in str(refused.value)
+    found = quietly(tmp_path, lenient=True)
+    assert sorted(each.kind for each in found.faults) == ["empty domain", "folder", "name", "no class", "no class"]
+    assert {d: found.domain(d).names for d in found.domains} == {
+        "a": ["a/cat/1.jpg"],
+        "b": ["b/cat/1.jpg", "b/cat/2.jpg"],
+    }
+
+
+def test_what_systems_leave_behind_is_no_domain_class_or_image(tmp_path):
+    small_tree(tmp_path)
+    put(tmp_path / "__MACOSX" / "art" / "cat" / "._0.jpg", b"x")
+    put(tmp_path / "art" / "@eaDir" / "0.jpg" / "thumb.jpg")
+    put(tmp_path / "art" / "cat" / "@eaDir" / "0.jpg")
+    put(tmp_path / "photo" / "desktop.ini", b"x")
+    put(tmp_path / "stray.jpg")
+    found = quietly(tmp_path)
+    assert (found.domains, found.classes, len(found.domain("art"))) == (("art", "photo"), ("cat", "dog", "emu"), 6)
+    by_kind = {each.kind: each for each in found.findings}
+    assert set(by_kind["left behind"].items) == {
+        "__MACOSX", "art/@eaDir", "art/cat/@eaDir/0.jpg", "photo/desktop.ini",
+    }  # fmt: skip
+    assert by_kind["no domain"].items == ("stray.jpg",)
+    assert by_kind["no domain"].severity == "warning"

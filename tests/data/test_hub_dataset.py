@@ -149,6 +149,20 @@ def test_a_damaged_table(host):
         open_dataset("hf:owner/pets")
 
 
+@pytest.mark.parametrize(
+    "names", [("data/train (1).parquet", ".more/0.parquet"), ("data/0.parquet", "data--0.parquet")]
+)
+def test_tables_may_have_any_name(host, names):
+    """No odd name ends in an error, and two of them never become one file."""
+    halves = [{column: values[:6] for column, values in usual().items()}]
+    halves.append({column: values[6:] for column, values in usual().items()})
+    host.put_dataset("owner/pets", {name: table(half) for name, half in zip(names, halves, strict=True)})
+    with pytest.warns(Notice, match="columns are guessed"):
+        data = open_dataset("hf:owner/pets")
+    found = {file.read_bytes() for name in data.domains for file in data.domain(name).files}
+    assert found == set(PICTURES)
+
+
 def test_numbers_keep_their_order(host):
     host.put_dataset("owner/pets", {"a.parquet": table(usual(label=list(range(12))))})
     with pytest.warns(Notice):

@@ -7,7 +7,7 @@ from dspreg.config.train_config import TrainConfig
 from dspreg.data import loader
 from dspreg.data.loader import send_ahead
 from dspreg.devices import send
-from dspreg.training.experiment import make_adam
+from dspreg.training.optimizers import make_adam
 
 
 class Told:

@@ -6,7 +6,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dspreg.data.splits import split, split_stratified, steps_per_epoch
+from dspreg.data.annotations import Annotations
+from dspreg.data.splits import parts_of, positions_of_test, split, split_grouped, split_stratified, steps_per_epoch
 from dspreg.domainbed.seeds import seed_hash
 
 
@@ -102,3 +103,123 @@ def test_the_trial_comes_before_the_position_in_the_seed(trial, position, seed):
     np.random.RandomState(seed).shuffle(order)
     inside, out = split(50, trial, position)
     assert out + inside == order
+
+
+# Groups and parts of one's own images.
+
+
+def patients(number, classes, random, most=6):
+    """Labels and groups of `number` patients with 1 to `most` images each; a patient may have several classes."""
+    labels, groups = [], []
+    for patient in range(number):
+        for _ in range(int(random.integers(1, most + 1))):
+            labels.append(int(random.integers(classes)))
+            groups.append(f"p{patient}")
+    order = random.permutation(len(labels))
+    return [labels[i] for i in order], tuple(groups[i] for i in order)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_group_is_on_both_sides_and_every_image_on_one(seed):
+    random = np.random.default_rng(seed)
+    labels, groups = patients(int(random.integers(2, 40)), 4, random)
+    for trial in range(3):
+        inside, out = split_grouped(labels, Annotations(groups=groups), trial, 1)
+        assert sorted(inside + out) == list(range(len(labels)))
+        assert inside
+        assert out
+        assert not {groups[i] for i in inside} & {groups[i] for i in out}
+
+
+def test_every_class_keeps_its_share_as_nearly_as_whole_groups_allow():
+    random = np.random.default_rng(0)
+    labels, groups = patients(200, 3, random)
+    counts = Counter(labels)
+    for trial in range(5):
+        out = split_grouped(labels, Annotations(groups=groups), trial, 0)[1]
+        held = Counter(labels[i] for i in out)
+        for label, count in counts.items():
+            assert abs(held[label] / count - 0.2) < 0.02
+    assert split_grouped(labels, Annotations(groups=groups), 0, 0) != split_grouped(
+        labels, Annotations(groups=groups), 1, 0
+    )
+
+
+def test_the_greedy_choice_is_near_the_best_of_all_choices():
+    """By brute force over all subsets of twelve groups, in squared distance of the held-out shares from 0.2."""
+    random = np.random.default_rng(3)
+    labels, groups = patients(12, 2, random)
+    counts = Counter(labels)
+
+    def distance(held):
+        here = Counter(label for label, group in zip(labels, groups, strict=True) if group in held)
+        return sum((here[label] / n - 0.2) ** 2 for label, n in counts.items())
+
+    names = sorted(set(groups))
+    best = min(distance({name for i, name in enumerate(names) if bits >> i & 1}) for bits in range(1, 2**12 - 1))
+    for trial in range(10):
+        out = split_grouped(labels, Annotations(groups=groups), trial, 0)[1]
+        assert distance({groups[i] for i in out}) < best + 0.01
+
+
+def test_without_groups_as_many_are_held_out_as_by_domainbeds_rule_and_of_every_class_its_share():
+    """The stratified split, with what it loses by rounding down given to the classes that lost most."""
+    for annotations in (Annotations(), Annotations(parts=("",) * len(LABELS))):
+        inside, out = split_grouped(LABELS, annotations, 2, 1)
+        assert sorted(inside + out) == list(range(len(LABELS)))
+        assert len(out) == len(split(len(LABELS), 2, 1)[1]) == 14
+        assert Counter(LABELS[i] for i in out) == {0: 10, 1: 2, 2: 1, 7: 1}  # 0.8 of class 2 is the largest rest
+    thirds = [0] * 10 + [1] * 10 + [2] * 10
+    assert split_grouped(thirds, Annotations(), 2, 1) == split_stratified(thirds, 2, 1)
+
+
+@pytest.mark.parametrize("number", range(2, 12))
+def test_small_domains_have_something_to_train_on_and_to_validate_with(number):
+    for labels in ([i % 3 for i in range(number)], [0] * number):
+        inside, out = split_grouped(labels, Annotations(), 0, 0)
+        if len(set(labels)) < number:  # else each is all there is of its class
+            assert len(out) == max(1, number // 5)
+            assert {labels[i] for i in inside} == set(labels)
+
+
+def test_a_group_that_has_all_of_a_class_is_trained_on():
+    labels, groups = [0, 0, 0, 0, 1, 1], ("a", "b", "c", "d", "rare", "rare")
+    for trial in range(10):
+        inside, _ = split_grouped(labels, Annotations(groups=groups), trial, 0, 0.4)
+        assert {4, 5} <= set(inside)
+
+
+def test_an_empty_group_stands_by_itself():
+    labels, groups = [0] * 10, ("",) * 10
+    inside, out = split_grouped(labels, Annotations(groups=groups), 0, 0)
+    assert (len(inside), len(out)) == (8, 2)
+
+
+def test_given_parts_are_what_they_say_in_every_trial():
+    parts = ("train", "val", "test", "train", "val", "test")
+    for trial in range(3):
+        inside, out = split_grouped([0, 0, 0, 1, 1, 1], Annotations(parts=parts), trial, 0)
+        assert (sorted(inside), sorted(out)) == ([0, 3], [1, 4])
+    assert positions_of_test(Annotations(parts=parts), 6) == [2, 5]
+    assert positions_of_test(Annotations(), 6) == []
+
+
+def test_validation_comes_from_what_is_for_training_where_none_is_given():
+    parts = ("train",) * 20 + ("test",) * 5
+    inside, out = split_grouped([0] * 25, Annotations(parts=parts), 0, 0)
+    assert (len(inside), len(out)) == (16, 4)
+    assert max(inside + out) < 20
+
+
+def test_an_image_without_a_part_goes_where_its_group_goes():
+    said = Annotations(groups=("a", "a", "b", "", "c"), parts=("test", "", "val", "", "train"))
+    assert parts_of(said, 5) == ["test", "test", "val", "", "train"]
+    inside, out = split_grouped([0] * 5, said, 0, 0)
+    assert (sorted(inside), out) == ([3, 4], [2])
+
+
+def test_a_domain_with_nothing_to_train_on_is_split_as_if_no_part_were_given():
+    """It can be a target, of which all images are unseen."""
+    parts = ("test",) * 10
+    assert split_grouped([0] * 10, Annotations(parts=parts), 0, 0) == split_grouped([0] * 10, Annotations(), 0, 0)
+    assert positions_of_test(Annotations(parts=parts), 10) == list(range(10))

@@ -134,6 +134,19 @@ def test_what_can_not_be_imported(tmp_path):
     assert not (tmp_path / "store").exists()
 
 
+def test_what_was_trained_with_images_of_the_target_is_left_out(tmp_path):
+    """Domain adaptation has no place in a table of domain generalisation."""
+    write_job(tmp_path / "sweep", "ERM", 0, 0)
+    adapted = write_job(tmp_path / "sweep", "CORAL", 0, 0) / "results.jsonl"
+    lines = [json.loads(line) for line in adapted.read_text().splitlines()]
+    for line in lines:
+        line["args"] |= {"task": "domain_adaptation", "uda_holdout_fraction": 0.5}
+    adapted.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = import_sweep(tmp_path / "sweep", tmp_path / "store")
+    assert [run.algorithm for run in found.runs] == ["DomainBed(name='ERM')"]
+    assert "domain_adaptation" in found.left_out[adapted.parent.name]
+
+
 def test_an_imported_run_has_no_model(sweep, tmp_path, capsys):
     import_sweep(sweep, tmp_path / "store")
     folder = next((tmp_path / "store" / "runs").iterdir())

@@ -19,6 +19,7 @@ ACTING = {  # small, and so that it is at work within the few steps of a law
     "Fishr": "Fishr(warmup=1)",
     "GGA": "GGA(rho=0.01, start=0, end=100, tries=3)",
     "IRM": "IRM(warmup=1)",
+    "LPFT": "LPFT(probe_steps=1)",
     "SWA": "SWA(start=1)",
     "SWAD": "SWAD(n_converge=1, n_tolerance=2)",
     "VREx": "VREx(warmup=1)",

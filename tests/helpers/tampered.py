@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from dspreg.training.finalize import MODEL
+from dspreg.training.model import MODEL
 from dspreg.training.serialization import pack, unpack
 
 MISSING = object()  # in place of a value: the field is taken out

@@ -15,11 +15,11 @@ from dspreg.inference import soup_folder
 from dspreg.inference.export import export
 from dspreg.inference.soup_candidates import MixedBatches
 from dspreg.inference.soup_members import average_tensors, interpolate_tensors, read_member, tensors_at_start
-from dspreg.inference.stored_model import read_model_file
 from dspreg.runs.folder import RunFolder
 from dspreg.training.evaluate import tallies
 from dspreg.training.experiment import prepare_experiment
 from dspreg.training.model import tensors_of
+from dspreg.training.stored_model import read_model_file
 from helpers.small_runs import CLASSES, DOMAINS, EXECUTION, photos, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import dspreg
 from dspreg.data import Index
 from dspreg.errors import DspregError
-from dspreg.inference.stored_model import load_model_file
 from dspreg.io.atomic_files import canonical_json, sha256
 from dspreg.networks.pretrained import make_backbone
+from dspreg.training.stored_model import load_model_file
 from helpers.small_runs import photos, trained
 
 MOST = 2**20  # kB of memory that reading a file of some kB may take, beyond what the process has already

@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from dspreg.cli import main
 from dspreg.errors import ConfigError, IntegrityError
@@ -116,6 +117,19 @@ def test_by_order_only_where_every_shape_is_equal(state):
     shuffled = {f"t{i}": tensor for i, tensor in enumerate(reversed(state.values()))}
     with pytest.raises(ConfigError, match=r"tensors where the network has|with the shape"):
         pair_names(shuffled, state, "x")
+
+
+@pytest.mark.parametrize("order", [sorted, lambda names: sorted(names, key=lambda name: "running" not in name)])
+def test_by_order_a_shift_is_not_taken_for_a_scale(order):
+    """The four tensors of a batch norm have one shape, and a file may have them in another order."""
+    state = nn.Sequential(nn.BatchNorm2d(4), nn.BatchNorm2d(4)).state_dict()
+    names = [name for name in state if not name.endswith("num_batches_tracked")]
+    theirs = {f"norm{name}": state[name] for name in names}
+    pairs, how = pair_names(theirs, state, "x")
+    assert how.startswith("in order")
+    assert pairs == [(f"norm{name}", name) for name in names]
+    with pytest.raises(ConfigError, match=r"in another order than the network.*'norm0\.\w+'.*0\.weight"):
+        pair_names({name: theirs[name] for name in order(theirs)}, state, "x")
 
 
 def test_mistakes(tmp_path, state, capsys):

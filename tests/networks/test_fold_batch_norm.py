@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from dspreg.algorithms.registry import algorithms, parse
 from dspreg.errors import Notice
@@ -182,6 +183,67 @@ def test_what_changes_a_convolution_in_place_is_not_lost():
         y.relu_()
         found = norm(y)
     assert torch.equal(found, norm(conv(x).relu()))
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, slope):
+        return 2 * slope
+
+
+class Between(nn.Module):
+    """Between convolution and batch norm there is something else."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.conv, self.norm, self.between = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), between
+
+    def forward(self, x):
+        return self.norm(self.between(self.conv(x)))
+
+
+def test_a_function_with_a_derivative_of_its_own_gets_the_convolution_and_its_gradient():
+    net = with_statistics(Between(lambda y: Doubled.apply(y)))
+    x = torch.randn(4, 3, 9, 9).double()
+    plain, slopes, _ = passed(net, x, fold=False)
+    folded, found, _ = passed(net, x, fold=True)
+    assert torch.equal(folded, plain)
+    assert_close(found, slopes)
+    assert "_apply" not in getattr(torch.autograd.Function.apply, "__qualname__", "")
+
+
+def test_a_function_that_was_bound_before_loses_no_gradient_in_silence():
+    net = with_statistics(Between(Doubled.apply))
+    with fold_batch_norm():
+        out = net(torch.randn(4, 3, 9, 9).double())
+    with pytest.raises(RuntimeError, match="invalid gradient"):
+        out.sum().backward()
+
+
+def test_modules_with_backward_hooks():
+    net = with_statistics(NETWORKS["conv, norm"]())
+    seen = []
+    net[0].register_full_backward_hook(lambda module, given, slope: seen.append(slope[0].shape))
+    x = torch.randn(4, 3, 9, 9).double()
+    _, slopes, _ = passed(net, x, fold=False)
+    _, found, _ = passed(net, x, fold=True)
+    assert_close(found, slopes)
+    assert len(seen) == 2
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_is_checkpointed_is_computed_again_as_it_was(reentrant):
+    net, x = with_statistics(NETWORKS["conv, norm"]()), torch.randn(4, 3, 9, 9).double().requires_grad_()
+    wanted = torch.autograd.grad(net(x).square().sum(), x)[0]
+    with fold_batch_norm():
+        out = checkpoint(net, x, use_reentrant=reentrant)
+    out.square().sum().backward()
+    assert torch.allclose(x.grad, wanted, rtol=1e-9, atol=1e-12)
 
 
 def test_a_network_may_end_in_a_convolution():

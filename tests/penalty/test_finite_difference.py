@@ -5,12 +5,13 @@ of gradients that did would be off by orders of magnitude, as the engine without
 """
 
 import copy
+import math
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dspreg
@@ -107,6 +108,12 @@ class Custom(nn.Module):
         return self.last(self.function(5 * self.first(x), self.weight).reshape(len(x), -1).repeat(1, 8)[:, :8])
 
 
+def in_place(x, function, *arguments):
+    """What the function makes of x itself, whatever it returns."""
+    function(x, *arguments)
+    return x
+
+
 FUNCTIONS = {
     "relu": lambda x, w: F.relu(x),
     "relu in place": lambda x, w: F.relu(x, inplace=True),
@@ -124,6 +131,16 @@ FUNCTIONS = {
     "clamp by a parameter": lambda x, w: torch.clamp(x, max=w.expand_as(x)),
     "clamp_min": lambda x, w: x.clamp_min(0.5),
     "clamp_max": lambda x, w: torch.clamp_max(x, 0.5),
+    "clamp by a tensor": lambda x, w: x.clamp(min=torch.zeros(8, dtype=x.dtype)),
+    "clamp in place by a tensor": lambda x, w: in_place(x * 1, Tensor.clamp_, torch.zeros(8, dtype=x.dtype)),
+    "elu": lambda x, w: F.elu(x, 2.0),
+    "elu in place": lambda x, w: in_place(x * 1, F.elu_, 0.5),
+    "selu": lambda x, w: nn.SELU()(x),
+    "selu in place": lambda x, w: nn.SELU(inplace=True)(x * 1),
+    "threshold": lambda x, w: F.threshold(x, 0.2, -0.3),
+    "threshold in place": lambda x, w: nn.Threshold(0.2, -0.3, inplace=True)(x * 1),
+    "softshrink": lambda x, w: F.softshrink(x, 0.3),
+    "hardshrink": lambda x, w: F.hardshrink(x, 0.3),
     "maximum": lambda x, w: torch.maximum(x, w * x.square()),
     "minimum": lambda x, w: torch.minimum(x, w * x.square()),
     "max of two": lambda x, w: torch.max(x, w.expand_as(x)),
@@ -154,7 +171,7 @@ def test_every_kind_of_kink_is_held(name):
     with pattern.recorded():
         here = net(x)
     assert pattern.pieces
-    torch.testing.assert_close(here, plain, rtol=0, atol=0 if "hardswish" not in name else 1e-14)
+    torch.testing.assert_close(here, plain, rtol=0, atol=1e-14 if "hardswish" in name or "elu" in name else 0)
     with pattern.replayed():
         torch.testing.assert_close(net(x), plain, rtol=1e-12, atol=1e-12)
     with torch.no_grad():
@@ -162,6 +179,63 @@ def test_every_kind_of_kink_is_held(name):
     with pattern.replayed():
         held = net(x)
     assert float((held - net(x)).detach().abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["tensor", "number"])
+def test_at_a_kink_both_evaluations_have_one_slope(name):
+    """Else they would differ by a jump, divided by a tiny displacement."""
+    bound = torch.zeros(8, dtype=torch.float64) if name == "tensor" else 0.0
+    net = Custom(lambda x, w: x.clamp(min=bound)).double()
+    with torch.no_grad():
+        net.first.weight.zero_()
+        net.first.bias.zero_()
+    x, y = torch.randn(40, 4, dtype=torch.float64), torch.randint(3, (40,))
+    result = parse_engine("finite_difference")(step_of(net, lambda: F.cross_entropy(net(x), y), random_c(net)))
+    found = (result.gradient - result.plain).flat()
+    assert float(found.norm()) < 1, "of the order of the gradient, and not of 1e8"
+
+
+MASK = torch.tensor([True, False, False])
+INFINITE = {
+    "amax": lambda o: (o - o.amax(1, keepdim=True)).exp().sum(1).log() + o.amax(1),
+    "max of all": lambda o: (o - o.max()).exp().sum(1).log() + o.max(),
+    "maximum": lambda o: torch.maximum(o, torch.full_like(o, -math.inf)).logsumexp(1),
+    "clamp": lambda o: o.clamp(min=-10.0).logsumexp(1),
+}
+
+
+@pytest.mark.parametrize("name", INFINITE)
+def test_what_a_mask_has_made_infinite_stays_out_of_it(name):
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    x = torch.randn(40, 4, dtype=torch.float64)
+    loss = lambda: INFINITE[name](net(x).masked_fill(MASK, -math.inf)).square().mean()  # noqa: E731
+    found, target = part("finite_difference", net, loss)
+    assert relative(found - target, target) < 1e-6
+
+
+SMOOTH = {
+    "the largest label": lambda o, y: F.cross_entropy(o, y) * int(y.max()),
+    "the largest label by amax": lambda o, y: F.cross_entropy(o, y) * int(y.amax()),
+    "labels in place": lambda o, y: F.cross_entropy(o, in_place(y.clone(), Tensor.clamp_, 0, 1)),
+    "labels beside ones": lambda o, y: F.cross_entropy(o, torch.maximum(y, torch.ones_like(y))),
+    "any": lambda o, y: F.cross_entropy(o, y) * float((o > 0).max()),
+    "amplitudes": lambda o, y: torch.fft.fft(o).abs().square().mean(),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_whole_and_complex_numbers_have_no_kink(name):
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    x, y = torch.randn(40, 4, dtype=torch.float64), torch.randint(3, (40,))
+    found, target = part("finite_difference", net, lambda: SMOOTH[name](net(x), y))
+    assert float(target.norm()) > 0
+    assert relative(found - target, target) < 1e-6
+
+
+def test_rrelu_is_refused():
+    net = nn.Sequential(nn.Linear(2, 4), nn.RReLU(), nn.Linear(4, 2))
+    with pytest.raises(ConfigError, match=r"cannot hold RReLU.*Use engine 'exact'"):
+        parse_engine("finite_difference")(step_of(net, lambda: net(torch.ones(3, 2)).sum(), random_c(net)))
 
 
 def test_hardsigmoid_which_torch_cannot_differentiate_twice_is_held():
@@ -197,6 +271,7 @@ def test_every_function_that_is_held_has_a_case():
         "adaptive_max_pool1d",
         "adaptive_max_pool3d",
         "hardsigmoid",
+        "rrelu",
     }
     assert names - seen <= rare | {"relu6"}  # nn.ReLU6 calls hardtanh
 
@@ -232,6 +307,21 @@ def test_a_scripted_network_with_kinks_is_refused():
         parse_engine("finite_difference")(
             step_of(net, lambda: scripted(torch.ones(3, 2)).square().sum(), random_c(net))
         )
+
+
+def test_a_scripted_part_of_a_network_is_refused_too():
+    """Also where other kinks are seen, and where the scripted module is all that there is."""
+    inside = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+    smooth = nn.Sequential(nn.Linear(2, 4), nn.GELU(), nn.Linear(4, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted, curved = torch.jit.script(inside), torch.jit.script(smooth)
+    x = torch.ones(3, 2)
+    for net in (scripted, nn.Sequential(scripted, nn.ReLU(), nn.Linear(2, 2))):
+        with pytest.raises(ConfigError, match=r"the network has relu, and none of them was seen at work"):
+            parse_engine("finite_difference")(step_of(net, lambda net=net: net(x).square().sum(), random_c(net)))
+    found, target = part("finite_difference", curved.double(), lambda: curved(x.double()).square().sum())
+    assert relative(found - target, target) < 1e-6
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

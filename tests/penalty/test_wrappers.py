@@ -2,11 +2,15 @@
 
 import copy
 import math
+import threading
 
 import pytest
 import torch
+from torch import nn
 
 import dspreg
+from dspreg import ConfigError
+from dspreg.penalty.activation_pattern import ActivationPattern
 from helpers.distributed import ACCUMULATED, DOMAINS, OF, TIMES, loaders, tiny, together
 from helpers.environments import ALL, WEIGHT, Problem, flat, likeness
 
@@ -145,3 +149,19 @@ def test_sharded_models_are_refused(ranks):
     for _, said in ranks:
         assert said["sharded"].startswith("the model is sharded (DTensor, FSDPModule)")
         assert "Use DistributedDataParallel" in said["sharded"]
+
+
+def test_the_threads_of_data_parallel_are_out_of_sight():
+    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+    pattern = ActivationPattern()
+    with pattern.recorded():
+        thread = threading.Thread(target=lambda: net(torch.ones(3, 2)))
+        thread.start()
+        thread.join()
+    assert not pattern.pieces, "why it is refused"
+    spread = nn.DataParallel(net)
+    dspreg.Penalty(spread, engine="finite_difference")
+    spread.device_ids = [0, 1]
+    with pytest.raises(ConfigError, match=r"DataParallel computes in threads.*DistributedDataParallel"):
+        dspreg.Penalty(spread, engine="finite_difference")
+    dspreg.Penalty(spread, engine="lookahead")

@@ -44,7 +44,7 @@ TABLE = {
     ("run", "settings", "lr"): [None, True, "1", [], {}, -1.0, 0, HUGE, MISSING],
     ("run", "settings", "weight_decay"): [None, True, "1", [], {}, -1.0, HUGE, MISSING],
     ("run", "settings", "dropout"): [None, True, "1", [], {}, -1.0, 1.0, HUGE, MISSING],
-    ("run", "settings", "holdout"): [None, True, "1", [], {}, -1.0, 0, 1, HUGE, MISSING],
+    ("run", "settings", "holdout"): [None, True, "1", [], {}, -1.0, 1, HUGE, MISSING],
     ("run", "settings", "algorithm"): [*TEXTS, None, MISSING],
     ("run", "settings", "dataset"): [*TEXTS, None, MISSING],
     ("run", "settings", "protocol"): [*TEXTS, None, MISSING, "mine"],

@@ -10,8 +10,8 @@ import dspreg
 from dspreg.cli import main
 from dspreg.errors import Preempted
 from dspreg.inference.export import export
-from dspreg.inference.stored_model import read_model_file
 from dspreg.training import train
+from dspreg.training.stored_model import read_model_file
 from dspreg.vectors import theta
 from helpers import tiny
 

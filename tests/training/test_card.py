@@ -23,7 +23,10 @@ HOSTILE = [
 def card_of(name):
     settings = SimpleNamespace(
         targets=(f"t{name}",), holdout=0.2, algorithm=f"ERM{name}", steps=3, protocol="domainbed", trial=0, draw=0,
-        augment_validation=False, model=f"m{name}", image_size=28, lr=1e-3, batch_size=4, weight_decay=0.0,
+        select_by="accuracy", augment_validation=False,
+        model=f"m{name}", image_size=28, lr=1e-3, batch_size=4, weight_decay=0.0,
+        optimizer="adam", schedule="constant", warmup=0, layer_decay=1.0, train="all", head="random",
+        features="default",
     )  # fmt: skip
     domains = (f"t{name}", f"s{name}")
     experiment = SimpleNamespace(
@@ -32,7 +35,7 @@ def card_of(name):
         splits=dict.fromkeys(domains, ([0], [1])), execution=SimpleNamespace(keep="best"),
     )  # fmt: skip
     selected = {"step": 2, "validation": 0.5, "accuracy": {domains[0]: {"in": 0.5}, domains[1]: {"out": 0.5}}}
-    return card(experiment, {"selected": selected})
+    return card(experiment, {"selected": selected, "last": selected})
 
 
 def structure(text):

@@ -28,6 +28,7 @@ from dspreg.algorithms.iga import IGA
 from dspreg.algorithms.irm import IRM
 from dspreg.algorithms.jigen import JiGen
 from dspreg.algorithms.l2_sp import L2SP
+from dspreg.algorithms.lp_ft import LPFT
 from dspreg.algorithms.miro import MIRO
 from dspreg.algorithms.mix_style import MixStyle
 from dspreg.algorithms.mixup import Mixup
@@ -62,6 +63,7 @@ __all__ = [
     "IGA",
     "IRM",
     "L2SP",
+    "LPFT",
     "MIRO",
     "MLDG",
     "MMD",

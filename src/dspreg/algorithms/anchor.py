@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Direction, Log
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.measure import BATCHES, measuring, refresh_due
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective
@@ -45,6 +46,7 @@ class Anchor(Algorithm):
     Changes `gradient`, and `update` for the refresh. No pass beside those of the refreshes.
     """
 
+    compatibility = Compatibility(trains_featurizer=True)
     space = {"weight": LogUniform(-3, 1)}
     saved_attributes = ("start", "w", "refreshed_at")
     instead: ClassVar[str] = "by='ones'"  # what to use where s can't be measured

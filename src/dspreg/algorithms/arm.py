@@ -32,7 +32,7 @@ class ARM(Algorithm):
     prediction; at 224 pixels h costs more than a ResNet-50.
     """
 
-    compatibility = Compatibility(replaces=frozenset({"forward"}))
+    compatibility = Compatibility(replaces=frozenset({"forward"}), reads_images=True)
 
     def __init__(self, base: Algorithm | None = None, *, width: int = 64):
         super().__init__(base)

@@ -340,7 +340,10 @@ class ERM(Algorithm):
         if not hasattr(features, "width"):
             raise TypeError(f"the backbone {type(features).__name__} has no `width`, the number of its features")
         with seeded(*task.key, "classifier"):
-            return Network(features, nn.Linear(features.width, task.num_classes))
+            net = Network(features, nn.Linear(features.width, task.num_classes))
+        with seeded(*task.key, "adapt"):
+            task.adapt(net)
+        return net
 
     def forward(self, batches: Sequence[Batch]) -> Outputs:
         features = self.net.featurizer(torch.cat([b.x for b in batches]))
@@ -351,7 +354,7 @@ class ERM(Algorithm):
 
     def gradient(self, objective: Objective, batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
         loss = objective(batches)
-        return loss.detach(), gradient(loss, self.net)
+        return loss.detach(), self.stack.masked(gradient(loss, self.net))
 
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
         loss, g = direction(batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,14 @@ class Compatibility:
         predicts_at_other_weights: Its prediction is at other weights than those that are trained, such as an average.
             A layer above it that has its own would read the network elsewhere, and goes below.
         predicts_from_current_weights: They are made of the network's at that moment, so an average may stand above.
+        reads_images: It changes images or listens within the featurizer, and so can't be given features of a frozen
+            one in their place. Of a method outside of dspreg that is assumed where it changes more than the loss.
         owns_step: At the bottom of a stack: it makes its own steps, so that no layer above can change an arrow.
         option: The option of the layer that demands it, for the message: `"engine 'gauss_newton'"`.
         not_compiled: Why the network can't be compiled under it, as the end of a sentence, with what to do; empty if it
             can: `"listens to features inside the network"`. Hooks that stay on modules are found without this.
+        not_weighted: Why samples can't be weighted under it, as the end of a sentence; empty if they can, because what
+            it knows of the labels' loss comes from `out.risks()`, `out.weigh` or the base.
     """
 
     replaces: frozenset[str] = frozenset()
@@ -38,9 +43,11 @@ class Compatibility:
     trains_featurizer: bool = False
     predicts_at_other_weights: bool = False
     predicts_from_current_weights: bool = False
+    reads_images: bool = False
     owns_step: bool = False
     option: str = ""
     not_compiled: str = ""
+    not_weighted: str = ""
 
 
 def overrides(cls: type[Algorithm], name: str) -> bool:
@@ -53,6 +60,13 @@ def overrides(cls: type[Algorithm], name: str) -> bool:
 def arrows_of(cls: type[Algorithm]) -> tuple[str, ...]:
     """The arrows a class changes."""
     return tuple(arrow for arrow in ARROWS if overrides(cls, arrow))
+
+
+def reads_images(layer: Algorithm) -> bool:
+    """Whether a layer needs the images themselves, and not what a frozen featurizer makes of them."""
+    own = type(layer).__module__.partition(".")[0] == __name__.partition(".")[0]
+    changed = {*arrows_of(type(layer)), *(name for name in ("predict", "measured") if overrides(type(layer), name))}
+    return layer.compatibility.reads_images or not (own or changed <= {"loss"})
 
 
 def require_compatible(layers: tuple[Algorithm, ...]) -> None:
@@ -95,6 +109,26 @@ def conflict(above: Algorithm, below: Algorithm) -> str | None:
     if shared and above.compatibility.calls_base_per_domain and below.compatibility.needs_several_domains:
         return f"{upper} asks for one domain at a time, which leaves {lower} below it nothing to compare"
     return None
+
+
+def require_weightable(layers: Iterable[Algorithm]) -> None:
+    """Refuse a layer that would leave the weights of samples out of account, and warn of one that may."""
+    for layer in layers:
+        cls, what = type(layer), layer.compatibility
+        why = what.not_weighted or ("makes its own steps" if what.owns_step else "")
+        if why:
+            raise ConfigError(
+                f"images can't be weighted in the loss under {cls.__name__}, which {why}. --balance sampling goes with "
+                "every method; --image-weights no leaves the column weight out of account"
+            )
+        changed = [name for name in ("forward", "loss") if overrides(cls, name)]
+        if changed and not cls.__module__.startswith("dspreg."):
+            warnings.warn(
+                f"{cls.__name__} changes {' and '.join(changed)}: images are weighted in what comes from out.risks() and "
+                "the base, and not in a loss of labels that it computes itself",
+                Notice,
+                stacklevel=3,
+            )
 
 
 def require_trainable_featurizer(layers: tuple[Algorithm, ...]) -> None:

@@ -49,7 +49,10 @@ class Consensus(Algorithm):
     """
 
     compatibility = Compatibility(
-        needs_several_domains=True, predicts_at_other_weights=True, predicts_from_current_weights=True
+        needs_several_domains=True,
+        trains_featurizer=True,
+        predicts_at_other_weights=True,
+        predicts_from_current_weights=True,
     )
     space = {"strength": LogUniform(-1, 2)}
     saved_attributes = ("start", "rates")  # what a prediction needs; the rest is in the checkpoint

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm, Direction, Log
 from dspreg.algorithms.compatibility import Compatibility
-from dspreg.algorithms.stack import give_gradients, regroup
+from dspreg.algorithms.stack import give_gradients, network_groups, regroup
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
 from dspreg.devices import send
@@ -92,11 +92,12 @@ class DANN(Algorithm):
         return net
 
     def configure_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        betas = (self.beta1, 0.9)
         own: dict[str, Any] = {} if self.lr_d is None else {"lr": self.lr_d}
-        regroup(optimizer, self.discriminator.parameters(), weight_decay=self.weight_decay_d, betas=betas, **own)
-        if "betas" in optimizer.defaults:
-            optimizer.param_groups[0]["betas"] = betas
+        if len(optimizer.defaults.get("betas", ())) == 2:  # not of Adan, whose three mean something else
+            own["betas"] = betas = (self.beta1, 0.9)
+            for group in network_groups(optimizer):
+                group["betas"] = betas
+        regroup(optimizer, self.discriminator.parameters(), weight_decay=self.weight_decay_d, **own)
 
     @property
     def discriminating(self) -> bool:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.image_reader import domains_of, intercepted, repeat
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
@@ -48,6 +49,8 @@ class DomainDrop(Algorithm):
     discriminators are in `net`, so that layers above see them among the parameters. Changes `build`, `forward` and
     `loss`; one pass over twice the images.
     """
+
+    compatibility = Compatibility(reads_images=True)
 
     def __init__(
         self,
@@ -109,6 +112,8 @@ class DomainDrop(Algorithm):
             out: Outputs = self.base(repeat(batches, 2))
             told = torch.stack([loss for stage in stages for loss in stage.losses]).mean()
         copies = {name: by_copy(out, getattr(out, name)) for name in ("features", "logits", "labels")}
+        if out.sample_weights is not None:
+            copies["sample_weights"] = by_copy(out, out.sample_weights)
         return out.replace(**copies, extras={**out.extras, "DomainDrop": told})
 
     def loss(self, out: Outputs) -> Tensor:

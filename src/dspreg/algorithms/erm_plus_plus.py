@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Direction, Log
-from dspreg.algorithms.stack import regroup
+from dspreg.algorithms.classifier_first import ClassifierFirst
 from dspreg.algorithms.weight_average import AverageWithStatistics
 from dspreg.batches import Batch
 from dspreg.distributions import LogUniform
 from dspreg.errors import ConfigError
 from dspreg.networks.batch_norm import copy_statistics, moves_statistics, scratch_buffers, set_statistics
-from dspreg.vectors import ParamVector, standing_at, trainable
+from dspreg.vectors import standing_at
 
 
 class ERMPlusPlus(AverageWithStatistics):
@@ -55,30 +55,16 @@ class ERMPlusPlus(AverageWithStatistics):
         self.linear_steps, self.linear_lr, self.start = linear_steps, linear_lr, start
         self._shown: dict[int, Tensor] = {}  # images of the current step, by domain
 
-    def configure_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        regroup(optimizer, [p for p in self.net.classifier.parameters() if p.requires_grad])
+    def configure_optimizer(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
+        self._first.configure_optimizer()
 
     def update(self, direction: Direction, batches: Sequence[Batch]) -> Log:
         self._shown |= {batch.domain: batch.x for batch in batches}
-        warming_up = self.t <= self.linear_steps
-        optimizer = self.stack.optimizer
-        head = {id(p) for p in self.net.classifier.parameters()}
-        usual = {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
-        for group in optimizer.param_groups[1:]:
-            if any(id(p) in head for p in group["params"]):
-                group.update(usual | ({"lr": self.linear_lr} if warming_up else {}))
-        if self.t == self.linear_steps + 1 and self.stack.first_time(self, "forget"):
-            for p in self.net.classifier.parameters():
-                optimizer.state.pop(p, None)
-        if not warming_up:
-            return self.base.update(direction, batches)
+        return self._first.update(direction, batches)
 
-        def of_classifier(batches: Sequence[Batch]) -> tuple[Tensor, ParamVector]:
-            loss, g = direction(batches)
-            names = {name for name, p in trainable(self.net).items() if id(p) in head}
-            return loss, ParamVector((name, t) for name, t in g.items() if name in names)
-
-        return self.base.update(of_classifier, batches)
+    @property
+    def _first(self) -> ClassifierFirst:
+        return ClassifierFirst(self, self.linear_steps, self.linear_lr)
 
     def share(self) -> float:
         return 1 / self.count

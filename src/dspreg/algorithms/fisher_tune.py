@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Direction, Log
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.measure import measuring
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch
@@ -49,6 +50,7 @@ class FisherTune(Algorithm):
     Changes `update`; no extra pass beside those of measuring.
     """
 
+    compatibility = Compatibility(trains_featurizer=True)
     experimental = True
     step_options = ("warmup", "growth", "refresh_steps")
     saved_attributes = ("ranks", "refreshed_at")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.task import Task
 from dspreg.algorithms.warm_up import WarmUp
 from dspreg.batches import Outputs, at_least_float32, soft_labels
@@ -32,6 +33,7 @@ class Fishr(WarmUp):
         "warmup": Uniform(0, 5000, key="penalty_anneal_iters", integer=True),
         "ema": Uniform(0.90, 0.99, key="ema"),
     }
+    compatibility = Compatibility(not_weighted="compares the gradients of samples that count the same")
     before = 0.0
     average: Tensor  # (D, C·(F + 1)), the e_d
 

@@ -40,7 +40,12 @@ class GMDG(WithOracle):
     A. Batches must have one size. Changes `build`, `forward` and `loss`; a forward pass of the oracle and an SVD more.
     """
 
-    compatibility = Compatibility(trains_featurizer=True, not_compiled=LISTENS)
+    compatibility = Compatibility(
+        trains_featurizer=True,
+        reads_images=True,
+        not_compiled=LISTENS,
+        not_weighted="learns to embed labels by a loss of its own",
+    )
     space = {
         "weight": Choice(0.01, 0.1),
         "shift": Choice(0.001, 0.01, 0.1),

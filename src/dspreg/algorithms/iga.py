@@ -14,6 +14,7 @@ from dspreg.batches import Batch, Objective
 from dspreg.distributions import LogUniform
 from dspreg.errors import ConfigError
 from dspreg.networks.batch_norm import scratch_buffers
+from dspreg.penalty.engines import call_twice_differentiable
 from dspreg.vectors import ParamVector, average, gradient
 
 
@@ -46,6 +47,13 @@ class IGA(Algorithm):
         self.note(penalty=torch.stack([(one - mean).square().sum() for one in each]).sum())
         with scratch_buffers(self.net):
             for batch, one in zip(batches, each, strict=True):  # one graph at a time
-                again = gradient(objective([batch]), self.net, create_graph=True)
-                pull = pull + gradient(again.dot(one - mean), self.net)
+                pull = pull + self._curvature(objective, batch, one - mean)
         return loss, g + pull * (2 * self.weight)
+
+    def _curvature(self, objective: Objective, batch: Batch, v: ParamVector) -> ParamVector:
+        """H_d v."""
+
+        def compute() -> ParamVector:
+            return gradient(gradient(objective([batch]), self.net, create_graph=True).dot(v), self.net)
+
+        return call_twice_differentiable(self.net, compute, "IGA", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -37,4 +38,11 @@ def domains_of(batches: Sequence[Batch]) -> Tensor:
 
 def repeat(batches: Sequence[Batch], times: int) -> list[Batch]:
     """Every sample so many times in a row: who crops batches to one length leaves no sample without its copies."""
-    return [Batch(b.x.repeat_interleave(times, 0), b.y.repeat_interleave(times, 0), b.domain) for b in batches]
+
+    def times_of(rows: Tensor) -> Tensor:
+        return rows.repeat_interleave(times, 0)
+
+    return [
+        replace(b, x=times_of(b.x), y=times_of(b.y), weights=None if b.weights is None else times_of(b.weights))
+        for b in batches
+    ]

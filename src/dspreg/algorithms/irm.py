@@ -34,7 +34,7 @@ class IRM(WarmUp):
         self.check()
 
     def loss(self, out: Outputs) -> Tensor:
-        slopes = out.by_domain(slope(out.logits, out.labels))
+        slopes = out.by_domain(out.weigh(slope(out.logits, out.labels)))
         products = [each[::2].mean() * each[1::2].mean() for each in slopes if len(each) > 1]  # one sample has no pair
         penalty = torch.stack(products or [out.logits.sum() * 0]).mean()
         self.note(penalty=penalty)

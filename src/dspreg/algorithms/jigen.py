@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.image_reader import intercepted
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
@@ -35,6 +37,8 @@ class JiGen(Algorithm):
     from those before it in Hamming distance, among 1,000 drawn at random; the set is not theirs. The second classifier
     is `net.jigen`. Changes `build`, `forward` and `loss`; no extra pass.
     """
+
+    compatibility = Compatibility(reads_images=True)
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 0.7, whole: float = 0.9, orders: int = 30):
         super().__init__(base)
@@ -63,7 +67,7 @@ class JiGen(Algorithm):
             order = torch.randint(self.orders + 1, (sum(map(len, given)),))
             order = torch.where(torch.rand(len(order)) < self.whole, 0, order)
             parts = order.split([len(b) for b in given])
-            return [Batch(self.lay(b.x, part), b.y, b.domain) for b, part in zip(given, parts, strict=True)]
+            return [replace(b, x=self.lay(b.x, part)) for b, part in zip(given, parts, strict=True)]
 
         with intercepted(self, shuffle):
             out: Outputs = self.base(batches)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.task import Task
 from dspreg.devices import send
 from dspreg.errors import ConfigError
@@ -30,6 +31,8 @@ class MixStyle(Algorithm):
     Zhou et al., ICLR 2021, with random mixing as their code has by default. They take the first two stages on
     OfficeHome and the first three on PACS, as SWAD does everywhere. Changes `build`; no extra pass.
     """
+
+    compatibility = Compatibility(reads_images=True)
 
     def __init__(
         self, base: Algorithm | None = None, *, p: float = 0.5, alpha: float = 0.1, places: list[str] | None = None

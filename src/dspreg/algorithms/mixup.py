@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.batches import Batch, Outputs, soft_labels
 from dspreg.distributions import LogUniform
 from dspreg.errors import ConfigError
@@ -24,6 +25,7 @@ class Mixup(Algorithm):
     Zhang et al., ICLR 2018, between domains as in DomainBed. `alpha` is α. Changes `forward`; no extra pass.
     """
 
+    compatibility = Compatibility(reads_images=True, not_weighted="mixes images of different weights")
     space = {"alpha": LogUniform(-1, 1, key="mixup_alpha")}
 
     def __init__(self, base: Algorithm | None = None, *, alpha: float = 0.2):

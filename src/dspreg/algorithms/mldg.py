@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.compatibility import Compatibility
+from dspreg.algorithms.stack import network_groups
 from dspreg.batches import Batch, Objective
 from dspreg.distributions import Choice, LogUniform
 from dspreg.errors import ConfigError
@@ -62,7 +63,10 @@ class MLDG(Algorithm):
 
     def first_step(self, g: ParamVector) -> ParamVector:
         """Of Adam: −lr · ĝ/(|ĝ| + 1e-8) with ĝ = g + weight decay · θ."""
-        group = self.stack.optimizer.param_groups[0]
-        lr, decay, params = group["lr"], group.get("weight_decay", 0.0), trainable(self.net)
-        decayed = ParamVector((name, t + decay * params[name].detach()) for name, t in g.items())
-        return decayed.map(lambda t: -lr * t / (t.abs() + 1e-8))
+        first, params = self.stack.optimizer.param_groups[0], trainable(self.net)
+        own = {id(p): group for group in network_groups(self.stack.optimizer) for p in group["params"]}
+        groups = {name: own.get(id(p), first) for name, p in params.items()}  # with layer decay there are several
+        decayed = ParamVector(
+            (name, t + groups[name].get("weight_decay", 0.0) * params[name].detach()) for name, t in g.items()
+        )
+        return ParamVector((name, -groups[name]["lr"] * t / (t.abs() + 1e-8)) for name, t in decayed.items())

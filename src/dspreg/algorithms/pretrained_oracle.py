@@ -34,7 +34,7 @@ class WithOracle(Algorithm):
     The oracle is in evaluation mode, not trained and not saved: `build` makes it anew from the same weights.
     """
 
-    compatibility = Compatibility(not_compiled=LISTENS)
+    compatibility = Compatibility(reads_images=True, not_compiled=LISTENS)
     weight: float
     lr_mult: float
     places: str | Sequence[str] | None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.image_reader import repeat
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
@@ -37,6 +39,8 @@ class RandConv(Algorithm):
     times the images.
     """
 
+    compatibility = Compatibility(reads_images=True)
+
     def __init__(self, base: Algorithm | None = None, *, weight: float = 10.0, mix: bool = True, p: float = 1.0):
         super().__init__(base)
         if not 0 <= weight < float("inf"):
@@ -55,12 +59,13 @@ class RandConv(Algorithm):
             shape = tuple(batches[0].x.shape)
             raise ConfigError(f"RandConv wants images (B, C, H, W), and these are {shape}; leave it out")
         changes = [self.draw(batches[0].x) for _ in range(COPIES)]
-        thrice = [Batch(self.convolve(b.x, changes), b.y, b.domain) for b in repeat(batches, COPIES)]
+        thrice = [replace(b, x=self.convolve(b.x, changes)) for b in repeat(batches, COPIES)]
         out: Outputs = self.base(thrice)
         sizes = tuple(size // COPIES for size in out.sizes)
         first = out.replace(
-            features=out.features[::COPIES], logits=out.logits[::COPIES], labels=out.labels[::COPIES], sizes=sizes
-        )
+            features=out.features[::COPIES], logits=out.logits[::COPIES], labels=out.labels[::COPIES], sizes=sizes,
+            sample_weights=None if out.sample_weights is None else out.sample_weights[::COPIES],
+        )  # fmt: skip
         return first.replace(extras={**out.extras, "RandConv": spread(out.logits.unflatten(0, (-1, COPIES)))})
 
     def draw(self, x: Tensor) -> tuple[Tensor, float] | None:

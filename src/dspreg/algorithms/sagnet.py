@@ -38,7 +38,7 @@ class SagNet(Algorithm):
 
     space = {"weight": LogUniform(-2, 1, key="sag_w_adv")}
     style_head: nn.Module
-    compatibility = Compatibility(trains_featurizer=True)
+    compatibility = Compatibility(trains_featurizer=True, reads_images=True)
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 0.1):
         super().__init__(base)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,14 @@ from dspreg.batches import Batch, Outputs
 from dspreg.networks.fold_batch_norm import fold_batch_norm
 from dspreg.precision import LossScaler
 from dspreg.randomness import seeded
-from dspreg.vectors import scaled_gradients
+from dspreg.vectors import ParamVector, scaled_gradients
 
 if TYPE_CHECKING:
-    from dspreg.algorithms.base import Algorithm, Log
+    from dspreg.algorithms.base import ERM, Algorithm, Log
+    from dspreg.networks import Network
 
 Optimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+SCALE = "lr_scale"  # timm's word: in a group of parameters, the factor on the learning rate that it has already
 
 
 @dataclass
@@ -39,6 +41,10 @@ class Stack:
     skipped: bool = False  # whether a gradient of the current step overflowed, so that it changes nothing but the scale
     # evaluate(f, batches): a function of the whole stack's outputs, such as a loss, with the step's random numbers
     evaluate: Callable[[Callable[[Outputs], Any], Sequence[Batch]], Any] = field(init=False)
+    masks: Mapping[str, Tensor] = field(default_factory=dict)  # parameter of the network → entries that are trained
+    _rates: Callable[[int], float] | None = None  # step → factor on all learning rates
+    _full_rates: list[float] = field(default_factory=list)  # of the optimiser's groups, at a factor of 1
+    _fixed: dict[str, Tensor] = field(default_factory=dict)  # values that masked parameters keep
     _staged: dict[tuple[Algorithm, str, int | None], Any] = field(default_factory=dict)
     _done: set[tuple[Algorithm, str]] = field(default_factory=set)  # in the current step
 
@@ -47,11 +53,45 @@ class Stack:
         """The outermost layer."""
         return self.layers[0]
 
+    def follow(self, rates: Callable[[int], float]) -> None:
+        """Multiply learning rates by `rates(t)` in step t, however many steps the optimiser takes in it.
+
+        Called once the optimiser is complete. What a layer sets within a step, as ERMPlusPlus does, counts for it.
+        """
+        self._rates, self._full_rates = rates, [group["lr"] for group in self.optimizer.param_groups]
+
+    def train_entries(self, masks: Mapping[str, Tensor]) -> None:
+        """From now on, entries of these parameters of the network where a mask is False stay as they are, bitwise."""
+        params = dict(self.net.named_parameters())
+        self.masks = {name: mask.to(params[name].device) for name, mask in masks.items()}
+        self._fixed = {name: params[name].detach().clone() for name in masks}
+
+    def masked(self, g: ParamVector) -> ParamVector:
+        """A gradient of the network, 0 where an entry is not trained."""
+        if not self.masks:
+            return g
+        return ParamVector((name, t * self.masks[name] if name in self.masks else t) for name, t in g.items())
+
+    @torch.no_grad()
+    def _keep_entries(self) -> None:
+        params = dict(self.net.named_parameters()) if self.masks else {}
+        for name, mask in self.masks.items():
+            params[name].copy_(torch.where(mask, params[name], self._fixed[name]))
+
+    @property
+    def net(self) -> Network:
+        """The network of ERM, at the bottom."""
+        return cast("ERM", self.layers[-1]).network
+
     @contextmanager
     def stepping(self, *, record: bool) -> Iterator[Log]:
         """One step: what was staged is written if it succeeds and dropped if it does not. Yields the notes."""
         self.notes, self.events, self.recording, self._staged, self.skipped = {}, [], record, {}, False
         self._done.clear()
+        if self._rates is not None:
+            factor = self._rates(self.steps)
+            for group, rate in zip(self.optimizer.param_groups, self._full_rates, strict=True):
+                group["lr"] = rate * factor
         start = [(p, p.detach().clone()) for p in self.top.parameters()] if self.scaler else []
         try:
             yield self.notes
@@ -66,8 +106,10 @@ class Stack:
                     p.copy_(value)
         else:
             self._write_staged()
+            self._keep_entries()  # before a layer averages them: others than the optimiser may have moved them
             for layer in self.layers:
                 layer.on_step_end()
+            self._keep_entries()
         self.steps += 1
 
     def folding(self) -> AbstractContextManager[None]:
@@ -76,10 +118,14 @@ class Stack:
 
     def step_optimizer(self) -> None:
         """One step along the `.grad` of the parameters, which are cleared."""
+        for name, p in self.net.named_parameters() if self.masks else ():
+            if p.grad is not None and name in self.masks:  # so that no moment or norm of the optimiser has them in it
+                p.grad *= self.masks[name]
         if self.scaler is None:
             self.optimizer.step()
         else:
             self.skipped |= self.scaler.step(self.optimizer)
+        self._keep_entries()  # weight decay moves what has no gradient
         self.optimizer.zero_grad()
 
     def first_time(self, layer: Algorithm, what: str) -> bool:
@@ -136,7 +182,7 @@ def give_gradients(loss: Tensor, parts: nn.Module) -> None:
 def regroup(optimizer: torch.optim.Optimizer, params: Iterable[nn.Parameter], **options: Any) -> None:
     """For `configure_optimizer`: give these parameters options of their own; unknown options are left out.
 
-    The network's own parameters stay in the first group.
+    The network's own parameters stay in the first groups: see `network_groups`.
     """
     moved = list(params)
     ids = {id(p) for p in moved}
@@ -144,3 +190,8 @@ def regroup(optimizer: torch.optim.Optimizer, params: Iterable[nn.Parameter], **
         group["params"] = [p for p in group["params"] if id(p) not in ids]
     known = {name: value for name, value in options.items() if name in optimizer.defaults}
     optimizer.add_param_group({"params": moved, **known})
+
+
+def network_groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The groups that the optimiser was made with: one, or with layer decay several, the first without decay."""
+    return [group for n, group in enumerate(optimizer.param_groups) if n == 0 or SCALE in group]

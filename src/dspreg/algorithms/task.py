@@ -6,12 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dspreg.batches import Batch
-from dspreg.networks import Featurizer
+from dspreg.networks import Featurizer, Network
 from dspreg.randomness import Key
 
 
 def _no_samples(t: int, batches: int) -> Mapping[str, Sequence[Batch]]:
     raise RuntimeError(f"step {t} wants {batches} batches per domain to measure on; give the Task a `samples` function")
+
+
+def _as_it_is(net: Network) -> None:
+    """Train all of it."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,9 @@ class Task:
     samples: Callable[[int, int], Mapping[str, Sequence[Batch]]] = _no_samples
     # called at every pass of the network in a step: one that measures c, or searches, takes minutes and is not hung
     on_progress: Callable[[], None] = lambda: None
+    # called of the network of ERM when it is new: loads the weights to start from, freezes parts, adds adapters, sets
+    # the start of the classifier
+    adapt: Callable[[Network], None] = _as_it_is
 
     @property
     def can_measure(self) -> bool:

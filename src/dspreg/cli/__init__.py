@@ -18,8 +18,10 @@ from dspreg.cli import (
     estimate,
     evaluate,
     export,
+    head,
     import_sweep,
     measure,
+    new,
     paper,
     predict,
     report,
@@ -53,7 +55,9 @@ COMMANDS = (
     soup,
     data,
     weights,
+    head,
     algorithms,
+    new,
     doctor,
 )
 
@@ -72,7 +76,9 @@ EXAMPLES = """examples:
   dspreg data get PACS
   dspreg data verify folder:photos
   dspreg weights get resnet50.tv_in1k
+  dspreg head make --model ViT-B-16 --pretrained openai --dataset PACS --out pacs.safetensors
   dspreg algorithms DSPReg
+  dspreg new my-study
   dspreg doctor
 
 each command has its own: dspreg train --help

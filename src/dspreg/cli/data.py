@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -24,7 +26,11 @@ EXAMPLES = """examples:
   dspreg data verify PACS --root data
   dspreg data verify photos                  a folder of domain/class/image
   dspreg data verify index:photos.csv
-  dspreg data verify hf:owner/set --domain-column site"""
+  dspreg data verify index:photos.csv --columns path=filename,label=class,domain=site,group=patient
+  dspreg data verify photos --group 'patient-([0-9]+)' --picture counts.png --list-bad bad.txt
+  dspreg data verify hf:owner/set --domain-column site
+
+exit codes: 0; 3 if there is an error, which a training would refuse. Warnings are what it would say and go on."""
 
 GET_EXAMPLES = """examples:
   dspreg data get PACS                                   from the first place that has it, into data/PACS
@@ -52,12 +58,17 @@ def add(commands: Commands) -> None:
     says = "take it from an address, a folder or an archive of yours; may be given several times"
     getting.add_argument("--from", metavar="URL|DIR|ARCHIVE", dest="origins", action="append", default=[], help=says)
     getting.set_defaults(run=get)
-    says = "decode every image, count images, and find duplicates across domains"
+    says = "decode every image, count images, and find faults, duplicates and images that are nearly equal"
     verifying = add_command(actions, "verify", says, EXAMPLES)
     verifying.add_argument("path", metavar="PATH", help="a folder, a CSV index, or the name of a data set")
     verifying.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data)")
     says = "look at all images, even if none changed since the last time"
     verifying.add_argument("--again", action="store_true", help=says)
+    verifying.add_argument("--json", action="store_true", help="print all findings as JSON instead of text")
+    says = "write the paths of images that can't be used to FILE, one per line, for other tools"
+    verifying.add_argument("--list-bad", metavar="FILE", help=says)
+    says = "draw how many images each class has in each domain"
+    verifying.add_argument("--picture", metavar="FILE.png", help=says)
     columns(verifying)
     verifying.set_defaults(run=verify)
 
@@ -133,18 +144,36 @@ def verify(given: Any) -> int:
     with warnings.catch_warnings():
         if ref.kind != "hf":
             warnings.simplefilter("ignore", Notice)  # the verification reports them all
-        data = open_dataset(dataset_with_columns(str(ref), given), given.root)
+        data = open_dataset(dataset_with_columns(str(ref), given), given.root, lenient=True)
     if not given.again and (known := recall_verification(data)) is not None:
-        print(known.text)
-        print("no file was touched since they were looked at; --again looks again")
+        put_verification(given, known.text, known.json)
+        if not given.json:
+            print("no file was touched since they were looked at; --again looks again")
         return 0 if known.ok else 3
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("decoding", total=None)
         found = verify_dataset(data, lambda done, total: bar.update(task, completed=done, total=total))
     remember_verification(data, found)
-    print(found.text())
+    put_verification(given, found.text(), found.as_json())
     return 0 if found.ok else 3
+
+
+def put_verification(given: Any, text: str, found: dict[str, Any]) -> None:
+    """On stdout, and into the files that are asked for."""
+    from dspreg.io.atomic_files import write_output
+
+    if given.list_bad:
+        files = [bad["file"] for bad in found["bad"] if bad["file"]]
+        kept = [file for file in files if "\n" not in file]
+        write_output(Path(given.list_bad), os.fsencode("".join(f"{file}\n" for file in kept)))
+        if len(kept) < len(files):
+            say(f"{len(files) - len(kept)} names with a line break in them are left out of {given.list_bad}")
+    if given.picture:
+        from dspreg.data.count_picture import draw_counts
+
+        write_output(Path(given.picture), draw_counts(found["dataset"], found["counts"]))
+    print(json.dumps(found, indent=1, ensure_ascii=True) if given.json else text)
 
 
 def guess_reference(text: str, names: list[str]) -> DatasetRef:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import MISSING
 from typing import Any
 
-from dspreg.config.dataset_ref import COLUMNS, DatasetRef
+from dspreg.config.dataset_ref import COLUMNS, OPTIONAL, REQUIRED, DatasetRef, check_group, parse_columns
 from dspreg.config.defaults import PROTOCOLS, default_text
 from dspreg.config.options import Option
 from dspreg.config.parse import parse_integer
@@ -123,14 +123,34 @@ def columns(parser: argparse._ActionsContainer) -> None:
     for what in COLUMNS:
         text = f"the {what} in a data set hf:owner/set (default: guessed, and said)"
         parser.add_argument(f"--{what}-column", metavar="NAME", help=text)
+    text = f"which columns of index:FILE.csv are {', '.join(REQUIRED)}, and, if there are any, {', '.join(OPTIONAL)}"
+    parser.add_argument("--columns", metavar="OURS=YOURS,…", help=f"{text}: path=filename,label=class,domain=site")
+    text = (
+        "of folder:PATH: the group (patient, part, video) of an image by a regular expression on its path within PATH"
+    )
+    text += ", its first group or all that matches; a group is never on both sides of a split"
+    parser.add_argument("--group", metavar="REGEX", help=text)
 
 
 def dataset_with_columns(text: str | None, given: Any) -> str:
-    """A data set with the columns that were given beside it, as part of its text; "" without a data set."""
+    """A data set with what was said of it beside it, as part of its text; "" without a data set."""
     chosen = {what: value for what in COLUMNS if (value := getattr(given, f"{what}_column", None))}
     if chosen and not text:
         raise ConfigError("columns are chosen of a data set of the hub; add --dataset hf:owner/set")
-    return str(DatasetRef.parse(text or "").with_columns(chosen)) if chosen else text or ""
+    said = parse_columns(given.columns) if getattr(given, "columns", None) else {}
+    if regex := getattr(given, "group", None):
+        check_group(regex)
+        said["group"] = regex
+    if said and not text:
+        raise ConfigError("--columns and --group go with a data set; add --dataset index:FILE.csv or folder:PATH")
+    ref = DatasetRef.parse(text or "")
+    if regex and ref.kind != "folder":
+        raise ConfigError(f"--group is for folder:PATH; of {str(ref)!r} name a column: --columns group=NAME")
+    if said and not regex and ref.kind != "index":
+        raise ConfigError(f"--columns is for index:FILE.csv, and not for {str(ref)!r}")
+    if not chosen and not said:
+        return text or ""
+    return str(ref.with_columns(chosen) if chosen else ref.with_names(said))
 
 
 def integer(of: str, at_least: int = 1) -> Callable[[str], int]:
@@ -154,3 +174,11 @@ def positive(text: str) -> float:
     if 0 <= value < float("inf"):
         return value
     raise argparse.ArgumentTypeError(f"{shorten(text)}; wanted a number, 0 or more")
+
+
+def share(text: str) -> float:
+    """A probability: a number from 0 to 1."""
+    value = positive(text)
+    if value <= 1:
+        return value
+    raise argparse.ArgumentTypeError(f"{shorten(text)}; wanted a probability from 0 to 1")

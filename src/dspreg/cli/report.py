@@ -8,12 +8,14 @@ from typing import Any
 
 from dspreg.cli.parser import Commands, add_command
 from dspreg.errors import ConfigError
+from dspreg.metrics import SELECT_BY
 from dspreg.protocol.selection import RULES
 from dspreg.reporting.report import HTML, REPORT_FORMATS, report, report_page
 
 EXAMPLES = """examples:
   dspreg report runs                                      accuracy by domain, averages, the paper beside them
   dspreg report runs --selection leave-one-out            needs the runs that hold out two domains
+  dspreg report runs --select-by worst-domain             the step whose worst source is best
   dspreg report runs --contrast DSPReg ERM                the paired difference, with a 95 % interval
   dspreg report runs --selection late                     second-half mean: less noise, of no single checkpoint
   dspreg report runs --format latex --out table.tex       also markdown, csv, json
@@ -41,6 +43,12 @@ def add(commands: Commands) -> None:
         "accuracy of any checkpoint; last: the last step"
     )
     parser.add_argument("--selection", choices=tuple(RULES), default="training", help=says)
+    says = (
+        "the metric of the sources' held-out images by which training, late and last select (default: that by "
+        "which each "
+        "run was selected in training); what is reported is the accuracy"
+    )
+    parser.add_argument("--select-by", choices=SELECT_BY, help=says)
     says = "also the paired difference of two rows; may be given several times"
     parser.add_argument("--contrast", metavar=("A", "B"), nargs=2, action="append", default=[], help=says)
     says = "print DomainBed's own sweep folder as its collect_results does, faults included (text or latex)"
@@ -65,15 +73,20 @@ def run(given: Any) -> int:
         from dspreg.domainbed.write_sweep import write_sweep
         from dspreg.runs.archive import open_store
 
-        for name in ("out", "contrast", "selection", "format"):
+        for name in ("out", "contrast", "selection", "select_by", "format"):
             if getattr(given, name) != given.usual(name):
-                raise ConfigError(f"--write-domainbed OUT writes folders; --{name} is for a report")
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--write-domainbed OUT writes folders; --{flag} is for a report")
 
         with open_store(given.path) as folder:
             count = write_sweep(folder, given.write_domainbed, data_dir=given.data_dir)
         print(f"{count} runs written to {given.write_domainbed}")
     else:
-        how: dict[str, Any] = {"selection": given.selection, "contrasts": given.contrast}
+        how: dict[str, Any] = {
+            "selection": given.selection,
+            "contrasts": given.contrast,
+            "select_by": given.select_by,
+        }
         if given.format == HTML:
             _output(given, report_page(given.path, **how))
         else:
@@ -111,6 +124,7 @@ def _domainbed_report(given: Any) -> str:
         or given.contrast
         or given.write_domainbed
         or given.selection != "training"
+        or given.select_by
     ):
         raise ConfigError("--domainbed prints what collect_results prints: with --format text or latex, and no more")
     return collect_results(given.domainbed, latex=given.format == "latex")

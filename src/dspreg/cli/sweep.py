@@ -12,7 +12,7 @@ from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.plan_text import large_plan_text, plan_text
 from dspreg.cli.train import stopping
 from dspreg.config.parse import parse_assignment, parse_integer, parse_option
-from dspreg.config.train_config import EXECUTION_OPTIONS, Execution
+from dspreg.config.train_config import EXECUTION_OPTIONS, TRAIN_OPTIONS, Execution
 from dspreg.errors import ConfigError
 from dspreg.io.text import escape_terminal
 from dspreg.launch.launcher import Launcher, check_specs, domains_of, make_launcher
@@ -59,6 +59,7 @@ OTHERWISE = {  # defaults that differ from those of train
     "threads": "CPU threads of each run (default: 1, so that results do not depend on the number of cores)",
     "workers": "processes that read images, for each run (default: 0, or up to 4 with a GPU)",
 }
+SETTINGS = ("select_by",)  # of train, for all runs, with a flag of their own beside --set
 FLAGS = {"datasets": "--dataset", "algorithms": "--algorithms", "targets": "--targets"}
 
 
@@ -79,6 +80,8 @@ def add(commands: Commands) -> None:
         group.add_argument(FLAGS.get(name, f"--{name}"), dest=name, metavar=shape, help=text, **many)  # type: ignore[arg-type]
     group.add_argument("--same-draws", action="store_const", const="true",
                        help="draw n is the same in all trials; DomainBed draws anew in each")  # fmt: skip
+    for name in SETTINGS:
+        add_option(group, TRAIN_OPTIONS[name])
     group = parser.add_argument_group("how it is run")
     add_launch_options(group)
     for each in EXECUTION_OPTIONS.values():
@@ -187,7 +190,7 @@ def read_plan(given: Any) -> tuple[Sweep | list[Run], Execution]:
     written = {name: parse_sweep_value(name, value, _flag(name)) for name in KEYS
                if name not in ("settings", "execution") and (value := getattr(given, name)) is not None}  # fmt: skip
     further = dict(parse_assignment(text) for text in given.set)
-    further |= {name: parse_option(name, value, _flag(name)) for name in EXECUTION_OPTIONS
+    further |= {name: parse_option(name, value, _flag(name)) for name in (*SETTINGS, *EXECUTION_OPTIONS)
                 if (value := getattr(given, name)) is not None}  # fmt: skip
     how = {name: value for name, value in further.items() if name in EXECUTION_OPTIONS}
     settings = {name: value for name, value in further.items() if name not in EXECUTION_OPTIONS}

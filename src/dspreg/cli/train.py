@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import signal
 import sys
 import warnings
@@ -45,6 +46,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("--config", metavar="FILE", help="options from a YAML file")
     parser.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="one option, by its name below")
     parser.add_argument("--print-config", action="store_true", help="print all options as YAML, defaults included")
+    says = "at the end find the temperature of the probabilities on held-out images of the sources, and keep it in the "
+    says += "run: predict, evaluate and export use it"
+    parser.add_argument("--calibrate", action="store_true", help=says)
     for title, options in (("what is trained", TRAIN_OPTIONS), ("how it is run", EXECUTION_OPTIONS)):
         group = parser.add_argument_group(title)
         for each in options.values():
@@ -60,9 +64,9 @@ def run(given: Any) -> int:
 
 def train_one(given: Any, pause: Any) -> int:
     values = collect_options(given)
-    config, execution = split_config(values)
-    data = open_data(config, execution, quiet=given.print_config)
-    config = resolve_config(config, data)
+    asked, execution = split_config(values)
+    data = open_data(asked, execution, quiet=given.print_config)
+    config = resolve_config(asked, data)
     if given.print_config:
         print(format_config(with_method_options(config), execution), end="")
         return 0
@@ -70,6 +74,11 @@ def train_one(given: Any, pause: Any) -> int:
         raise ConfigError("where should the run go? Add --out DIR")
     if "targets" not in values:
         raise ConfigError("which domain is held out? Add --target DOMAIN, or --target none to train on all of them")
+    if given.calibrate and (config.holdout == 0 or execution.keep == "none"):
+        why = "--holdout 0 holds no images out" if config.holdout == 0 else "--keep none keeps no model"
+        raise ConfigError(
+            f"--calibrate compares a model's probabilities with held-out images, and {why}; leave one out"
+        )
     from rich.console import Console
 
     from dspreg.training.experiment import resolve_execution
@@ -80,9 +89,28 @@ def train_one(given: Any, pause: Any) -> int:
     say_cache(execution, data, config)
     callbacks = progress_callbacks(Console(stderr=True))
     finished_before = (Path(given.out) / "result.json").exists()
-    result = train(config, execution, given.out, callbacks=callbacks, pause=pause, data=data)
+    # what was asked for, and not what follows from it today: a run that was begun goes on as it was begun
+    result = train(asked, execution, given.out, callbacks=callbacks, pause=pause, data=data)
     print(summary(result, Path(given.out), finished_before))
+    sys.stdout.flush()  # before the remarks on stderr, if both go to one terminal
+    for each in result.get("remarks", []):
+        print(f"dspreg: {escape_terminal(each)}", file=sys.stderr)
+    if given.calibrate:
+        calibrate(asked, execution, given.out)
     return 0
+
+
+def calibrate(config: TrainConfig, execution: Execution, out: str) -> None:
+    """Find the temperature of the selected model, and keep it in the run."""
+    from dspreg.cli.evaluate import calibration_text
+    from dspreg.inference.calibrate import calibrate_run
+
+    typed = [name.partition(".")[0] for name in re.findall(r"[\w.]+", config.algorithm or "") if "." in name]
+    found = calibrate_run(
+        out, dataset=config.dataset, root=execution.root, name=execution.name, device=execution.device,
+        workers=execution.workers, trust=typed,
+    )  # fmt: skip
+    print(calibration_text(found))
 
 
 def say_cache(execution: Execution, data: DomainDataset, config: TrainConfig) -> None:
@@ -145,7 +173,12 @@ def collect_options(given: Any) -> dict[str, Any]:
 def summary(result: dict[str, Any], out: Path, finished_before: bool) -> str:
     chosen = result["selected"]
     unseen = [f"{escape_terminal(name)} {100 * chosen['accuracy'][name]['in']:.1f} %" for name in result["targets"]]
-    lines = [f"held-out sources {100 * chosen['validation']:.1f} %, selected at step {chosen['step']}"]
+    held_out = chosen["validation"]
+    lines = [
+        f"trained on all images of the sources; the model is that of step {chosen['step']}"
+        if held_out is None
+        else f"held-out sources {100 * held_out:.1f} %, selected at step {chosen['step']}"
+    ]
     if unseen:
         lines.insert(0, f"unseen {', '.join(unseen)}")
     where = f"{out} was finished before; every file is as it was" if finished_before else f"see {out / 'README.md'}"

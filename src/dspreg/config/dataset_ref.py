@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 from urllib.parse import quote, unquote
 
 from dspreg.errors import ConfigError
-from dspreg.io.text import path_name
+from dspreg.io.text import path_name, shorten
 
 Kind = Literal["name", "folder", "index", "hf"]
 PATHS: dict[Kind, str] = {"folder": "folder", "index": "file"}  # prefix → what its path leads to
 HUB = "hf:"
-COLUMNS = ("image", "label", "domain")
+COLUMNS = ("image", "label", "domain")  # of the hub's data sets
+REQUIRED = ("path", "label", "domain")  # columns of an index
+OPTIONAL = ("group", "split", "weight")
+SAYS: dict[Kind, tuple[str, ...]] = {"folder": ("group",), "index": (*REQUIRED, *OPTIONAL)}  # what may follow a path
+ADDED = re.compile(r"\?(?:[a-z]+=[^&/\\]+)(?:&[a-z]+=[^&/\\]+)*$")  # quoted, so that no path has to change
 
 
 @dataclass(frozen=True)
@@ -24,10 +30,13 @@ class DatasetRef:
         kind: `"folder"` and `"index"` are the user's own images, given by a path; `"hf"` is a data set on the Hugging
             Face hub; `"name"` is everything else: a data set we know, or the import path of the user's own class.
         target: The path, or the name; of the hub, `owner/set@revision?label=COLUMN&…`.
+        says: Of a path, what follows it as `?group=…&…`: which columns of an index are what, and in a folder the
+            expression that finds the group of an image in its name. Part of every record, quoted as in an address.
     """
 
     kind: Kind
     target: str
+    says: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> DatasetRef:
@@ -37,7 +46,8 @@ class DatasetRef:
                 path = text.removeprefix(f"{kind}:")
                 if not path:
                     raise ConfigError(f"{text!r} names no {what}. Write {kind}:PATH.")
-                return cls(kind, path)
+                bare, says = _split_added(kind, path)
+                return cls(kind, bare, says)
         if text.startswith(HUB):
             ref = cls("hf", text.removeprefix(HUB))
             if not ref.repo:
@@ -47,7 +57,13 @@ class DatasetRef:
         return cls("name", text)
 
     def __str__(self) -> str:
-        return self.target if self.kind == "name" else f"{self.kind}:{self.target}"
+        return self.target if self.kind == "name" else f"{self.kind}:{self.target}{self.added}"
+
+    @property
+    def added(self) -> str:
+        """What is said of a path, as it stands behind it: `?group=…`; nothing if nothing is."""
+        text = "&".join(f"{key}={quote(value, safe='')}" for key, value in self.says)
+        return f"?{text}" if text else ""
 
     @property
     def repo(self) -> str:
@@ -81,6 +97,20 @@ class DatasetRef:
         text = "&".join(f"{key}={quote(columns[key], safe='')}" for key in COLUMNS if key in columns)
         return DatasetRef("hf", self.target.partition("?")[0] + (f"?{text}" if text else ""))
 
+    def with_names(self, given: Mapping[str, str]) -> DatasetRef:
+        """The same with what a user said about it: names of columns of an index, or the `group` of a folder's images.
+
+        Raises:
+            ConfigError: That can't be said of it.
+        """
+        known = SAYS.get(self.kind, ())
+        for key in given:
+            if key not in known:
+                where = {"path": "index:FILE.csv", "group": "folder:PATH or index:FILE.csv"}.get(key, "index:FILE.csv")
+                raise ConfigError(f"{key!r} can be said of {where}, and not of {str(self)!r}")
+        every = {**dict(self.says), **given}
+        return DatasetRef(self.kind, self.target, tuple((key, every[key]) for key in known if key in every))
+
     @property
     def is_path(self) -> bool:
         """Whether it is given by a path, and may be given a name of its own."""
@@ -101,3 +131,37 @@ class DatasetRef:
             raise ConfigError(
                 f"only folder:PATH and index:FILE take a name, and {self.target!r} has its own. Leave it out."
             )
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """`"path=filename,label=class"` → the column of the file that each of ours is."""
+    known, found = (*REQUIRED, *OPTIONAL), {}
+    for part in text.split(","):
+        ours, equals, theirs = (each.strip() for each in part.partition("="))
+        if not equals or not theirs or ours not in known or ours in found:
+            raise ConfigError(
+                f"--columns {shorten(text)}: {part!r} is not understood; wanted OURS=YOURS, each once, with ours one of "
+                f"{', '.join(known)}: path=filename,label=class,domain=site"
+            )
+        found[ours] = theirs
+    return found
+
+
+def check_group(regex: str) -> re.Pattern[str]:
+    """The expression that finds an image's group in its name."""
+    try:
+        return re.compile(regex)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(f"--group {shorten(regex)} is no regular expression: {error}") from None
+
+
+def _split_added(kind: Kind, path: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """A path, and what follows it. A question mark that begins nothing of ours belongs to the path."""
+    found = ADDED.search(path)
+    if found is None:
+        return path, ()
+    pairs = [part.partition("=")[::2] for part in found[0][1:].split("&")]
+    names = [key for key, _ in pairs]
+    if not set(names) <= set(SAYS[kind]) or len(set(names)) < len(names) or not path[: found.start()]:
+        return path, ()
+    return path[: found.start()], tuple((key, unquote(value)) for key, value in pairs)

@@ -25,6 +25,7 @@ class DatasetFacts(Protocol):
     evaluate_every: int
     image_size: int
     small: bool
+    own: bool
 
 
 FROM_DATASET = ("steps", "evaluate_every", "image_size")  # a data set says these itself
@@ -39,6 +40,7 @@ class ProtocolDefaults:
         common: Of all data sets.
         photographs: Of data sets of large images.
         small: Of data sets of small images.
+        own: Of a user's own images, folders and tables.
         datasets: Of single data sets, by their names.
     """
 
@@ -46,11 +48,12 @@ class ProtocolDefaults:
     common: Table = field(default_factory=dict)
     photographs: Table = field(default_factory=dict)
     small: Table = field(default_factory=dict)
+    own: Table = field(default_factory=dict)
     datasets: Mapping[str, Table] = field(default_factory=dict)
 
     def of(self, data: DatasetFacts) -> dict[str, Any]:
         kind = self.small if data.small else self.photographs
-        return {**self.common, **kind, **self.datasets.get(data.name, {})}
+        return {**self.common, **kind, **(self.own if data.own else {}), **self.datasets.get(data.name, {})}
 
 
 PROTOCOLS = {
@@ -58,14 +61,16 @@ PROTOCOLS = {
         "DomainBed's classic protocol; validation images of the source domains are augmented like training images",
         common={
             "weights": "default", "batch_size": 32, "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True,
-            "split": "domainbed", "holdout": 0.2, "evaluation_batch": 64,
+            "split": "domainbed", "image_weights": False, "holdout": 0.2, "evaluation_batch": 64, "features": "default",
         },
         photographs={"model": "resnet50.tv_in1k", "lr": 5e-5, "augment": True, "augment_validation": True},
         small={"model": "small-cnn", "lr": 1e-3, "augment": False, "augment_validation": False},
+        own={"split": "grouped", "image_weights": True},
     ),
     "domainbed-stratified": ProtocolDefaults(
         "as domainbed, but the validation images are drawn class by class",
         common={"split": "stratified"},
+        own={"split": "grouped"},  # which is stratified where there are no groups and parts
     ),
     "swad": ProtocolDefaults(
         "SWAD's, MIRO's and SAGM's protocol: validation images are not augmented, 15,001 steps on DomainNet",
@@ -75,7 +80,13 @@ PROTOCOLS = {
     ),
 }  # fmt: skip
 
-EXCEPTIONS = {"frozen_bn": "with --weights none: no"}  # what `resolve_config` makes of other options, for `--help`
+ALGORITHM = "DSPReg"  # of the benchmarks and of data sets that are classes
+OWN_ALGORITHM = "SWA"  # of images of your own: what the evidence supports (docs/use/training.md), at the cost of ERM
+EXCEPTIONS = {  # what `resolve_config` makes of other options, for `--help`
+    "frozen_bn": "with --weights none: no",
+    "augment": "with --train head: no",
+    "features": "with --head FILE: embedding",
+}
 FROM_SCRATCH_LR: float = PROTOCOLS["domainbed"].small["lr"]  # of a network that is not pretrained, whatever the images
 
 # Where DomainBed's random search draws the options that all methods share.
@@ -96,18 +107,23 @@ SEARCH_DATASETS: dict[str, dict[str, Distribution]] = {  # of photographs, where
 
 def default_options(protocol: str, data: DatasetFacts) -> dict[str, Any]:
     """The default of everything that may be left open."""
-    own = {name: getattr(data, name) for name in FROM_DATASET}
-    return {**PROTOCOLS["domainbed"].of(data), **own, **PROTOCOLS[protocol].of(data)}
+    said = {name: getattr(data, name) for name in FROM_DATASET}
+    said["algorithm"] = OWN_ALGORITHM if getattr(data, "own", False) else ALGORITHM  # a class need not say it
+    return {**PROTOCOLS["domainbed"].of(data), **said, **PROTOCOLS[protocol].of(data)}
 
 
 def default_text(name: str) -> str:
     """The default of an option for `--help`: one value, or what it depends on."""
     if name in FROM_DATASET:
         return "by data set"
+    if name == "algorithm":
+        return f"{ALGORITHM}; {OWN_ALGORITHM} for images of your own"
     base = PROTOCOLS["domainbed"]
     values = {"": base.common.get(name, base.photographs.get(name))}
     if name in base.small:
         values["small images"] = base.small[name]
+    if name in base.own:
+        values["own images"] = base.own[name]
     for protocol, table in PROTOCOLS.items():
         if table is not base and name in (changed := {**table.common, **table.photographs}):
             values[protocol] = changed[name]

@@ -38,12 +38,14 @@ MOST: dict[str, tuple[float, str]] = {
     "lr": (1e6, "the first step would leave no weight as it was"),
     "max_runs": (1_000_000_000, "each is a folder"),
     "save_every": (1_000_000_000, "no training is that long"),
+    "patience": (1_000_000_000, "no training has that many evaluations"),
     "seed": (2**63 - 1, "a seed has 64 bits"),
     "steps": (1_000_000_000, "at a millisecond each that is eleven days"),
     "threads": (1_024, "machines have fewer cores, and torch crashes where the system gives it none"),
     "trial": (2**63 - 1, "a seed has 64 bits"),
     "trials": (1_000_000, "each is a training"),
-    "weight_decay": (1e4, "Adam would do nothing but shrink the weights"),
+    "warmup": (1_000_000_000, "no training is that long"),
+    "weight_decay": (1e4, "a step would do nothing but shrink the weights"),
     "workers": (256, "each is a process that holds Python in memory, about 100 MB"),
 }
 LONGEST = 4_096  # characters of a text, as of a path
@@ -52,7 +54,8 @@ LONGEST = 4_096  # characters of a text, as of a path
 def option(help: str, default: Any = MISSING, **limits: Any) -> Any:
     """A field that is an option: `at_least`, `above`, `at_most`, `below` and `choices` are its range; `aliases` are
     other words for values. `before` is what all runs had before there was the option: records leave it out where it is
-    that, so that ids stay as they were.
+    that, so that ids stay as they were. `resumes` says that its default has changed: where it is left open, a training
+    that is resumed goes on with what it was begun with.
 
     The default None of a type that does not include None leaves the option open: it is filled in later.
     """
@@ -72,6 +75,7 @@ class Option:
         limits: By the names of `LIMITS`.
         aliases: Other words for values, such as earlier ones, that are read as these.
         before: What all runs had before there was the option; `MISSING` of the first options.
+        resumes: Whether a resumed training goes on with its own value where the option is left open.
     """
 
     name: str
@@ -82,6 +86,7 @@ class Option:
     limits: Mapping[str, Any]
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     before: Any = dataclasses.field(default_factory=lambda: MISSING)  # a plain default of MISSING would be none
+    resumes: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -130,7 +135,8 @@ def declared_options(cls: type) -> dict[str, Option]:
         if field.name in MOST and kinds[0] in (int, float):
             each["at_most"] = MOST[field.name][0]
         says, aliases, before = each.pop("help"), each.pop("aliases", {}), each.pop("before", MISSING)
-        found[field.name] = Option(field.name, kinds[0], nullable, field.default, says, each, aliases, before)
+        resumes = each.pop("resumes", False)
+        found[field.name] = Option(field.name, kinds[0], nullable, field.default, says, each, aliases, before, resumes)
     return found
 
 

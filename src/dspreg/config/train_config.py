@@ -15,11 +15,17 @@ from dspreg.config.defaults import (
     search_space,
 )
 from dspreg.config.options import declared_options, option, require_option
+from dspreg.config.trained_part import TrainedPart
 from dspreg.errors import ConfigError
+from dspreg.metrics import ACCURACY, SELECT_BY
 
 AUTO = "auto"
+NOTHING = "none"
 CHANNELS_FIRST, CHANNELS_LAST = "channels-first", "channels-last"
 FOLDED = "folded"  # batch norm, in the environment of a run
+OPTIMIZERS = ("adam", "adamw", "nadamw", "sgd", "momentum", "lamb", "lion", "adan")
+SCHEDULES = ("constant", "cosine", "linear")
+FEATURES = ("default", "token", "mean", "embedding")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +40,7 @@ class TrainConfig:
 
     dataset: str = option("digits, a benchmark such as PACS (see dspreg data list), folder:PATH or index:FILE.csv")
     targets: tuple[str, ...] = option("domains held out: training never sees them", ())
-    algorithm: str = option("a spec such as ERM, DSPReg or CORAL(weight=0.5)+DSPReg", "DSPReg")
+    algorithm: str = option("a spec such as ERM, DSPReg or CORAL(weight=0.5)+DSPReg", None)
     protocol: str = option("how models are trained and validated", "domainbed", choices=tuple(PROTOCOLS))
     trial: int = option("seed of the split, the initial weights and the batch order", 0, at_least=0)
     draw: int = option("0: default options; n: the n-th random draw of them", 0, at_least=0)
@@ -44,20 +50,43 @@ class TrainConfig:
     image_size: int = option("height and width of images in pixels", None, at_least=1)
     steps: int = option("training steps", None, at_least=1)
     batch_size: int = option("images per source domain and step", None, at_least=1)
-    lr: float = option("learning rate of Adam", None, above=0)
-    weight_decay: float = option("weight decay of Adam", None, at_least=0)
+    lr: float = option("learning rate", None, above=0)
+    weight_decay: float = option("weight decay", None, at_least=0)
     dropout: float = option("dropout after the pooled features", None, at_least=0, below=1)
     frozen_bn: bool = option("freeze batch-norm running statistics (affine parameters still train)", None)
     augment: bool = option("augment training images: random crop, flip, colour jitter, greyscale", None)
     augment_validation: bool = option("augment the validation images of source domains, as DomainBed does", None)
-    split: str = option("how a domain is split into training and validation images", None,
-                        choices=("domainbed", "stratified"))  # fmt: skip
-    holdout: float = option("share of a domain's images held out for validation", None, above=0, below=1)
+    split: str = option("how a domain is split into training and validation images: by position as DomainBed does, class "
+                        "by class, or class by class with whole groups and the parts that the images' table gives", None,
+                        choices=("domainbed", "stratified", "grouped"), resumes=True)  # fmt: skip
+    image_weights: bool = option("weight images in the loss by the column weight of their table", None, before=False)
+    balance: str = option("make up for rare classes: by weights in the loss, or by drawing all classes equally often",
+                          "none", choices=("none", "loss", "sampling"), before="none")  # fmt: skip
+    holdout: float = option("share of a domain's images held out for validation; 0: train on every image of the "
+                            "sources, for a final model that is that of the last step", None,
+                            at_least=0, below=1)  # fmt: skip
     evaluate_every: int = option("steps between evaluations; the first and the last step are always evaluated", None,
                                  at_least=1)  # fmt: skip
     evaluate: str = option("splits to evaluate: those that model selection needs, or all of all domains", "needed",
                            choices=("needed", "all"))  # fmt: skip
     evaluation_batch: int = option("images per batch in evaluation", None, at_least=1)
+    optimizer: str = option("adam is torch's; others are timm's, of which sgd has Nesterov's momentum", "adam",
+                            choices=OPTIMIZERS, before="adam")  # fmt: skip
+    schedule: str = option("of the learning rate; all but constant end at 0", "constant", choices=SCHEDULES,
+                           before="constant")  # fmt: skip
+    warmup: int = option("steps in which the learning rate rises to its own", 0, at_least=0, before=0)
+    layer_decay: float = option("factor on the learning rate from each layer to the one before it, by timm's groups",
+                                1.0, above=0, at_most=1, before=1.0)  # fmt: skip
+    train: str = option("all, head, last:N (blocks), lora(r=8), or mask:FILE of a profile", "all", before="all")
+    features: str = option("of a transformer: default (as timm pools), token (class token), mean (of patch tokens), "
+                           "embedding (of a CLIP network)", None, choices=FEATURES, before="default")  # fmt: skip
+    head: str = option("how the classifier starts: random, or a file of dspreg head make", "random", before="random")
+    select_by: str = option("what selects the step, of held-out images of the sources: the mean over them of a metric, "
+                            "or the accuracy of the worst of them", ACCURACY, choices=SELECT_BY,
+                            before=ACCURACY)  # fmt: skip
+    patience: int = option("stop after so many evaluations in a row without a better one, by held-out images of the "
+                           "sources; 0: never", 0, at_least=0, before=0)  # fmt: skip
+    init: str = option("start from the weights of a finished run, given by its folder", NOTHING, before=NOTHING)
 
     def __post_init__(self) -> None:
         for name, each in TRAIN_OPTIONS.items():
@@ -67,6 +96,23 @@ class TrainConfig:
             each.check(value)
             if each.type is float:  # 0 and 0.0 are one training, and the id of a run is made of what is written
                 object.__setattr__(self, name, float(value))
+        object.__setattr__(self, "train", str(TrainedPart.parse(self.train)))
+        self._check_validation()
+
+    @property
+    def part(self) -> TrainedPart:
+        """What `train` says."""
+        return TrainedPart.parse(self.train)
+
+    def _check_validation(self) -> None:
+        """Refuse what needs held-out images where none are held out."""
+        needs = [f"patience={self.patience}"] if self.patience else []
+        needs += [f"select_by={self.select_by}"] if self.select_by != ACCURACY else []
+        if self.holdout == 0 and needs:
+            raise ConfigError(
+                f"{' and '.join(needs)} need held-out images of the sources, and holdout=0 holds none out: the model "
+                "is that of the last step. Leave it out, or hold some out"
+            )
 
     @staticmethod
     def of(given: Mapping[str, Any] | TrainConfig) -> TrainConfig:
@@ -119,6 +165,8 @@ class Execution:
                         choices=("auto", "none", "ram", "disk"))  # fmt: skip
     keep: str = option("models to keep: none, the selected and the last (best), or those of all evaluations", "best",
                        choices=("none", "best", "all"))  # fmt: skip
+    keep_checkpoint: bool = option("keep the checkpoint before the last step, so that the finished run can take more "
+                                   "--steps", False)  # fmt: skip
     save_every: int | None = option("steps between checkpoints (default: at evaluations and every two minutes)",
                                     None, at_least=1)  # fmt: skip
     profile: str = option("measure c before and after training: with DSPReg (auto), always or never", "auto",
@@ -160,14 +208,14 @@ def resolve_config(config: TrainConfig, data: DatasetFacts, begun: Mapping[str, 
     Args:
         config: As the user gave it.
         data: The data set.
-        begun: The settings in run.json of a training that is resumed. Options that came later go on as it was begun,
-            whatever their default is by now.
+        begun: The settings in run.json of a training that is resumed. Options that came later, or whose default has
+            changed, go on as it was begun.
     """
     given = config.to_mapping()
     if begun is not None:
         then = complete_record(begun)
-        later = {name for name, each in TRAIN_OPTIONS.items() if each.before is not MISSING and each.is_open}
-        given = {name: then[name] for name in later} | given
+        kept = {n for n, each in TRAIN_OPTIONS.items() if (each.before is not MISSING or each.resumes) and each.is_open}
+        given = {name: then[name] for name in kept if name in then} | given
     if len(given) == len(TRAIN_OPTIONS):
         return config
     values = default_options(config.protocol, data)
@@ -178,10 +226,16 @@ def resolve_config(config: TrainConfig, data: DatasetFacts, begun: Mapping[str, 
     values |= given
     if config.model == "small-cnn" and "lr" not in given and not config.draw:
         values["lr"] = FROM_SCRATCH_LR
+    if values["train"] == "head" and "augment" not in given:
+        values["augment"] = False  # so that features of a frozen backbone are computed once
     if not values["augment"] and "augment_validation" not in given:
         values["augment_validation"] = False
-    if "frozen_bn" not in given and values["weights"] == "none":
+    if config.init != NOTHING and "weights" not in given:
+        values["weights"] = "none"  # they would be replaced
+    elif "frozen_bn" not in given and values["weights"] == "none" and values["train"] == "all":
         values["frozen_bn"] = False  # untrained statistics are not worth keeping
+    if "features" not in given and values["head"] != "random":
+        values["features"] = "embedding"  # the vector that a text head compares with those of texts
     if "evaluate_every" not in given and values["steps"] < usual_steps:
         values["evaluate_every"] = max(1, round(values["evaluate_every"] * values["steps"] / usual_steps))
     if config.protocol == "swad" and "steps" not in given:  # so that the last step is an evaluated one

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from dspreg.data.cache import Cache
+    from dspreg.data.findings import Finding
 
 
 class DomainDataset(ABC):
@@ -39,7 +40,10 @@ class DomainDataset(ABC):
         evaluate_every: Steps between two evaluations, unless the user says otherwise.
         image_size: Height and width that images are brought to, in pixels.
         small: Whether images are small: a small network, a higher learning rate and no photographic augmentation.
+        own: Whether they are images of the user's own, given by a path or from the hub.
         notices: What was odd about the data, in sentences.
+        findings: The same by severity, as far as it is told apart.
+        faults: What is wrong with the data, of a data set that was opened leniently; otherwise that was refused.
         cache: Where data sets of image files keep decoded pixels; see `open_cache`. Others ignore it.
     """
 
@@ -50,7 +54,10 @@ class DomainDataset(ABC):
     evaluate_every: int = 300
     image_size: int = 224
     small: bool = False
+    own: bool = False
     notices: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    faults: tuple[Finding, ...] = ()
     cache: Cache | None = None
 
     def __init__(self, root: str | Path | None = None) -> None:

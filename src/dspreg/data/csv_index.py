@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from dspreg.config.dataset_ref import OPTIONAL, REQUIRED
+from dspreg.data.annotations import PARTS, Annotations
 from dspreg.data.base import DomainDataset
+from dspreg.data.findings import Finding, name_collisions, odd_labels, refuse, torn_groups, wide_groups
 from dspreg.data.folders import check_name, rare_classes
 from dspreg.data.images import Images
 from dspreg.errors import DataError, Notice
-from dspreg.io.text import nearest, plural
+from dspreg.io.text import join_few, nearest, plural
 
-COLUMNS = ("path", "label", "domain")
 LONGEST = 255  # characters of a name, as of a folder's
+MEANT = {  # columns that are often called otherwise
+    "group": ("patient", "patient_id", "subject", "subject_id", "case", "case_id", "person", "video", "part_id"),
+    "split": ("fold", "set", "subset", "partition"),
+    "weight": ("sample_weight", "weights"),
+}
 
 
 class Row(NamedTuple):
@@ -24,6 +32,9 @@ class Row(NamedTuple):
     path: str
     label: str
     domain: str
+    group: str = ""
+    part: str = ""
+    weight: float = 1.0
 
 
 class Index(DomainDataset):
@@ -38,34 +49,62 @@ class Index(DomainDataset):
     Domain:
         `domain`, a name. Domains are sorted by name; the images of one are in the order of the file.
 
-    The first line names the columns, in any order. Further columns are ignored.
+    The first line names the columns, in any order. Three more are understood: `group` (patient, part, video: never on
+    both sides of a split; empty: the image stands by itself), `split` (train, val or test; empty: dspreg decides) and
+    `weight` (how much an image counts in the loss). Others are named in a notice, and not used.
 
     Args:
         file: UTF-8, separated by commas.
         root: What paths are relative to, unless it is the folder of `file`.
         name: Of the data set in records and tables; that of the file without `.csv` unless given.
+        columns: The file's name for a column, where it is another: `{"path": "filename"}`.
+        lenient: Leave out the lines that are at fault, and keep what is wrong with them as `faults`.
     """
 
-    def __init__(self, file: str | Path, root: str | Path | None = None, name: str | None = None) -> None:
+    own = True
+
+    def __init__(
+        self,
+        file: str | Path,
+        root: str | Path | None = None,
+        name: str | None = None,
+        columns: Mapping[str, str] | None = None,
+        *,
+        lenient: bool = False,
+    ) -> None:
         super().__init__(root)
         self.file = Path(file)
         self.name = name or self.file.stem
-        rows = list(_rows(self.file))
-        if not rows:
+        table = _Table(self.file, dict(columns or {}))
+        rows = list(table.rows())
+        if not rows and not table.faults:
             raise DataError(f"{self.file} lists no images: there is nothing below its header. Add a line per image.")
         base = Path(root) if root is not None else self.file.parent
-        files = [base / row.path for row in rows]  # an absolute path stays as it is
-        _check_files(self.file, rows, files)
+        rows, files = _existing(self.file, rows, base, table.faults)
         names = _names(rows, files)
-        self.classes = _classes(self.file, rows)
+        self.classes = _classes(self.file, rows, table.faults)
         self.domains = tuple(sorted({row.domain for row in rows}))
         label_of = {text: label for label, text in enumerate(self.classes)}
         self._domains: dict[str, Images] = {}
         for domain in self.domains:
             at = [i for i, row in enumerate(rows) if row.domain == domain]
             labels = [label_of[rows[i].label] for i in at]
-            self._domains[domain] = Images([files[i] for i in at], [names[i] for i in at], labels, self.classes)
-        self.notices = tuple(rare_classes(self._domains, self.classes))
+            images = Images([files[i] for i in at], [names[i] for i in at], labels, self.classes)
+            images.annotations = table.annotations([rows[i] for i in at])
+            self._domains[domain] = images
+        self.faults = (*table.faults, *torn_groups(self._domains))
+        if not lenient:
+            refuse(self.faults)
+        if not rows:
+            raise DataError(f"{self.file} has no line that can be used: {self.faults[0].title}")
+        self.findings = (
+            *table.unused(),
+            *name_collisions("class", self.classes),
+            *name_collisions("domain", self.domains),
+            *odd_labels(self.classes),
+            *wide_groups(self._domains),
+        )
+        self.notices = (*rare_classes(self._domains, self.classes), *(each.title for each in self.findings))
         for notice in self.notices:
             warnings.warn(f"{self.name}: {notice}", Notice, stacklevel=2)
 
@@ -76,79 +115,154 @@ class Index(DomainDataset):
         return images
 
 
-def _rows(file: Path) -> Iterator[Row]:
-    if file.exists() and not (file.is_file() or file.is_dir()):  # it would be waited for without end
-        raise DataError(f"{file} is a pipe or a device, not a file. Give the path of a CSV file.")
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as text:  # -sig: spreadsheets put a mark at the start
-            reader = csv.reader(text)
-            header = [cell.strip() for cell in next(reader, [])]
-            at = _positions(file, header)
-            for cells in reader:
-                if cells:
-                    yield _row(file, reader.line_num, cells, header, at)
-    except OSError as error:
-        raise DataError(f"{file} can't be read ({error.strerror}). Give the path of a CSV file.") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8.") from None
-    except csv.Error as error:
-        raise DataError(f"{file}, line {reader.line_num}: not readable as CSV ({error}).") from None
+class _Table:
+    """The lines of a file, and what is wrong with them.
 
+    Attributes:
+        faults: Of the lines read so far.
+        used: Which of our columns are there → where.
+        ignored: The file's other columns.
+    """
 
-def _positions(file: Path, header: Sequence[str]) -> list[int]:
-    if not any(header):
-        raise DataError(f"{file} is empty. Its first line must be path,label,domain.")
-    for column in COLUMNS:
-        if header.count(column) == 1:
-            continue
-        if column in header:
-            raise DataError(f"{file}, line 1: the column {column!r} is there twice. Keep one.")
-        near = nearest(column, header)
-        hint = f" Is {near!r} meant? Rename it." if near else ""
+    def __init__(self, file: Path, columns: Mapping[str, str]) -> None:
+        self.file, self.columns = file, columns
+        self.faults: list[Finding] = []
+        self.used: dict[str, int] = {}
+        self.ignored: list[str] = []
+
+    def rows(self) -> Iterator[Row]:
+        file = self.file
+        if file.exists() and not (file.is_file() or file.is_dir()):  # it would be waited for without end
+            raise DataError(f"{file} is a pipe or a device, not a file. Give the path of a CSV file.")
+        try:
+            with file.open(encoding="utf-8-sig", newline="") as text:  # -sig: spreadsheets put a mark at the start
+                reader = csv.reader(text)
+                header = [cell.strip() for cell in next(reader, [])]
+                self._find_columns(header)
+                for cells in reader:
+                    if cells:
+                        try:
+                            yield self._row(reader.line_num, cells, len(header))
+                        except DataError as error:
+                            self.faults.append(Finding("error", "line", str(error)))
+        except OSError as error:
+            raise DataError(f"{file} can't be read ({error.strerror}). Give the path of a CSV file.") from None
+        except UnicodeDecodeError as error:
+            says = f"{file} is not UTF-8 text ({error.reason} at byte {error.start}). Save it as UTF-8."
+            raise DataError(says) from None
+        except csv.Error as error:
+            raise DataError(f"{file}, line {reader.line_num}: not readable as CSV ({error}).") from None
+
+    def annotations(self, rows: Sequence[Row]) -> Annotations:
+        groups = tuple(row.group for row in rows) if "group" in self.used else None
+        parts = tuple(row.part for row in rows) if "split" in self.used else None
+        weights = tuple(row.weight for row in rows) if "weight" in self.used else None
+        return Annotations(groups, parts, weights)
+
+    def unused(self) -> Iterator[Finding]:
+        """The columns that are not used, with what they may have been meant for."""
+        if not self.ignored:
+            return
+        hints = []
+        for column, usual in MEANT.items():
+            there = [name for name in self.ignored if name.casefold().replace(" ", "_") in usual]
+            near = there[0] if there else nearest(column, self.ignored, 0.8)
+            if near and column not in self.used:
+                hints.append(f" Is {near!r} the {column}? --columns {column}={near}")
+        title = f"{plural(len(self.ignored), 'column is', 'columns are')} not used: {join_few(self.ignored, 10)}."
+        yield Finding("warning" if hints else "note", "columns", title + ";".join(hints), tuple(self.ignored))
+
+    def _find_columns(self, header: Sequence[str]) -> None:
+        if not any(header):
+            raise DataError(f"{self.file} is empty. Its first line must be path,label,domain.")
+        for column in (*REQUIRED, *OPTIONAL):
+            wanted = self.columns.get(column, column)
+            if header.count(wanted) == 1:
+                self.used[column] = header.index(wanted)
+            elif wanted in header:
+                raise DataError(f"{self.file}, line 1: the column {wanted!r} is there twice. Keep one.")
+            elif column in REQUIRED or column in self.columns:
+                raise DataError(self._missing(column, wanted, header))
+        self.ignored = [name for i, name in enumerate(header) if i not in self.used.values() and name]
+
+    def _missing(self, column: str, wanted: str, header: Sequence[str]) -> str:
+        near = nearest(wanted, header)
+        hint = f" Is {near!r} meant? Rename it, or say --columns {column}={near}." if near else ""
         if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
             hint = " Columns must be separated by commas."
-        raise DataError(
-            f"{file}, line 1: the column {column!r} is missing.{hint} "
-            f"Wanted: {','.join(COLUMNS)}; found: {','.join(header)}."
+        other = "" if hint else f" If it has another name: --columns {column}=NAME."
+        return (
+            f"{self.file}, line 1: the column {wanted!r} is missing.{hint} "
+            f"Wanted: {','.join(REQUIRED)}; found: {','.join(header)}.{other}"
         )
-    return [header.index(column) for column in COLUMNS]
 
-
-def _row(file: Path, line: int, cells: Sequence[str], header: Sequence[str], at: Sequence[int]) -> Row:
-    if len(cells) > len(header):
-        raise DataError(
-            f"{file}, line {line}: {len(cells)} cells where the header has {len(header)}. "
-            f'A text with a comma must stand in quotes: "a,b.jpg".'
-        )
-    values = [cells[i].strip() if i < len(cells) else "" for i in at]
-    for column, value in zip(COLUMNS, values, strict=True):
-        if not value:
-            raise DataError(f"{file}, line {line}: the cell of {column!r} is empty. Fill it in, or remove the line.")
-        check_name(value)
-        if column != "path" and len(value) > LONGEST:
+    def _row(self, line: int, cells: Sequence[str], width: int) -> Row:
+        where = f"{self.file}, line {line}"
+        if len(cells) > width:
             raise DataError(
-                f"{file}, line {line}: the cell of {column!r} has {len(value):,} characters; wanted at most {LONGEST}, "
-                f"as a name. It starts with {value[:20]!r}."
+                f"{where}: {len(cells)} cells where the header has {width}. "
+                f'A text with a comma must stand in quotes: "a,b.jpg".'
             )
-    return Row(line, *values)
+        values = {column: cells[i].strip() if i < len(cells) else "" for column, i in self.used.items()}
+        for column, value in values.items():
+            shown = self.columns.get(column, column)
+            if not value and column not in ("group", "split"):
+                usual = " 1 counts as usual." if column == "weight" else ""
+                raise DataError(f"{where}: the cell of {shown!r} is empty. Fill it in, or remove the line.{usual}")
+            check_name(value)
+            if column != "path" and len(value) > LONGEST:
+                raise DataError(
+                    f"{where}: the cell of {shown!r} has {len(value):,} characters; wanted at most {LONGEST}, "
+                    f"as a name. It starts with {value[:20]!r}."
+                )
+        part = values.get("split", "").casefold()
+        if part and part not in PARTS:
+            shown = self.columns.get("split", "split")
+            raise DataError(
+                f"{where}: the cell of {shown!r} is {values['split']!r}; wanted train, val, test or nothing."
+            )
+        weight = _weight(values["weight"]) if "weight" in values else 1.0
+        if weight is None:
+            shown = self.columns.get("weight", "weight")
+            raise DataError(f"{where}: the cell of {shown!r} is {values['weight']!r}; wanted a number, 0 or more.")
+        own = {column: values[column] for column in REQUIRED}
+        return Row(line, **own, group=values.get("group", ""), part=PARTS.get(part, ""), weight=weight)
 
 
-def _check_files(file: Path, rows: Sequence[Row], files: Sequence[Path]) -> None:
+def _weight(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0 <= value < math.inf else None
+
+
+def _existing(file: Path, rows: Sequence[Row], base: Path, faults: list[Finding]) -> tuple[list[Row], list[Path]]:
+    """The rows whose files are there, each once."""
     seen: dict[str, Row] = {}
-    for row, path in zip(rows, files, strict=True):
-        earlier = seen.setdefault(os.path.abspath(path), row)
-        if earlier is not row:
-            raise DataError(
-                f"{file}: the same image twice, {row.path!r} in line {earlier.line} and in line {row.line}. Remove one."
-            )
-    missing = [i for i, path in enumerate(files) if not os.path.exists(path)]  # also of names that no disk can have
+    kept: list[Row] = []
+    for row in rows:
+        earlier = seen.setdefault(os.path.abspath(base / row.path), row)  # an absolute path stays as it is
+        if earlier is row:
+            kept.append(row)
+            continue
+        twice = f"the same image twice, {row.path!r} in line {earlier.line} and in line {row.line}. Remove one."
+        faults.append(Finding("error", "line", f"{file}: {twice}"))
+    missing = [row for row in kept if not os.path.exists(base / row.path)]  # also of names that no disk can have
     if missing:
         first = missing[0]
-        raise DataError(
-            f"{file}, line {rows[first].line}: there is no file {files[first]}, and "
-            f"{plural(len(missing), 'file')} of {len(files):,} missing in all. Paths are relative to the folder of the "
-            f"CSV, or to --root if that is given."
-        )
+        faults.append(
+            Finding(
+                "error", "missing file",
+                f"{file}, line {first.line}: there is no file {base / first.path}, and "
+                f"{plural(len(missing), 'file')} of {len(kept):,} missing in all. Paths are relative to the folder of the "
+                f"CSV, or to --root if that is given.",
+                tuple(f"line {row.line}: {row.path}" for row in missing),
+            )
+        )  # fmt: skip
+        gone = {row.line for row in missing}
+        kept = [row for row in kept if row.line not in gone]
+    return kept, [base / row.path for row in kept]
 
 
 def _names(rows: Sequence[Row], files: Sequence[Path]) -> list[str]:
@@ -164,12 +278,13 @@ def _names(rows: Sequence[Row], files: Sequence[Path]) -> list[str]:
     ]
 
 
-def _classes(file: Path, rows: Sequence[Row]) -> tuple[str, ...]:
+def _classes(file: Path, rows: Sequence[Row], faults: list[Finding]) -> tuple[str, ...]:
     texts = {row.label for row in rows}
     if not all(text.removeprefix("-").isdecimal() for text in texts):
         return tuple(sorted(texts))
     numbers: dict[int, str] = {}
     for text in sorted(texts):
         if numbers.setdefault(int(text), text) != text:
-            raise DataError(f"{file}: the labels {numbers[int(text)]!r} and {text!r} are the same number. Keep one.")
-    return tuple(numbers[number] for number in sorted(numbers))
+            says = f"{file}: the labels {numbers[int(text)]!r} and {text!r} are the same number. Keep one."
+            faults.append(Finding("error", "labels", says))
+    return tuple(sorted(texts, key=lambda text: (int(text), text)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dspreg.data.images import TOGETHER, Images
 
@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-def fingerprint(domain: Sequence[tuple[Image, int]], on_progress: Callable[[], None] = lambda: None) -> str:
+def fingerprint(
+    domain: Sequence[tuple[Image, int]],
+    on_progress: Callable[[], None] = lambda: None,
+    hashes: list[str] | None = None,
+) -> str:
     """SHA-256, in hexadecimal, of a domain.
 
     Of image files: over the name, the name of the class and the SHA-256 of the bytes of each, in order. Moving or
@@ -24,6 +28,7 @@ def fingerprint(domain: Sequence[tuple[Image, int]], on_progress: Callable[[], N
     Args:
         domain: All its images are read.
         on_progress: Called now and then; may raise.
+        hashes: Gets what `content_hashes` would say of all images, which then need not be read again.
     """
     total = hashlib.sha256()
     if isinstance(domain, Images):
@@ -33,14 +38,31 @@ def fingerprint(domain: Sequence[tuple[Image, int]], on_progress: Callable[[], N
         names = [name.removeprefix(next(iter(start))) if len(start) == 1 else name for name in domain.names]
         for name, label, sha in zip(names, domain.labels, domain.hashes, strict=True):
             total.update(_line(name, domain.classes[label], sha))
+        if hashes is not None:
+            hashes += domain.hashes
     else:
         for i in range(len(domain)):
             image, label = domain[i]
             total.update(_line(*image.size, int(label)))
             total.update(image.convert("RGB").tobytes())
+            if hashes is not None:
+                hashes.append(hash_pixels(image))
             if i % TOGETHER == TOGETHER - 1:
                 on_progress()
     return total.hexdigest()
+
+
+def hash_pixels(image: Image) -> str:
+    """SHA-256, in hexadecimal, of size and RGB pixels: the same for an image saved again without loss."""
+    pixels = image if image.mode == "RGB" else image.convert("RGB")
+    return hashlib.sha256(repr(pixels.size).encode() + pixels.tobytes()).hexdigest()
+
+
+def content_hashes(domain: Sequence[Any], positions: Iterable[int], *, pixels: bool = False) -> list[str]:
+    """SHA-256 of images: of the bytes of files, or of `pixels`, which data sets that are no files have alone."""
+    if isinstance(domain, Images) and not pixels:
+        return [domain.hash(i) for i in positions]
+    return [hash_pixels(domain[i][0]) for i in positions]
 
 
 def _line(*values: str | int) -> bytes:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
+from dspreg.data.annotations import NONE, Annotations
 from dspreg.data.decode import decode_bytes, stamped_contents
 from dspreg.data.pixels import put_pixels, resize
 from dspreg.errors import DataError
@@ -35,7 +36,10 @@ class Images(Sequence[tuple["Image", int]]):
         labels: Positions in `classes`.
         classes: Of the data set, not only of this domain.
         cache: Where decoded pixels are kept, if anywhere.
+        annotations: Group, part and weight of each, as far as they are given.
     """
+
+    annotations: Annotations = NONE
 
     def __init__(
         self,
@@ -109,6 +113,7 @@ class Images(Sequence[tuple["Image", int]]):
             [self.files[i] for i in at], [self.names[i] for i in at], [self.labels[i] for i in at],
             self.classes, self.cache,
         )  # fmt: skip
+        part.annotations = self.annotations.select(at)
         part._hashes = [self._hashes[i] for i in at]
         part._stamps = array("q", (self._stamps[i] for i in at))
         return part

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dspreg.batches import Batch
+from dspreg.data.balance import positions_by_class
+from dspreg.data.base import labels_of
 from dspreg.data.images import Images
 from dspreg.data.readers import ReaderPool, iterate_batches
-from dspreg.data.sampling import draw_measure_batches, draw_training_batch
+from dspreg.data.sampling import draw_balanced_batch, draw_measure_batches, draw_training_batch
 from dspreg.data.transforms import Transform
 from dspreg.devices import send
 from dspreg.randomness import Key, seeded
@@ -33,15 +36,33 @@ class DomainSplit:
     images: Sequence[tuple[Image, int]]
     positions: Sequence[int]
     transform: Transform
+    # domain → features and labels of all its images, in the order of `images`; where there are any, they are read
+    kept: Mapping[str, XY] = field(default_factory=dict, compare=False)
 
     def __len__(self) -> int:
         return len(self.positions)
 
+    @cached_property
+    def labels(self) -> list[int]:
+        """Of its images."""
+        every = labels_of(self.images)
+        return [every[i] for i in self.positions]
+
+    @cached_property
+    def by_class(self) -> list[list[int]]:
+        """Where in `positions` the images of each class are."""
+        return positions_by_class(self.labels)
+
     def batch(self, chosen: Sequence[int], *key: Key) -> XY:
         """Pixels (B, 3, H, W), uint8, and labels of the chosen ones: small, for they travel between processes.
 
-        The random numbers of each image are keyed by its position in the batch.
+        Where features are kept, it is those (B, width), which `Transform.normalise` hands on as they are. The random
+        numbers of each image are keyed by its position in the batch.
         """
+        if self.domain in self.kept:
+            rows = [self.positions[i] for i in chosen]
+            features, classes = self.kept[self.domain]
+            return features[rows], classes[rows]
         size, labels = self.transform.size, []
         pixels = torch.empty((len(chosen), 3, size, size), dtype=torch.uint8)
         for place, i in enumerate(chosen):
@@ -59,15 +80,21 @@ class DomainSplit:
 
 @dataclass(frozen=True)
 class TrainingSteps:
-    """Step t → one batch per source domain, drawn with replacement."""
+    """Step t → one batch per source domain, drawn with replacement; `balanced`: every class as likely."""
 
     parts: Sequence[DomainSplit]
     size: int
     key: tuple[Key, ...]
+    balanced: bool = False
 
     def __getitem__(self, t: int) -> list[XY]:
-        chosen = [draw_training_batch(len(p), self.size, *self.key, t, p.domain) for p in self.parts]
-        return [p.batch(which, *self.key, t) for p, which in zip(self.parts, chosen, strict=True)]
+        return [p.batch(which, *self.key, t) for p, which in zip(self.parts, self.chosen(t), strict=True)]
+
+    def chosen(self, t: int) -> list[list[int]]:
+        """Which images of each part step t sees."""
+        if self.balanced:
+            return [draw_balanced_batch(p.by_class, self.size, *self.key, t, p.domain) for p in self.parts]
+        return [draw_training_batch(len(p), self.size, *self.key, t, p.domain) for p in self.parts]
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,12 @@ def dataset_class(text: str) -> type[DomainDataset] | None:
 
 
 def open_dataset(
-    text: str, root: str | Path | None = None, name: str | None = None, *, trust: Trust = None
+    text: str,
+    root: str | Path | None = None,
+    name: str | None = None,
+    *,
+    trust: Trust = None,
+    lenient: bool = False,
 ) -> DomainDataset:
     """Open the data set a text stands for.
 
@@ -40,13 +45,14 @@ def open_dataset(
         root: Where the benchmarks lie, `data` unless given; for an index, what its paths are relative to.
         name: Of a folder or an index in records and tables.
         trust: For a text that a file holds: modules that it may name besides dspreg's own, as in `dspreg.load`.
+        lenient: Leave out what a folder or an index has at fault, and keep it as `faults`, instead of refusing.
     """
     ref = DatasetRef.parse(text)
     ref.check_name(name)
     if ref.kind == "folder":
-        return Folder(ref.target, name)
+        return Folder(ref.target, name, dict(ref.says).get("group"), lenient=lenient)
     if ref.kind == "index":
-        return Index(ref.target, root, name)
+        return Index(ref.target, root, name, dict(ref.says), lenient=lenient)
     if ref.kind == "hf":
         return HubDataset(ref)
     if text == Digits.name:

@@ -7,7 +7,7 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dspreg import __version__
 from dspreg.data.base import DomainDataset
@@ -21,6 +21,7 @@ from dspreg.io.user_cache import user_cache
 class Remembered(NamedTuple):
     ok: bool
     text: str
+    json: dict[str, Any]  # as `Verification.as_json`
 
 
 def remember_verification(dataset: DomainDataset, found: Verification) -> None:
@@ -30,7 +31,7 @@ def remember_verification(dataset: DomainDataset, found: Verification) -> None:
         return
     with suppress(OSError, IntegrityError):  # a reminder, nothing more
         place.parent.mkdir(parents=True, exist_ok=True)
-        write_json(place, {"ok": found.ok, "text": found.text()})
+        write_json(place, {"ok": found.ok, "text": found.text(), "json": found.as_json()})
 
 
 def recall_verification(dataset: DomainDataset) -> Remembered | None:
@@ -40,18 +41,22 @@ def recall_verification(dataset: DomainDataset) -> Remembered | None:
         return None
     with suppress(OSError, IntegrityError, KeyError, TypeError):
         found = read_json(place)
-        if isinstance(found["ok"], bool) and isinstance(found["text"], str):
-            return Remembered(found["ok"], found["text"])
+        if isinstance(found["ok"], bool) and isinstance(found["text"], str) and isinstance(found["json"], dict):
+            return Remembered(found["ok"], found["text"], found["json"])
     return None
 
 
 def _place(dataset: DomainDataset) -> Path | None:
     """By the names, sizes and times of all files, and the program that looked; None of data that are no files."""
-    known = hashlib.sha256(json.dumps([__version__, dataset.name, dataset.classes, dataset.notices]).encode())
+    found = [(each.severity, each.title) for each in (*dataset.faults, *dataset.findings)]
+    whose = [__version__, dataset.name, dataset.classes, dataset.notices, dataset.own, found]
+    known = hashlib.sha256(json.dumps(whose).encode())
     for domain in dataset.domains:
         images = dataset.domain(domain)
         if not isinstance(images, Images):
             return None
+        said = images.annotations
+        known.update((said.digest(splits=True, weights=False) + "\n").encode())
         for file, name, label in zip(images.files, images.names, images.labels, strict=True):
             try:
                 about = os.stat(file)

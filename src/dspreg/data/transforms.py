@@ -58,7 +58,9 @@ class Transform:
         put_pixels(shown, out.numpy())
 
     def normalise(self, pixels: Tensor) -> Tensor:
-        """(…, 3, size, size), float32."""
+        """(…, 3, size, size), float32. Features, which are numbers already, stay as they are."""
+        if pixels.is_floating_point():
+            return pixels
         last = self.channels_last and pixels.ndim == 4
         if pixels.device.type == "cpu" and pixels.ndim == 4:
             made = torch.empty(pixels.shape, memory_format=torch.channels_last if last else torch.contiguous_format)

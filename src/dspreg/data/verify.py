@@ -8,27 +8,37 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dspreg.data.annotations import annotations_of
 from dspreg.data.base import DomainDataset
 from dspreg.data.decode import BadImage, contents, decode_bytes
-from dspreg.data.folders import ImageFolders
+from dspreg.data.duplicates import connect, grey_copy, near_pairs
+from dspreg.data.findings import Finding, Severity, file_collisions
+from dspreg.data.fingerprint import hash_pixels
+from dspreg.data.folders import ImageFolders, rare_classes
 from dspreg.data.images import THREADS, Images
+from dspreg.data.splits import parts_of
 from dspreg.errors import DataError
 from dspreg.io.text import align_columns, escape_terminal, join_few, plural
 from dspreg.io.user_cache import user_cache
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from PIL.Image import Image
 
     from dspreg.data.cache import Cache
 
 Domain = Sequence[tuple["Image", int]]
 TOGETHER = 256  # images handed to the threads at a time, so that a large data set makes no long queue
-WIDE = 12  # classes that still fit side by side
-SHOWN = 20  # groups of equal images in the text; all of them are in `Verification`
+FORMAT = "dspreg.verification/1"
+WIDE = 12  # classes, or domains, that still fit side by side
+LONG = 100  # classes below each other
+SHOWN = 20  # things that a warning names in the text; all of them are in `Verification`
+TORN = "same image under several labels"
 NAMED = 5  # bad images that an error names
 
 
@@ -36,6 +46,7 @@ class Bad(NamedTuple):
     domain: str
     image: str  # its name, relative to the data set
     reason: str
+    file: str = ""  # its path, if it is a file
 
 
 class Cell(NamedTuple):
@@ -56,10 +67,12 @@ class Verification:
         variant: Which of several versions in circulation it is, if there are several.
         missing: Classes without an image in a domain.
         single: Classes with one image in a domain: it is either trained on or held out.
-        across: Groups of images with equal bytes in several domains: what is learnt in one is known in the other.
+        across: Groups of images with equal pixels in several domains: what is learnt in one is known in the other.
         within: The same within one domain: an image may be both trained on and held out.
+        near: Groups of images that are nearly equal, such as one saved again.
         notices: What was odd when the files were listed.
         seconds: It took.
+        findings: All of it in sentences, errors first: what a training refuses is an error, what it says a warning.
     """
 
     dataset: str
@@ -72,8 +85,10 @@ class Verification:
     single: tuple[Cell, ...]
     across: tuple[tuple[str, ...], ...]
     within: tuple[tuple[str, ...], ...]
+    near: tuple[tuple[str, ...], ...]
     notices: tuple[str, ...]
     seconds: float
+    findings: tuple[Finding, ...]
 
     @property
     def images(self) -> int:
@@ -81,59 +96,102 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """No bad image, no number that differs and no missing class. Equal images are in published sets too."""
-        return not (self.bad or self.mismatches or self.missing)
+        """No error among the findings."""
+        return not any(each.severity == "error" for each in self.findings)
 
     def text(self) -> str:
-        """Counts as a table, then the findings, one per line."""
+        """Counts as a table, then the findings, one per line, and which of them decide."""
         size = f"{plural(self.images, 'image')}, {plural(len(self.counts), 'domain')}, "
         size += plural(len(self.classes), "class", "classes")
         lines = [f"{self.dataset}: {size}", *([f"variant: {self.variant}"] if self.variant else []), ""]
-        lines += [*self._table(), "", *self._findings()]
-        lines.append(f"{'ok' if self.ok else 'NOT OK'}, {self.images:,} images looked at in {self.seconds:.1f} s")
+        lines += [*self._table(), "", *self._findings(), self.verdict()]
         return "\n".join(map(escape_terminal, lines))  # names of files, classes and domains may hold anything
 
+    def verdict(self) -> str:
+        """The last line: whether it is ok, and what decides."""
+        looked = f"{self.images:,} images looked at in {self.seconds:.1f} s"
+        of = {severity: [e.title for e in self.findings if e.severity == severity] for severity in ("error", "warning")}
+        if of["error"]:
+            decides = dict.fromkeys(title.split(": ")[0] for title in of["error"])
+            return f"NOT OK, {looked}. What decides: {'; '.join(decides)}"
+        more = f"; {plural(len(of['warning']), 'warning')}, which a training gives, too" if of["warning"] else ""
+        return f"ok, {looked}{more}"
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        named = {domain: dict(zip(self.classes, numbers, strict=True)) for domain, numbers in self.counts.items()}
+        return {
+            "format": FORMAT,
+            "dataset": self.dataset,
+            "ok": self.ok,
+            "decided_by": [each.kind for each in self.findings if each.severity == "error"],
+            "images": self.images,
+            "counts": named,
+            "variant": self.variant,
+            "findings": [asdict(each) for each in self.findings],
+            "bad": [each._asdict() for each in self.bad],
+            "seconds": round(self.seconds, 3),
+        }
+
     def _table(self) -> list[str]:
-        by_class = len(self.classes) <= WIDE
-        rows = [["domain", *(self.classes if by_class else ()), "all"]]
-        columns = list(self.counts.values())
-        rows += [
-            [domain, *(_numbers(counts) if by_class else ()), f"{sum(counts):,}"]
-            for domain, counts in self.counts.items()
-        ]
-        sums = [sum(column) for column in zip(*columns, strict=True)]
-        rows.append(["all", *(_numbers(sums) if by_class else ()), f"{sum(sums):,}"])
-        return list(align_columns([[escape_terminal(cell) for cell in row] for row in rows]))
+        """Domains below each other; where there are many classes, these, and the domains beside each other."""
+        domains, by_domain = [*self.counts], [*self.counts.values()]
+        if len(self.classes) <= WIDE:
+            rows = [["domain", *self.classes, "all"]]
+            rows += [[name, *_numbers(numbers), f"{sum(numbers):,}"] for name, numbers in self.counts.items()]
+            sums = [sum(column) for column in zip(*by_domain, strict=True)]
+            rows.append(["all", *_numbers(sums), f"{sum(sums):,}"])
+        elif len(domains) <= WIDE and len(self.classes) <= LONG:
+            rows = [["class", *domains, "all"]]
+            for name, numbers in zip(self.classes, zip(*by_domain, strict=True), strict=True):
+                rows.append([name, *_numbers(numbers), f"{sum(numbers):,}"])
+            sums = [sum(numbers) for numbers in by_domain]
+            rows.append(["all", *_numbers(sums), f"{sum(sums):,}"])
+        else:
+            rows = [["domain", "all"], *([name, f"{sum(n):,}"] for name, n in self.counts.items())]
+            rows.append(["all", f"{self.images:,}"])
+        lines = list(align_columns([[escape_terminal(cell) for cell in row] for row in rows]))
+        if len(rows[0]) == 2 and len(self.classes) > 1:
+            lines.append(
+                f"{len(self.classes):,} classes are too many for a table: --picture FILE.png draws all, --json has all"
+            )
+        return lines
 
     def _findings(self) -> Iterator[str]:
-        yield from _section("bad image", "bad images", [f"{b.image}: {b.reason}" for b in self.bad])
-        yield from _section("number that differs", "numbers that differ", self.mismatches)
-        for cells, what in ((self.missing, "no images of"), (self.single, "a single image of")):
-            for domain in self.counts:
-                names = [cell.class_name for cell in cells if cell.domain == domain]
-                if names:
-                    yield f"{domain} has {what}: {join_few(names, 10)}"
-                    yield ""
-        for groups, one, many in (
-            (self.across, "image in several domains", "images in several domains"),
-            (self.within, "image several times in a domain", "images several times in a domain"),
-        ):
-            listed = [" = ".join(group) for group in groups[:SHOWN]]
-            if len(groups) > SHOWN:
-                listed.append(f"and {len(groups) - SHOWN:,} more")
-            yield from _section(one, many, listed, len(groups), "warning: ")
-        above = {*self.mismatches}
-        yield from _section("notice", "notices", [n for n in self.notices if n not in above])
+        for each in self.findings:
+            yield f"{each.severity}: {each.title}"
+            shown = each.items if each.severity == "error" else each.items[:SHOWN]
+            if len(shown) == 1 and shown[0] in each.title:  # it is all said
+                shown = ()
+            yield from (f"  {item}" for item in shown)
+            if shown and len(shown) < len(each.items):
+                yield f"  and {len(each.items) - len(shown):,} more"
+            yield ""
 
 
 class Look(NamedTuple):
     label: int | None
-    sha: str | None  # None where there are no bytes to be compared
+    sha: str | None  # of the pixels; None where there are none to be compared
     fault: str | None
+    copy: NDArray[np.uint8] | None = None  # small and grey, to find what is nearly equal
+
+
+class Place(NamedTuple):
+    """Of one image."""
+
+    domain: str
+    name: str
+    label: int
+    group: str
+    part: str
 
 
 def verify(
-    dataset: DomainDataset, progress: Callable[[int, int], None] | None = None, cache: Cache | None = None
+    dataset: DomainDataset,
+    progress: Callable[[int, int], None] | None = None,
+    cache: Cache | None = None,
+    *,
+    near: bool = True,
 ) -> Verification:
     """Decode everything, count it, and compare it with what is published and with itself.
 
@@ -143,31 +201,44 @@ def verify(
         dataset: Of image files, or any other.
         progress: Is called with the number of images done and of all.
         cache: Where images of files are put, since they have been decoded. It is not read.
+        near: Also look for images that are nearly equal.
     """
     started = time.monotonic()
     domains = {name: dataset.domain(name) for name in dataset.domains}
     total, done = sum(len(domain) for domain in domains.values()), 0
     counts: dict[str, Counter[int]] = {name: Counter() for name in domains}
     bad: list[Bad] = []
-    equal: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    equal: dict[str, list[Place]] = defaultdict(list)
+    places: list[Place] = []
+    copies: list[NDArray[np.uint8]] = []
+    pixels: list[str] = []
     with ThreadPoolExecutor(THREADS) as pool:
         for name, domain in domains.items():
-            for i, look in _looks(pool, domain, cache):
+            said = annotations_of(domain)
+            parts = parts_of(said, len(domain))
+            for i, look in _looks(pool, domain, cache, near):
                 done += 1
                 image = domain.names[i] if isinstance(domain, Images) else f"{name}[{i}]"
                 fault = look.fault or _wrong_label(look, len(dataset.classes))
                 if fault:
-                    bad.append(Bad(name, image, fault))
+                    bad.append(Bad(name, image, fault, str(domain.files[i]) if isinstance(domain, Images) else ""))
                 if look.label is not None:
                     counts[name][look.label] += 1
                 if look.sha is not None and not look.fault:  # two empty files are two bad files, not twins
-                    equal[look.sha].append((name, image))
+                    group = said.groups[i] if said.groups is not None else ""
+                    place = Place(name, image, look.label or 0, group, parts[i])
+                    equal[look.sha].append(place)
+                    if look.copy is not None:
+                        places.append(place)
+                        copies.append(look.copy)
+                        pixels.append(look.sha)
                 if progress is not None and (done % TOGETHER == 0 or done == total):
                     progress(done, total)
     table = {name: tuple(counted[label] for label in range(len(dataset.classes))) for name, counted in counts.items()}
-    groups = [group for group in equal.values() if len(group) > 1]
+    twins = [group for group in equal.values() if len(group) > 1]
+    alike, crowded = _near_groups(places, copies, pixels)
     known = dataset if isinstance(dataset, ImageFolders) else None
-    return Verification(
+    found = Verification(
         dataset=dataset.name,
         classes=tuple(dataset.classes),
         counts=table,
@@ -176,11 +247,111 @@ def verify(
         variant=known.variant() if known else "",
         missing=tuple(_cells(table, dataset.classes, 0)),
         single=tuple(_cells(table, dataset.classes, 1)),
-        across=tuple(tuple(image for _, image in g) for g in groups if len({name for name, _ in g}) > 1),
-        within=tuple(tuple(image for _, image in g) for g in groups if len({name for name, _ in g}) == 1),
+        across=tuple(_names_of(g) for g in twins if len({place.domain for place in g}) > 1),
+        within=tuple(_names_of(g) for g in twins if len({place.domain for place in g}) == 1),
+        near=tuple(map(_names_of, alike)),
         notices=dataset.notices,
         seconds=time.monotonic() - started,
+        findings=(),
     )
+    findings = list(_all_findings(found, dataset, domains, twins, alike, crowded))
+    order = ("error", "warning", "note")
+    return replace(found, findings=tuple(sorted(findings, key=lambda each: order.index(each.severity))))
+
+
+def _near_groups(
+    places: Sequence[Place], copies: Sequence[NDArray[np.uint8]], pixels: Sequence[str]
+) -> tuple[list[list[Place]], int]:
+    """Groups of nearly equal images, of which not all are equal, and how many were not compared with all others."""
+    if not copies:
+        return [], 0
+    import numpy as np
+
+    pairs, crowded = near_pairs(np.stack(copies))
+    groups = connect(pairs)
+    return [[places[i] for i in group] for group in groups if len({pixels[i] for i in group}) > 1], crowded
+
+
+def _all_findings(
+    found: Verification,
+    dataset: DomainDataset,
+    domains: Mapping[str, Domain],
+    twins: Sequence[Sequence[Place]],
+    alike: Sequence[Sequence[Place]],
+    crowded: int,
+) -> Iterator[Finding]:
+    yield from dataset.faults
+    if found.bad:
+        items = tuple(f"{b.image}: {b.reason}" for b in found.bad)
+        yield Finding("error", "bad image", plural(len(items), "bad image"), items)
+    if found.mismatches:
+        title = plural(len(found.mismatches), "number that differs", "numbers that differ")
+        yield Finding("error", "number of images", title, found.mismatches)
+    for cells, what in ((found.missing, "no images of"), (found.single, "a single image of")):
+        for domain in found.counts:
+            names = [cell.class_name for cell in cells if cell.domain == domain]
+            if names:
+                yield Finding("warning", f"class with {what}".removesuffix(" of"),
+                              f"{domain} has {what}: {join_few(names, 10)}", ())  # fmt: skip
+    yield from _duplicates(twins, dataset, same=True)
+    yield from _duplicates(alike, dataset, same=False)
+    if crowded:
+        yield Finding(
+            "note", "not compared",
+            f"{crowded:,} images are so plain that they were compared with some others only, to find those that are "
+            "nearly equal",
+        )  # fmt: skip
+    files = [each for each in domains.values() if isinstance(each, Images)]
+    twice = tuple(" = ".join(group) for images in files for group in file_collisions(images.names))
+    if twice:
+        title = (
+            f"{plural(len(twice), 'file name is', 'file names are')} there several times but for case or Unicode form"
+        )
+        yield Finding("warning", "file names", f"{title}; some systems keep one file of them", twice)
+    yield from dataset.findings
+    told = {*found.mismatches, *(each.title for each in dataset.findings), *rare_classes(domains, dataset.classes)}
+    for notice in dataset.notices:
+        if notice not in told:
+            yield Finding("note", "notice", notice)
+
+
+def _duplicates(groups: Sequence[Sequence[Place]], dataset: DomainDataset, *, same: bool) -> Iterator[Finding]:
+    """Groups of equal images, or of nearly equal ones, by what they do to a training, each where it does most."""
+    kinds: dict[str, list[Sequence[Place]]] = {"labels": [], "parts": [], "domains": [], "domain": []}
+    for group in groups:
+        if len({place.label for place in group}) > 1:
+            kinds["labels"].append(group)
+        elif len({place.part for place in group if place.part}) > 1:
+            kinds["parts"].append(group)
+        elif len({place.domain for place in group}) > 1:
+            kinds["domains"].append(group)
+        elif len({place.group or place.name for place in group}) > 1:  # those of one group stay together
+            kinds["domain"].append(group)
+    near = "" if same else "nearly equal "
+    which = near or "same "
+    torn: Severity = "error" if same and dataset.own else "warning"
+    says: dict[str, tuple[Severity, str, str, str]] = {
+        "labels": (torn, f"{which}image under several labels", "image under several labels",
+                   "images under several labels"),
+        "parts": ("warning", f"{which}image on both sides", "image on both sides of the split that is given",
+                  "images on both sides of the split that is given"),
+        "domains": ("warning", f"{which}image in several domains", "image in several domains",
+                    "images in several domains"),
+        "domain": ("warning", f"{which}image several times", "image several times in a domain",
+                   "images several times in a domain"),
+    }  # fmt: skip
+    for kind, (severity, slug, one, many) in says.items():
+        if not kinds[kind]:
+            continue
+        several = len(kinds[kind]) != 1
+        title = f"{len(kinds[kind]):,} {near}{many if several else one}"
+        if kind == "domain" and not same:
+            title += ", which a split may put on both sides"
+        yield Finding(severity, slug, title, tuple((" = " if same else " ~ ").join(_names_of(g)) for g in kinds[kind]))
+
+
+def _names_of(group: Sequence[Place]) -> tuple[str, ...]:
+    return tuple(place.name for place in group)
 
 
 def check_once(
@@ -188,6 +359,8 @@ def check_once(
     fingerprints: Iterable[str],
     progress: Callable[[int, int], None] | None = None,
     cache: Cache | None = None,
+    *,
+    begun: bool = False,
 ) -> None:
     """Decode all files of a data set before the first training on it, unless the same files were found sound before.
 
@@ -198,20 +371,28 @@ def check_once(
         fingerprints: Of its domains, in their order.
         progress: Is called with the number of images done and of all.
         cache: Where the decoded images are kept, if anywhere.
+        begun: Whether a training on them was begun before; it goes on as it is.
 
     Raises:
-        DataError: Some can't be decoded; names the first and how to see all.
+        DataError: Some can't be decoded, or one's own are there under several labels; names the first and how to see
+            all.
     """
     fingerprints = list(fingerprints)
     if _stamp(fingerprints).exists():
         return
-    found = verify(dataset, progress, cache)
+    found = verify(dataset, progress, cache, near=False)
     if found.bad:
         named = "\n".join(f"  {bad.image}: {bad.reason}" for bad in found.bad[:NAMED])
         more = f"\n  and {len(found.bad) - NAMED} more" if len(found.bad) > NAMED else ""
         raise DataError(
             f"{plural(len(found.bad), 'image')} of {dataset.name} can't be used:\n{named}{more}\n"
             f"Mend or remove them; `dspreg data verify` names all of them"
+        )
+    torn = [each for each in found.findings if each.kind == TORN and each.severity == "error"]
+    if torn and not begun:
+        raise DataError(
+            f"{torn[0].title}, to the pixel, e.g. {torn[0].items[0]}. One of the labels is wrong. Remove the others; "
+            "`dspreg data verify` names all of them. --check-images never trains on them as they are"
         )
     mark_sound(fingerprints)
 
@@ -268,35 +449,31 @@ def stamps() -> Path:
     return user_cache("sound")
 
 
-def _looks(pool: ThreadPoolExecutor, domain: Domain, cache: Cache | None) -> Iterator[tuple[int, Look]]:
+def _looks(pool: ThreadPoolExecutor, domain: Domain, cache: Cache | None, near: bool) -> Iterator[tuple[int, Look]]:
     def look(i: int) -> Look:
-        return _look_at_file(domain, i, cache) if isinstance(domain, Images) else _look_at_item(domain, i)
+        return _look_at_file(domain, i, cache, near) if isinstance(domain, Images) else _look_at_item(domain, i, near)
 
     for start in range(0, len(domain), TOGETHER):
         at = range(start, min(start + TOGETHER, len(domain)))
         yield from zip(at, pool.map(look, at), strict=True)
 
 
-def _look_at_file(images: Images, i: int, cache: Cache | None) -> Look:
+def _look_at_file(images: Images, i: int, cache: Cache | None, near: bool) -> Look:
     """From the file itself, never from a cache: a cached image says nothing about its file."""
-    sha = None
     try:
         content = contents(images.files[i])
-        sha = hashlib.sha256(content).hexdigest()
         image = decode_bytes(content, images.files[i])
-        if cache is not None and not cache.contains(sha):
+        if cache is not None and not cache.contains(sha := hashlib.sha256(content).hexdigest()):
             cache.write(sha, image)
     except BadImage as error:
-        return Look(images.labels[i], sha, error.reason)
-    return Look(images.labels[i], sha, None)
+        return Look(images.labels[i], None, error.reason)
+    return Look(images.labels[i], hash_pixels(image), None, grey_copy(image) if near else None)
 
 
-def _look_at_item(domain: Domain, i: int) -> Look:
+def _look_at_item(domain: Domain, i: int, near: bool) -> Look:
     try:
         image, label = domain[i]
-        pixels = image.convert("RGB")
-        sha = hashlib.sha256(repr(pixels.size).encode() + pixels.tobytes()).hexdigest()
-        return Look(int(label), sha, None)
+        return Look(int(label), hash_pixels(image), None, grey_copy(image) if near else None)
     except Exception as error:  # the user's own code, which may raise anything
         return Look(None, None, f"{type(error).__name__}: {error}")
 
@@ -310,13 +487,6 @@ def _wrong_label(look: Look, classes: int) -> str | None:
 def _cells(counts: dict[str, tuple[int, ...]], classes: Sequence[str], wanted: int) -> Iterator[Cell]:
     for domain, numbers in counts.items():
         yield from (Cell(domain, name) for name, n in zip(classes, numbers, strict=True) if n == wanted)
-
-
-def _section(one: str, many: str, lines: Sequence[str], count: int | None = None, start: str = "") -> Iterator[str]:
-    if lines:
-        yield f"{start}{plural(len(lines) if count is None else count, one, many)}"
-        yield from (f"  {line}" for line in lines)
-        yield ""
 
 
 def _numbers(values: Sequence[int]) -> list[str]:

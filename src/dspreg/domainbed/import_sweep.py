@@ -29,6 +29,7 @@ from dspreg.runs.schema import FORMAT, check_run
 from dspreg.runs.store import RunStore
 
 UNKNOWN = "not known: imported from DomainBed"
+TASK = "domain_generalization"
 # DomainBed's hyper-parameters that choose a network, and the network, in the order in which it looks at them.
 NETWORKS = {
     "vit": "DomainBed's ViT",
@@ -112,6 +113,8 @@ def translate_job(records: Sequence[Record]) -> tuple[Run, dict[str, Any], list[
         raise ConfigError(
             f"the data set {args['dataset']!r} is none of dspreg's, so its domains have no names and sizes"
         )
+    if args.get("task", TASK) != TASK:
+        raise ConfigError(f"its task is {args['task']!r}: it was trained with images of the target")
     if any(i >= len(data.domains) for i in args["test_envs"]):
         raise ConfigError(f"{args['dataset']} has {len(data.domains)} environments; test_envs is {args['test_envs']}")
     targets = [data.domains[i] for i in sorted(args["test_envs"])]

@@ -38,6 +38,8 @@ DAMAGED = (
     OverflowError, NotImplementedError, RuntimeError, gzip.BadGzipFile,
 )  # fmt: skip
 OPENERS: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+ZIP = (b"PK\3\4", b"PK\5\6")
+HEADER_BYTES = 512  # of a file in a tar
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip", ".whl")
 
 
@@ -67,6 +69,13 @@ class Refused(IntegrityError):
 def is_archive(path: Path) -> bool:
     """Whether a file is named like an archive."""
     return path.name.lower().endswith(SUFFIXES)
+
+
+def begins_as_archive(path: Path) -> bool:
+    """The same by the first bytes, for a file whose address says nothing."""
+    with open(open_regular_file(path), "rb") as file:
+        start = file.read(HEADER_BYTES)
+    return start.startswith((*ZIP, *OPENERS)) or start[257:262] == b"ustar"
 
 
 def unpack(archive: Path, folder: Path, limits: Limits = DEFAULT) -> None:
@@ -204,7 +213,7 @@ def _entries(archive: Path, limits: Limits, most: int) -> Iterator[Iterator[Entr
     with open(open_regular_file(archive, follow=True), "rb") as file:
         start = file.read(8)
         file.seek(0)
-        if start.startswith((b"PK\3\4", b"PK\5\6")):
+        if start.startswith(ZIP):
             with zipfile.ZipFile(file) as packed:
                 yield _zip_entries(packed, archive, limits, most)
             return

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
-from dspreg.download.transfer import Remote
+from dspreg.download.transfer import Remote, is_file_name
 from dspreg.download.web import Undelivered, is_reachable
 from dspreg.errors import ConfigError
 
@@ -22,7 +24,7 @@ class HubFiles:
     Attributes:
         repo: `owner/set`.
         commit: What the revision means now: a hash, so that the same one always has the same files.
-        files: Those that were asked for, sorted by path; names have `--` for `/`.
+        files: Those that were asked for, sorted by path; names mostly have `--` for `/`.
     """
 
     repo: str
@@ -61,14 +63,23 @@ def list_files(repo: str, revision: str | None, wanted: Callable[[str], bool]) -
         raise Undelivered(f"the hub gave no commit of {repo}, but {commit[:80]!r}")
     token = hub.get_token()  # for a data set that its owner gives to some people only
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    files = []
+    files: list[Remote] = []
     for each in sorted(about.siblings or [], key=lambda each: each.rfilename):
         if not wanted(each.rfilename):
             continue
         url = hub.hf_hub_url(repo, each.rfilename, repo_type="dataset", revision=commit, endpoint=endpoint)
         sha256 = each.lfs.sha256 if each.lfs else None
-        files.append(Remote(url, each.rfilename.replace("/", "--"), each.size, sha256, headers))
+        name = _local_name(each.rfilename, {file.name for file in files})
+        files.append(Remote(url, name, each.size, sha256, headers))
     return HubFiles(repo, commit, tuple(files))
+
+
+def _local_name(path: str, taken: Collection[str]) -> str:
+    """With `--` for `/`; by its SHA-256 where that is no name of a file here, or another file's."""
+    name = path.replace("/", "--")
+    if is_file_name(name) and name not in taken:
+        return name
+    return f"{hashlib.sha256(path.encode()).hexdigest()[:32]}{PurePosixPath(path).suffix}"
 
 
 def check_repo(repo: str, revision: str | None) -> None:

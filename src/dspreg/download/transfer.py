@@ -64,8 +64,13 @@ class Remote:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[\w.+ =@-]{1,200}", self.name) or self.name.startswith("."):
+        if not is_file_name(self.name):
             raise ValueError(f"{self.name!r} is no name for a file")
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a file may be called so here: no path, nothing hidden, nothing odd."""
+    return bool(re.fullmatch(r"[\w.+ =@-]{1,200}", name)) and not name.startswith(".")
 
 
 def ignore_progress(name: str, done: int, total: int | None) -> None:

@@ -29,7 +29,7 @@ def draw(found: RunEvaluation) -> Figure:
     Grey rows are classes without an image in that domain.
     """
     side, size, every = _measures(len(found.classes))
-    names = [_label(name) for name in found.classes]
+    names = [plot_label(name) for name in found.classes]
     margin = 0.35 + 0.0085 * size * max(map(len, names))  # room for the names, in inches
     columns = min(len(found.domains), 2 if side > 5 or len(found.domains) == 4 else 3)
     rows = math.ceil(len(found.domains) / columns)
@@ -70,7 +70,7 @@ def _panel(axes: Axes, each: DomainScores) -> AxesImage:
     axes.set_facecolor(NO_IMAGES)  # seen through rows that are not a number
     image = axes.imshow(share, cmap="Blues", norm=norm, interpolation="nearest")
     images = f"{each.scores.images:,} {'held-out ' if each.part == 'out' else ''}images"
-    axes.set_title(f"{_label(each.domain)}\n{100 * each.scores.accuracy:.1f} % of {images}", fontsize=10)
+    axes.set_title(f"{plot_label(each.domain)}\n{100 * each.scores.accuracy:.1f} % of {images}", fontsize=10)
     return image
 
 
@@ -91,7 +91,8 @@ def _measures(num_classes: int) -> tuple[float, float, int]:
     return 11.5, 6, math.ceil(num_classes / 100)
 
 
-def _label(name: str) -> str:
+def plot_label(name: str) -> str:
+    """A name as matplotlib is to show it: short, and no formula."""
     text = escape_terminal(name)
     text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
     return text.replace("$", r"\$")  # otherwise matplotlib reads what is between two of them as a formula

@@ -7,9 +7,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from dspreg.data import DomainDataset
@@ -21,16 +23,21 @@ from dspreg.data.transforms import Transform
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, DspregError, IntegrityError, Notice, resource_errors
 from dspreg.inference.adapt_bn import adapted, batch_norms
+from dspreg.inference.answers import Answers, answers_of
+from dspreg.inference.intervals import Interval, interval_of, interval_of_share, resampled_figures
 from dspreg.inference.load import load, step_of
 from dspreg.inference.metrics import Scores
+from dspreg.inference.operating_points import Demand, OperatingPoint, operating_points, require_positive
+from dspreg.inference.seen_images import SeenImages, source_of, split_source
 from dspreg.io.text import join_few
+from dspreg.metrics import ACCURACY, METRICS
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import generator
 from dspreg.runs.folder import RunFolder
-from dspreg.training.evaluate import predictions
-from dspreg.training.experiment import split_domain
+from dspreg.training.evaluate import as_arrays, predictions
+from dspreg.training.experiment import images_for_test
 
-UNSEEN, SOURCE, CHANGED = "unseen", "source", "changed source"
+UNSEEN, SOURCE, CHANGED, PARTLY = "unseen", "source", "changed source", "partly trained on"
 
 
 @dataclass(frozen=True)
@@ -39,11 +46,16 @@ class DomainScores:
 
     Attributes:
         domain: Its name.
-        part: `"all"` images, or the `"out"` split that was held out from training.
+        part: `"all"` images, or the `"out"` split that was held out from training, or `"test"`, those that the table of
+            a source sets apart.
         role: `"unseen"` in training; `"source"`, trained on; `"changed source"`, of the name of a source but with
-            other images, among which some may have been trained on.
+            other images; `"partly trained on"`, of another name, and with images that were trained on.
         fingerprint: Of all its images.
         scores: On `part`.
+        answers: What the model says about each image.
+        trained_on: How many images of `part` were trained on, by their contents; None where that is not known.
+        without: Scores on the others, where some were trained on and some were not.
+        answers_without: What the model says about those.
     """
 
     domain: str
@@ -51,6 +63,50 @@ class DomainScores:
     role: str
     fingerprint: str
     scores: Scores
+    answers: Answers | None = None
+    trained_on: int | None = None
+    without: Scores | None = None
+    answers_without: Answers | None = None
+
+    @cached_property
+    def figures(self) -> dict[str, float | None]:
+        """Every metric of `METRICS`; None where it is not defined of these images."""
+        known = self.answers
+        return {} if known is None else {name: each.of(known.labels, known.log_p) for name, each in METRICS.items()}
+
+    @cached_property
+    def resampled(self) -> dict[str, np.ndarray]:
+        """Of every metric its values on 1,000 bootstrap resamples of the images, or of their groups."""
+        known = self.answers
+        if known is None:
+            return {}
+        return resampled_figures(known.labels, known.log_p, known.groups, key=f"{self.fingerprint}/{self.part}")
+
+    def interval(self, metric: str) -> Interval | None:
+        """95 %, for other images of this domain; None where it can't be said."""
+        if self.answers is None or metric not in self.resampled:
+            return None
+        if metric == ACCURACY:
+            return interval_of_share(self.scores.accuracy, self.resampled[metric], self.answers.independent)
+        return interval_of(self.resampled[metric])
+
+    @property
+    def others(self) -> DomainScores | None:
+        """The same of the images that were not trained on, where some were and some were not."""
+        if self.without is None:
+            return None
+        return replace(
+            self, scores=self.without, answers=self.answers_without, trained_on=0, without=None, answers_without=None
+        )
+
+
+class Part(NamedTuple):
+    """What is scored of a domain."""
+
+    split: DomainSplit
+    kind: str
+    role: str
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -65,6 +121,8 @@ class RunEvaluation:
     adapt: str
     augmented: bool  # whether the run validated on augmented images, which score otherwise
     domains: tuple[DomainScores, ...]
+    temperature: float = 1.0
+    points: tuple[OperatingPoint, ...] = ()
 
     @property
     def worst(self) -> DomainScores:
@@ -73,7 +131,24 @@ class RunEvaluation:
 
     @property
     def unseen(self) -> tuple[DomainScores, ...]:
-        return tuple(each for each in self.domains if each.role == UNSEEN)
+        return self.of_role(UNSEEN)
+
+    @property
+    def sources(self) -> tuple[DomainScores, ...]:
+        return self.of_role(SOURCE)
+
+    def of_role(self, role: str) -> tuple[DomainScores, ...]:
+        return tuple(each for each in self.domains if each.role == role)
+
+
+def mean_interval(domains: Sequence[DomainScores], metric: str) -> Interval | None:
+    """95 % for the mean over these domains, each counting as much, with other images of the same domains.
+
+    How a further domain would do is another question, which the spread between domains answers.
+    """
+    if not domains or any(metric not in each.resampled for each in domains):
+        return None
+    return interval_of(np.mean([each.resampled[metric] for each in domains], axis=0))
 
 
 def evaluate_run(
@@ -90,11 +165,14 @@ def evaluate_run(
     batch: int | None = None,
     progress: Callable[[int, int], None] | None = None,
     trust: Sequence[str] = (),
+    at: Sequence[str] = (),
+    positive: str | None = None,
 ) -> RunEvaluation:
     """Score a finished run, domain by domain, on plain images.
 
     Of a domain that the run was trained on, only the images that were held out are scored; of any other, all. Whether
-    it was trained on is told by the images themselves (their fingerprint), not by the name.
+    it was trained on is told by the images themselves, not by names: also of single images, wherever they come from.
+    Where some were trained on, there are scores without them.
 
     Args:
         run: The folder `dspreg train` left.
@@ -110,12 +188,16 @@ def evaluate_run(
         progress: Called with the number of images done and of all.
         trust: Modules of methods and data sets of your own that the run's files name, as in `load`; a data set that
             you name here needs no word.
+        at: Operating points, such as `"sensitivity=0.95"`: thresholds chosen on held-out images of the sources.
+        positive: The class that they are of; of two classes the second, unless it is named.
 
     Raises:
-        DataError: The data set has classes that the model does not know.
+        DataError: The data set has classes that the model does not know, or nothing of it was held out.
     """
-    folder, device = RunFolder(run), resolve_device(device)
+    folder, device, demands = RunFolder(run), resolve_device(device), [Demand.parse(each) for each in at]
     model, transform = load(run, which, device, trust=trust)
+    if demands:
+        require_positive(model.classes, positive)
     trained, result = RunDescription.from_json(folder.description()), folder.result() or {}
     if adapt != "none":
         batch_norms(model)  # said before any image is read
@@ -125,21 +207,42 @@ def evaluate_run(
     chosen = [each for each in data.domains if each in domains or not domains]
     workers = reader_processes(workers, data.small)
     size = batch or trained.config.evaluation_batch
-    parts = [_part(data, each, trained, transform) for each in chosen]
-    to_model = columns(data, [part for part, _, _, _ in parts], model.classes)
-    judged, done, total = [], 0, sum(len(part) for part, _, _, _ in parts)
+    found = [_part(data, each, trained, transform) for each in chosen]
+    parts = [each for each in found if each is not None]
+    if not parts:
+        raise DataError(
+            f"the run held no images out of {join_few(chosen)}: it was trained on all of them (holdout=0), and can't "
+            "be scored there. Evaluate it on other images: --dataset folder:PATH"
+        )
+    to_model = columns(data, [part.split for part in parts], model.classes)
+    judged, done, total = [], 0, sum(len(part.split) for part in parts)
+    known = SeenImages(folder, trained, trust)
     for part, kind, role, prints in parts:
-        scores = Scores.none(len(model.classes))
+        scores, said = Scores.none(len(model.classes)), []
+        flags = known.flags(part.images, part.positions)
+        seen, start = sum(flags or ()), 0
+        without = scores if 0 < seen < len(part) else None
         own = adapted(model, part, size=size, device=device, workers=workers) if adapt == "bn" else nullcontext()
         order = SequentialBatches([part], size)
         read = closing(predictions(model.algorithm, order, device=device, workers=workers))
         with resource_errors("a smaller --batch or fewer --workers need less"), own, read as predicted:
             for _, logits, y in predicted:
-                scores = scores.adding(logits, to_model[y.cpu()])
+                logits, labels = logits / model.temperature, to_model[y.cpu()]
+                scores = scores.adding(logits, labels)
+                said.append((logits, labels))
+                if without is not None and flags is not None:
+                    others = torch.tensor([not each for each in flags[start : start + len(y)]])
+                    without = without.adding(logits[others.to(logits.device)], labels[others])
+                start += len(y)
                 done += len(y)
                 if progress is not None:
                     progress(done, total)
-        judged.append(DomainScores(part.domain, kind, role, prints, scores))
+        role = PARTLY if role == UNSEEN and seen else role
+        counted = None if flags is None else seen
+        _warn_of_seen(data.name, part.domain, role, counted, len(part))
+        answers = answers_of(part, *as_arrays(said))
+        rest = None if without is None else answers.select(~np.array(flags))
+        judged.append(DomainScores(part.domain, kind, role, prints, scores, answers, counted, without, rest))
     step = step_of(result, which)
     return RunEvaluation(
         trained.id,
@@ -150,43 +253,39 @@ def evaluate_run(
         adapt,
         trained.config.augment_validation,
         tuple(judged),
+        model.temperature,
+        tuple(operating_points(judged, model.classes, demands, positive)),
     )
 
 
-def split_source(trained: RunDescription, images: Sequence[Any], source: str) -> tuple[list[int], list[int]]:
-    """Positions of the images of a source domain that training saw, and of those that were held out.
+def _warn_of_seen(data: str, domain: str, role: str, seen: int | None, number: int) -> None:
+    if seen:
+        text = f"the run was trained on {seen:,} of the {number:,} images of {domain!r} that are evaluated"
+        warnings.warn(f"{data}: {text}", Notice, stacklevel=3)
+    elif seen is None and role != SOURCE:
+        text = (
+            f"it is not known which images of {domain!r} the run was trained on: it kept no list of them, and its own "
+        )
+        text += "data set is not where it was, or of another kind"
+        warnings.warn(f"{data}: {text}", Notice, stacklevel=3)
 
-    Of a soup, those that a member saw, and those that all members held out.
-    """
-    position, config = trained.domains.index(source), trained.config
-    (seen, out), *others = [split_domain(images, replace(config, trial=t), position) for t in trained.trials]
-    for inside, _ in others:
-        more = set(inside)
-        seen, out = seen + [i for i in out if i in more], [i for i in out if i not in more]
-    return seen, out
 
-
-def _part(
-    data: DomainDataset, name: str, trained: RunDescription, transform: Transform
-) -> tuple[DomainSplit, str, str, str]:
+def _part(data: DomainDataset, name: str, trained: RunDescription, transform: Transform) -> Part | None:
+    """What to score of a domain; None where nothing of it was held out."""
     images = data.domain(name)
     prints = fingerprint(images)
-    source = trained.source_of(prints)
+    source = source_of(trained, images)
     if source is not None:
-        return DomainSplit(name, images, split_source(trained, images, source)[1], transform), "out", SOURCE, prints
+        apart = images_for_test(images, trained.config)
+        chosen = apart or split_source(trained, images, source)[1]
+        found = Part(DomainSplit(name, images, chosen, transform), "test" if apart else "out", SOURCE, prints)
+        return found if chosen else None
     if not len(images):
         raise DataError(f"the domain {name!r} of {data.name} has no images; name others with --domain")
-    changed = name in trained.sources
-    if changed:
-        warnings.warn(
-            f"the run was trained on a domain {name!r}, but not on exactly these images. All of them are scored; "
-            f"those that it was trained on make the result too good",
-            Notice,
-            stacklevel=3,
-        )
     # shuffled, for methods that adapt to a batch: images of a folder stand class by class
     order = torch.randperm(len(images), generator=generator(name, "evaluate")).tolist()
-    return DomainSplit(name, images, order, transform), "all", CHANGED if changed else UNSEEN, prints
+    changed = CHANGED if name in trained.sources else UNSEEN
+    return Part(DomainSplit(name, images, order, transform), "all", changed, prints)
 
 
 def data_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,10 +15,13 @@ from torch import Tensor, nn
 from dspreg import __version__
 from dspreg.errors import ConfigError, IntegrityError
 from dspreg.inference.export_formats import EQUAL, ModelFile, difference, random_images, require_onnx, serialize_model
-from dspreg.inference.stored_model import load_model_file, read_model_file
 from dspreg.io.atomic_files import make_folder, os_errors_as_cant_write, require_folder, write, write_output
+from dspreg.runs.calibration_file import temperature_of
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_file
+from dspreg.training.model import Model
+from dspreg.training.stored_model import load_model_file, read_model_file
+from dspreg.training.trained_part import merge_adapters
 
 FORMAT = "dspreg.export/1"
 ENDINGS = {"safetensors": ".safetensors", "torch.export": ".pt2", "onnx": ".onnx"}
@@ -67,7 +71,7 @@ def export(
     """Write the model of a finished run for other programs, read the file back and compare.
 
     The file appears under its name when its logits have been found equal to the run's, for batches of 1, 2 and 5
-    random images; before that, nothing is there, or what was there before.
+    random images; before that, nothing is there, or what was there before. Adapters are merged into their layers.
 
     Args:
         run: The folder `dspreg train` left.
@@ -96,9 +100,13 @@ def export(
     if path.suffix != ENDINGS[format]:
         raise ConfigError(f"--out {str(path)!r}; a {format} file ends in {ENDINGS[format]}")
     model, transform = load_model_file(source, trust=trust)
+    merge_adapters(model)
+    calibrated = model.temperature = temperature_of(run, source.relative_to(run).as_posix())
+    if format == "safetensors":
+        model = with_temperature_inside(model)
     how, _ = read_model_file(source)
     module: nn.Module = NormalizedModel(model, transform.mean, transform.std).eval() if normalise else model
-    about_run = _description(RunFolder(run), how, which, normalise)
+    about_run = _description(RunFolder(run), how, which, normalise) | {"temperature": calibrated}
     with torch.no_grad():
         made = serialize_model(module, model, how, about_run, format)
         largest = _compare_logits(made, module, path, how["image_size"], TOLERANCE[format])
@@ -107,6 +115,28 @@ def export(
     else:
         write(path, made.data)
     return ExportedFile(path, largest, made.code)
+
+
+def with_temperature_inside(model: Model) -> Model:
+    """A model whose classifier divides by the temperature itself: a file of weights holds no division.
+
+    Raises:
+        ConfigError: Its classifier is not linear.
+    """
+    if model.temperature == 1.0:
+        return model
+    model = deepcopy(model)
+    head = model.algorithm.net.classifier
+    if not isinstance(head, nn.Linear):
+        raise ConfigError(
+            "the run is calibrated, and its classifier is not linear, so that a file of weights can't divide by the "
+            "temperature; use --format torch.export or onnx"
+        )
+    with torch.no_grad():
+        for each in (head.weight, head.bias):
+            each.div_(model.temperature)
+    model.temperature = 1.0
+    return model
 
 
 def _compare_logits(made: ModelFile, module: nn.Module, path: Path, image_size: int, tolerance: float) -> float:

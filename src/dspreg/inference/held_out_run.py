@@ -18,13 +18,12 @@ from dspreg import __version__
 from dspreg.algorithms.measure import metering
 from dspreg.config.measure_config import MeasureConfig
 from dspreg.data import DomainDataset
-from dspreg.data.fingerprint import fingerprint
 from dspreg.data.loader import DomainSplit, MeasureSampler, reader_processes
 from dspreg.data.sampling import draw_batches
 from dspreg.data.transforms import Transform
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, resource_errors
-from dspreg.inference.evaluate_run import columns, data_of, split_source
+from dspreg.inference.evaluate_run import columns, data_of
 from dspreg.inference.load import load, step_of
 from dspreg.inference.profile_run import (
     QUIET,
@@ -35,6 +34,7 @@ from dspreg.inference.profile_run import (
     describe_input,
     open_images,
 )
+from dspreg.inference.seen_images import source_of, split_source
 from dspreg.networks.full_network import make_full_network
 from dspreg.precision import full_precision
 from dspreg.protocol.description import RunDescription
@@ -159,7 +159,7 @@ def compare_held_out_run(
         data = open_images(config, config.dataset)
     own = [name for name in data.domains if name in trained.sources] if config.dataset is None else list(data.domains)
     data.check_domain(held_out)
-    if data.classes and trained.source_of(fingerprint(data.domain(held_out))) is not None:
+    if data.classes and source_of(trained, data.domain(held_out)) is not None:
         unseen = ", ".join(name for name in data.domains if name not in trained.sources) or "none"
         raise ConfigError(f"the run was trained on {held_out!r}, so it is not unseen; it did not see: {unseen}")
     sources = choose_sources(data, config.domains, own, held_out)
@@ -170,11 +170,16 @@ def compare_held_out_run(
     parts, kinds = {}, {}
     for name in (*sources, held_out):
         images = data.domain(name)
-        source = trained.source_of(fingerprint(images)) if data.classes else None
+        source = source_of(trained, images) if data.classes else None
         if source is None:
             parts[name] = divide(data, name, transform, *key)
         else:
             seen, other = split_source(trained, images, source)
+            if not other:
+                raise ConfigError(
+                    f"{run} held no images of {name!r} out (holdout=0), with which those it was trained on are compared. "
+                    "Take a run that held some out"
+                )
             parts[name] = (
                 DomainSplit(name, images, seen, transform),
                 DomainSplit(name, images, other, transform),

@@ -19,7 +19,6 @@ from dspreg.batches import Batch
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.config.measure_config import MeasureConfig
 from dspreg.data import DomainDataset
-from dspreg.data.fingerprint import fingerprint
 from dspreg.data.loader import DomainSplit, MeasureSampler, reader_processes
 from dspreg.data.registry import open_dataset
 from dspreg.data.sampling import draw_batches
@@ -27,8 +26,9 @@ from dspreg.data.transforms import Transform
 from dspreg.data.unlabelled import Unlabelled, without_classes
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, Notice, resource_errors
-from dspreg.inference.evaluate_run import columns, data_of, split_source
+from dspreg.inference.evaluate_run import columns, data_of
 from dspreg.inference.load import load, step_of
+from dspreg.inference.seen_images import source_of, split_source
 from dspreg.networks.full_network import make_full_network
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
@@ -125,7 +125,7 @@ def profile_run(
     parts, kinds = [], {}
     for name in chosen:
         images = data.domain(name)
-        source = trained.source_of(fingerprint(images)) if data.classes else None
+        source = source_of(trained, images) if data.classes else None
         positions = range(len(images)) if source is None else split_source(trained, images, source)[0]
         parts.append(DomainSplit(name, images, positions, transform))
         kinds[name] = "all" if source is None else "in"

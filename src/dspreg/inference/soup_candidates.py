@@ -20,12 +20,12 @@ from dspreg.data.transforms import Transform
 from dspreg.devices import send
 from dspreg.errors import DataError
 from dspreg.inference.adapt_bn import Shuffled
-from dspreg.inference.evaluate_run import split_source
+from dspreg.inference.seen_images import split_source
 from dspreg.networks.batch_norm import estimating_statistics, moves_statistics
 from dspreg.protocol.description import RunDescription
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.evaluate import tallies
-from dspreg.training.experiment import evaluated_parts, randomness_key, split_domain
+from dspreg.training.experiment import digests, evaluated_parts, randomness_key, split_domain
 from dspreg.training.model import build_stack, load_tensors, tensors_of
 
 MOST_BATCHES = 500  # of images that running statistics of batch norm are taken from
@@ -67,7 +67,8 @@ class Candidates:
     def _require_same_images(self, data: DomainDataset) -> None:
         found = {name: fingerprint(images) for name, images in self.images.items()}
         for name, expected in self.trained.fingerprints.items():
-            if found.get(name) != expected:
+            said = digests({name: self.images[name]}, self.config) if name in self.images else {}
+            if found.get(name) != expected or said.get(name, "") != self.trained.annotations.get(name, ""):
                 raise DataError(
                     f"{data.name} has not the images of the domain {name!r} that the runs were trained with, so that "
                     "it is not known which of them are held out. Give the data set with --dataset and --root"

@@ -14,21 +14,24 @@ from torch import Tensor
 from dspreg.algorithms import Task, parse
 from dspreg.algorithms.base import ERM
 from dspreg.algorithms.compatibility import overrides
+from dspreg.config.train_config import NOTHING, complete_record
+from dspreg.config.trained_part import named_by_contents
 from dspreg.errors import ConfigError, IntegrityError, Notice
 from dspreg.inference.load import step_of
-from dspreg.inference.stored_model import load_model_file, read_model_file
 from dspreg.io.atomic_files import sha256_of_file
 from dspreg.networks.pretrained import make_backbone
+from dspreg.networks.text_head import TextHead, read_text_head
 from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_file
 from dspreg.training.experiment import randomness_key
 from dspreg.training.model import BESIDE, build_stack, tensors_of
+from dspreg.training.stored_model import load_model_file, read_model_file
 
 # What members have in common: the images, the network and how it is validated. What search draws may differ.
 SAME = (
     "dataset", "targets", "protocol", "model", "image_size", "split", "holdout", "frozen_bn", "augment_validation",
-    "evaluation_batch",
+    "evaluation_batch", "features", "head",
 )  # fmt: skip
 
 
@@ -68,6 +71,11 @@ def read_member(run: str | Path, which: str = "selected", trust: Sequence[str] =
     folder = RunFolder(run)
     model, _ = load_model_file(file, "cpu", trust)
     how, _ = read_model_file(file)
+    if adapters := how.get("train"):
+        raise ConfigError(
+            f"{run} was trained with {adapters}, and averaging adapters is not averaging the weights that they make. "
+            "Soups are of runs with --train all, head, last:N or mask:FILE"
+        )
     layers = list(model.algorithm.layers())
     plain = all(
         isinstance(layer, ERM)
@@ -76,6 +84,12 @@ def read_member(run: str | Path, which: str = "selected", trust: Sequence[str] =
         for layer in layers
     )
     trained, result = RunDescription.from_json(folder.description()), folder.result() or {}
+    if trained.config.holdout == 0:
+        raise ConfigError(
+            f"{folder.path} held no images out (holdout=0), and an average is judged by held-out images of the "
+            "sources. "
+            "Average runs that held some out"
+        )
     digest, step = sha256_of_file(file), step_of(result, which)
     return Member(Path(run), trained, which, step, digest, how, tensors_of(model.algorithm), plain)
 
@@ -116,9 +130,10 @@ def require_alike(members: Sequence[Member], *, one_split: bool) -> None:
 
 def _differences(first: Member, other: Member) -> Iterator[tuple[str, Any, Any]]:
     ours, theirs = first.trained, other.trained
+    settings, others = (complete_record(each.settings) for each in (ours, theirs))
     for name in SAME:
-        if ours.settings[name] != theirs.settings[name]:
-            yield name, ours.settings[name], theirs.settings[name]
+        if settings[name] != others[name]:
+            yield name, settings[name], others[name]
     if ours.domains != theirs.domains:
         yield "their domains", ours.domains, theirs.domains
     if ours.classes != theirs.classes:
@@ -128,6 +143,8 @@ def _differences(first: Member, other: Member) -> Iterator[tuple[str, Any, Any]]
             yield f"the images of {name!r} (fingerprint)", ours.fingerprints[name], theirs.fingerprints[name]
     if ours.weights.get("sha256") != theirs.weights.get("sha256"):
         yield "the weights they start from (SHA-256)", ours.weights.get("sha256"), theirs.weights.get("sha256")
+    if ours.settings.get("init") != theirs.settings.get("init"):
+        yield "the run whose weights they start from (SHA-256)", ours.settings.get("init"), theirs.settings.get("init")
     for name in ("mean", "std"):
         if list(first.how[name]) != list(other.how[name]):
             yield f"the {name} of their images", first.how[name], other.how[name]
@@ -195,6 +212,18 @@ def interpolate_tensors(start: Mapping[str, Tensor], end: Mapping[str, Tensor], 
     }
 
 
+def _head_at_start(member: Member) -> TextHead:
+    """The text head that the classifier started as, from where it was then."""
+    trained = member.trained
+    head = read_text_head(str(trained.where.get("head")))
+    if named_by_contents(head.sha256) != trained.config.head:
+        raise IntegrityError(
+            f"{member.path} started from the head {trained.config.head}, and {trained.where.get('head')} is another. "
+            "Put the file back"
+        )
+    return head
+
+
 def tensors_at_start(member: Member, weights: str | None = None, trust: Sequence[str] = ()) -> dict[str, Tensor]:
     """What a run's training started with, made again to the bit from its keys and the weights it names.
 
@@ -207,6 +236,8 @@ def tensors_at_start(member: Member, weights: str | None = None, trust: Sequence
         IntegrityError: The weights are not those the run started from.
     """
     trained, config = member.trained, member.trained.config
+    if config.init != NOTHING:
+        raise ConfigError(f"{member.path} began with the weights of another run (--init), which it does not hold")
     source = weights or trained.where.get("weights") or config.weights
     if not isinstance(source, str):
         raise IntegrityError(f"{member.path}/run.json: where.weights is {source!r}; wanted text")
@@ -216,6 +247,7 @@ def tensors_at_start(member: Member, weights: str | None = None, trust: Sequence
         image_size=member.how["image_size"],
         dropout=member.how["dropout"],
         frozen_bn=member.how["frozen_bn"],
+        features=config.features,
     )
     if backbone.weights.sha256 != trained.weights.get("sha256"):
         raise IntegrityError(
@@ -223,7 +255,11 @@ def tensors_at_start(member: Member, weights: str | None = None, trust: Sequence
             f"{source!r} has {_brief(backbone.weights.sha256)}. Give the file it started from with --weights"
         )
     key = randomness_key(config.dataset, config)
-    task = Task(len(trained.classes), trained.sources, 1, backbone.make, key)
+    head = _head_at_start(member) if config.head != "random" else None
+    task = Task(
+        len(trained.classes), trained.sources, 1, backbone.make, key,
+        adapt=lambda net: head.start(net, trained.classes) if head is not None else None,
+    )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # about how it trains
         stack = parse(member.how["algorithm"], trust, of_file=True).setup(task, torch.optim.Adam)

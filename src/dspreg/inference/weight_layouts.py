@@ -42,6 +42,11 @@ def layouts(net: Network, name: str, image_size: int) -> Iterator[Layout]:
         image_size: It was made for.
     """
     features, head = net.featurizer, net.classifier
+    if isinstance(features, TimmFeaturizer) and features.features != "default":
+        raise ConfigError(
+            f"{name} was trained with features={features.features}, which timm's network alone does not return; use "
+            "--format torch.export or onnx"
+        )
     if isinstance(features, SmallCNN) and isinstance(head, nn.Linear):
         yield _sequential(features, head)
     elif isinstance(features, TimmFeaturizer) and isinstance(head, nn.Linear):

@@ -163,7 +163,8 @@ def training_steps(experiment: Experiment) -> Iterator[Callable[[Algorithm], Non
     made = send_ahead(read, device)
 
     def step(algorithm: Algorithm) -> None:
-        batches = [Batch(normalise(x), y, d) for d, (x, y) in enumerate(next(made))]
+        weights = experiment.batch_weights(algorithm.t)
+        batches = [Batch(normalise(x), y, d, w) for d, ((x, y), w) in enumerate(zip(next(made), weights, strict=True))]
         t = algorithm.t
         with experiment.autocast():
             log = train_step(algorithm, batches, record=t == 0)
@@ -183,6 +184,8 @@ def time_evaluation(experiment: Experiment, algorithm: Algorithm) -> float:
     chosen = experiment.evaluation_parts(last=False)
     size = min(FEW, s.evaluation_batch) if device == "cpu" else s.evaluation_batch
     few = [DomainSplit(part.domain, part.images, part.positions[:size], part.transform) for _, _, part in chosen]
+    if not few:
+        return 0.0  # nothing is held out
     losses = any(overrides(type(layer), "on_evaluation") for layer in algorithm.layers())
     started = time.perf_counter()
     found = tallies(algorithm, few, size=size, key=(*experiment.key, "probe"), device=device, losses=losses)
@@ -191,7 +194,8 @@ def time_evaluation(experiment: Experiment, algorithm: Algorithm) -> float:
             if name in experiment.sources and which == "out"}  # fmt: skip
     sources = {name: tally.accuracy for name, tally in seen.items()}
     losses_of = {name: tally.loss for name, tally in seen.items()} if losses else {}
-    algorithm.stack.report_validation(SourceValidation(algorithm.t - 1, sources, losses_of))
+    if sources:
+        algorithm.stack.report_validation(SourceValidation(algorithm.t - 1, sources, losses_of))
     return took * sum(len(part) for _, _, part in chosen) / sum(map(len, few))
 
 

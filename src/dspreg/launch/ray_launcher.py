@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dspreg.config.train_config import CHANNELS_FIRST, Execution
+from dspreg.config.trained_part import with_absolute_paths
 from dspreg.data.registry import ROOT
 from dspreg.devices import AUTO
 from dspreg.errors import ConfigError, IntegrityError, InUse
@@ -246,8 +247,7 @@ def use_absolute_paths(run: Run, execution: Execution) -> tuple[dict[str, Any], 
     ref = run.dataset_ref
     if ref.is_path:
         settings["dataset"] = str(replace(ref, target=os.path.abspath(ref.target)))
-    if settings.get("weights", "none") not in ("default", "none"):
-        settings["weights"] = os.path.abspath(settings["weights"])
+    settings = with_absolute_paths(settings)
     root = execution.root if execution.root is not None or ref.is_path else ROOT
     return settings, replace(run.execution(execution), root=None if root is None else os.path.abspath(root))
 

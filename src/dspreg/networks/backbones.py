@@ -17,6 +17,7 @@ class SmallCNN(Featurizer):
     """
 
     stages = ("layers.2", "layers.5")
+    takes_features = True
 
     def __init__(self, channels: int = 3, width: int = 64, dropout: float = 0.0):
         super().__init__()
@@ -37,7 +38,10 @@ class SmallCNN(Featurizer):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.layers(x))
+        return cast(Tensor, self.layers(x) if x.ndim != 2 else self.layers[-1](x))
+
+    def undropped(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.layers[:-1](x))
 
 
 class TinyMLP(Featurizer):

@@ -23,6 +23,7 @@ from dspreg.randomness import untouched
 
 PATIENCE = 600  # seconds for one file
 PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "encoder.", "net.", "network.", "state_dict.")
+KINDS = {"weight", "bias", "running_mean", "running_var"}  # what names end in
 COUNTER = "num_batches_tracked"  # older files lack it, and it has no weight
 
 
@@ -139,6 +140,7 @@ def pair_names(
         )
     pairs = list(zip(kept, wanted, strict=True))
     _check_shapes(pairs, tensors, state, path)
+    _check_kinds(pairs, path)
     return pairs, "in order, every shape equal"
 
 
@@ -150,6 +152,17 @@ def _check_shapes(
             raise ConfigError(
                 f"{path} has {shorten(old)} with the shape {list(tensors[old].shape)}, where {new} of the network has "
                 f"{list(state[new].shape)}. Give the network that the file is for"
+            )
+
+
+def _check_kinds(pairs: Sequence[tuple[str, str]], path: str) -> None:
+    """Refuse a file in another order, such as that of the alphabet: scale and shift of a norm have one shape."""
+    for old, new in pairs:
+        kind, other = old.rpartition(".")[2], new.rpartition(".")[2]
+        if kind != other and {kind, other} <= KINDS:
+            raise ConfigError(
+                f"{path} has its tensors in another order than the network: {shorten(old)!r} would be {new}. Give a "
+                "file in the order of the network's own state_dict(), or one with its names"
             )
 
 

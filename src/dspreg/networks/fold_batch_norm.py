@@ -5,13 +5,15 @@ parameters at every pass and inside of autograd. Parameters, names and gradients
 what is saved are the passes over activations, forwards and backwards, that batch norm takes by itself.
 
 Inside `fold_batch_norm` torch's convolutions return a promise. Frozen batch norm that is the first to read it computes
-both at once. Whatever else reads it, a hook as well, gets the plain convolution, so no network has to be known to be
-fit for this.
+both at once. Whatever else reads it, a hook or a function with a derivative of its own as well, gets the plain
+convolution, so no network has to be known to be fit for this. What is checkpointed is computed again later, in the
+backward pass, and so is left as it is.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -31,9 +34,54 @@ CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 def fold_batch_norm() -> Iterator[None]:
     """Inside, frozen batch norm behind a convolution is folded into it. Not under autocast."""
     mode = _Convolutions()
-    with mode:
+    with mode, _functions_read_promises():
         yield
     mode.keep_promises()
+
+
+_reading = threading.RLock()
+_inside = 0  # how many `fold_batch_norm` this process is in
+
+
+@contextmanager
+def _functions_read_promises() -> Iterator[None]:
+    """Inside, functions with a derivative of their own are applied to plain convolutions: torch does not ask a promise.
+
+    Modules with backward hooks are such functions, too.
+    """
+    global _inside
+    with _reading:
+        _inside += 1
+        if _inside == 1:
+            Function.apply = classmethod(_apply)
+    try:
+        yield
+    finally:
+        with _reading:
+            _inside -= 1
+            if not _inside:
+                _give_back_apply()
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    with torch._C.DisableTorchFunction():  # else it would be promised again
+        args, kwargs = _read(args, kwargs)
+    return _OWN_APPLY.__get__(None, cls)(*args, **kwargs) if _OWN_APPLY else super(Function, cls).apply(*args, **kwargs)
+
+
+def _give_back_apply() -> None:
+    if _OWN_APPLY:
+        Function.apply = _OWN_APPLY
+    else:
+        del Function.apply
+
+
+_OWN_APPLY: Any = vars(Function).get("apply")  # None where torch has it in a class above
+
+
+def _read(args: Any, kwargs: Any) -> Any:
+    """The same arguments, with what was promised."""
+    return tree_map_only(_Promise, lambda each: each.convolution.plain(), (args, kwargs))
 
 
 class _Convolutions(TorchFunctionMode):
@@ -47,10 +95,14 @@ class _Convolutions(TorchFunctionMode):
         kwargs = kwargs or {}
         if func not in CONVOLUTIONS or len(args) < 2 or torch.is_autocast_enabled(args[0].device.type):
             return func(*args, **kwargs)
+        if _saves_otherwise():
+            return func(*args, **kwargs)
         x, weight, *rest = (each.convolution.plain() if isinstance(each, _Promise) else each for each in args)
         others = dict(kwargs)
         bias = rest.pop(0) if rest else others.pop("bias", None)
-        promise = torch.empty(0).as_subclass(_Promise)
+        # one that autograd follows, so that a reader that passes us by raises an error, and no gradient is lost
+        follows = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias))
+        promise = torch.empty(0, requires_grad=follows).as_subclass(_Promise)
         promise.convolution = _Convolution(func, x, weight, bias, tuple(rest), others, torch.is_grad_enabled())
         self.promised.append(weakref.ref(promise))
         return promise
@@ -61,6 +113,11 @@ class _Convolutions(TorchFunctionMode):
             promise = each()
             if promise is not None:
                 promise.convolution.plain()
+
+
+def _saves_otherwise() -> bool:
+    """Whether what a function saves for its derivative is not kept as it is, but computed again, say."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 @dataclass
@@ -130,7 +187,7 @@ class _Promise(Tensor):
             done = args[0].convolution.normalise(*args[1:], **kwargs)
             if done is not None:
                 return done
-        args, kwargs = tree_map_only(_Promise, lambda each: each.convolution.plain(), (args, kwargs))
+        args, kwargs = _read(args, kwargs)
         return func(*args, **kwargs)
 
 

@@ -11,7 +11,13 @@ class Featurizer(nn.Module):
     """Maps images (B, …) to features (B, width)."""
 
     width: int
+    # whether rows (B, width) of what `undropped` returned may be given in the place of images
+    takes_features: ClassVar[bool] = False
     stages: ClassVar[tuple[str, ...]] = ()  # last modules of the early stages, for methods that use feature maps
+
+    def undropped(self, x: Tensor) -> Tensor:
+        """The features before dropout: a fixed function of the image, if the weights are."""
+        raise NotImplementedError
 
 
 class Network(nn.Module):

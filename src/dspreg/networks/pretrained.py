@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -17,11 +18,14 @@ from dspreg.networks.batch_norm import freeze_statistics
 from dspreg.networks.hub import download_weights
 from dspreg.networks.network import Featurizer
 from dspreg.networks.timm_models import (
-    create_backbone,
+    EMBEDDING,
+    choose_features,
+    create_with_head,
     hub_location,
     load_pretrained,
     normalisation,
     pretrained_config,
+    require_embedding,
     width_of,
 )
 from dspreg.networks.weights import ExpectedWeights, Weights, read_weights
@@ -46,12 +50,23 @@ class Backbone:
 class TimmFeaturizer(Featurizer):
     """A timm model without its head, with dropout after the pooling: images (B, 3, H, W) to features (B, width).
 
-    With `frozen_bn`, batch norm stays in evaluation mode in training too; its scale and shift are still trained.
+    With `frozen_bn`, batch norm stays in evaluation mode in training too; its scale and shift are still trained. Of
+    `features` "embedding", the model has its projection as its head, and features have length 1.
     """
 
-    def __init__(self, model: nn.Module, width: int, dropout: float = 0.0, frozen_bn: bool = True):
+    takes_features = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        width: int,
+        dropout: float = 0.0,
+        frozen_bn: bool = True,
+        features: str = "default",
+    ):
         super().__init__()
         self.width = width
+        self.features = features
         self.model = model
         self.dropout = nn.Dropout(dropout)
         self.frozen_bn = frozen_bn
@@ -61,7 +76,11 @@ class TimmFeaturizer(Featurizer):
         self.train()
 
     def forward(self, x: Tensor) -> Tensor:
-        return cast(Tensor, self.dropout(self.model(x)))
+        return cast(Tensor, self.dropout(x if x.ndim == 2 else self.undropped(x)))
+
+    def undropped(self, x: Tensor) -> Tensor:
+        out = cast(Tensor, self.model(x))
+        return F.normalize(out, dim=-1) if self.features == EMBEDDING else out
 
     def train(self, mode: bool = True) -> TimmFeaturizer:
         super().train(mode)
@@ -77,6 +96,7 @@ def make_backbone(
     image_size: int = 224,
     dropout: float = 0.0,
     frozen_bn: bool = True,
+    features: str = "default",
 ) -> Backbone:
     """A backbone by name.
 
@@ -89,6 +109,8 @@ def make_backbone(
         dropout: Probability of dropout after the pooling, as in DomainBed.
         frozen_bn: Keep batch norm in evaluation mode, as in DomainBed. From scratch, its statistics then stay at
             mean 0 and variance 1, so that it does not normalise.
+        features: Of a transformer, what its features are: `"default"`, as timm pools; `"token"`, the class token;
+            `"mean"`, the mean of the patch tokens; `"embedding"`, what a CLIP network compares with texts.
 
     Raises:
         ConfigError: No such name, tag, file or size.
@@ -100,39 +122,47 @@ def make_backbone(
     if image_size < 1:
         raise ConfigError(f"image_size is a number of pixels such as 224, not {image_size}")
     if name == "small-cnn":
+        if features != "default":
+            raise ConfigError(f"small-cnn has no tokens; features={features} is for transformers. Leave it out")
         return _small_cnn(weights, dropout)
 
     config = pretrained_config(name)
+    outputs = 0
+    if features == EMBEDDING:
+        outputs = require_embedding(name, config)
     if weights == "none":
         with untouched():
-            model = create_backbone(name, image_size)
+            model = create_with_head(name, image_size, outputs)[0]
         source = NO_WEIGHTS
     elif weights == "default":
         repo, tag = hub_location(name, config)
-        model, sha256 = load_pretrained(name, image_size, download_weights(repo, tag))
+        model, sha256 = load_pretrained(name, image_size, download_weights(repo, tag), outputs)
         source = Weights("hub", tag, sha256)
     else:
         path = Path(weights).expanduser()
-        model, sha256 = load_pretrained(name, image_size, path)
+        model, sha256 = load_pretrained(name, image_size, path, outputs)
         source = Weights("file", path.name, sha256)
 
+    choose_features(model, name, features)
     width = width_of(model, name, image_size)
     mean, std = normalisation(model)
     norm = any(isinstance(module, _BatchNorm) for module in model.modules())
 
     def from_scratch() -> Featurizer:
-        return TimmFeaturizer(create_backbone(name, image_size), width, dropout, frozen_bn)
+        made = create_with_head(name, image_size, outputs)[0]
+        choose_features(made, name, features)
+        return TimmFeaturizer(made, width, dropout, frozen_bn, features)
 
     if source is NO_WEIGHTS:
         return Backbone(name, from_scratch, mean, std, source, norm)
-    template = TimmFeaturizer(model, width, dropout, frozen_bn)
+    template = TimmFeaturizer(model, width, dropout, frozen_bn, features)
     return Backbone(name, lambda: deepcopy(template), mean, std, source, norm)
 
 
 def size_of(name: str, image_size: int, classes: int) -> int:
     """Bytes of a network with a linear classifier, in float32; needs no weights."""
     with untouched():
-        net = SmallCNN() if name == "small-cnn" else create_backbone(name, image_size)
+        net = SmallCNN() if name == "small-cnn" else create_with_head(name, image_size, 0)[0]
     width = net.width if isinstance(net, SmallCNN) else width_of(net, name, image_size)
     tensors = [*net.parameters(), *net.buffers()]
     return sum(t.numel() * t.element_size() for t in tensors) + 4 * (width + 1) * classes

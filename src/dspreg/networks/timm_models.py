@@ -16,6 +16,9 @@ from dspreg.randomness import untouched
 # what a network raises for images of a size it cannot process
 UNFIT = (RuntimeError, ValueError, AssertionError, IndexError, ZeroDivisionError)
 
+EMBEDDING = "embedding"
+POOLS = {"token": "token", "mean": "avg"}  # features → timm's word
+
 
 def pretrained_config(name: str) -> Any:
     """timm's configuration of the pretrained weights of a name; None if there are none."""
@@ -45,11 +48,6 @@ def hub_location(name: str, config: Any) -> tuple[str, str]:
         )
     architecture = name.partition(".")[0]
     return config.hf_hub_id, f"{architecture}.{config.tag}" if config.tag else architecture
-
-
-def create_backbone(name: str, image_size: int | None) -> nn.Module:
-    """A new network without its head; `image_size` None for its default size."""
-    return create_with_head(name, image_size, 0)[0]
 
 
 def create_with_head(name: str, image_size: int | None, num_classes: int | None) -> tuple[nn.Module, str]:
@@ -145,6 +143,39 @@ def width_of(model: nn.Module, name: str, image_size: int) -> int:
     if not features.is_meta and not features.isfinite().all():  # on that device there are shapes and no numbers
         raise _size_error(name, image_size, ValueError("its features are not finite"))
     return features.shape[1]
+
+
+def choose_features(model: nn.Module, name: str, features: str) -> None:
+    """Let a transformer without its head return its class token, or the mean of its patch tokens.
+
+    Raises:
+        ConfigError: The network has none.
+    """
+    if features not in POOLS:
+        return
+    prefix = getattr(model, "num_prefix_tokens", None)
+    pools: Any = getattr(model, "reset_classifier", None)
+    if prefix is None or getattr(model, "attn_pool", None) is not None or pools is None:
+        what = "pools its tokens by attention" if prefix is not None else "has no tokens, but maps that it pools"
+        raise ConfigError(f"{name} {what}; features={features} is for vision transformers. Leave it out")
+    if features == "token" and not prefix:
+        raise ConfigError(f"{name} has patch tokens and no class token; use features=mean, or leave it out")
+    pools(0, global_pool=POOLS[features])
+
+
+def require_embedding(name: str, config: Any) -> int:
+    """The size of the embedding of a CLIP network, which timm has as its head.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    size = config.num_classes if config is not None else 0
+    if "clip" not in name or not size:
+        raise ConfigError(
+            f"{name} has no image embedding that texts are compared with. CLIP's networks have: dspreg weights list "
+            "'vit_*clip*' shows them. For others leave features and head out"
+        )
+    return int(size)
 
 
 def normalisation(model: nn.Module) -> tuple[tuple[float, float, float], tuple[float, float, float]]:

@@ -5,19 +5,20 @@ gradients measures jumps as well as curvature, and the more of them the smaller 
 evaluation records which side every unit is on, and a second one leaves it there: it is on the piece of the first, also
 where θ has moved off it, and the difference is that piece's curvature, which is what differentiating twice gives.
 
-The functions are recognised where torch is called, whichever module or function calls it: the ReLU family, the hard
-activations, `clamp`, `abs`, maxima and minima, max pooling, and comparisons, whose results are repeated. What chooses
-by sorting keeps its kinks. What torch has compiled or scripted is out of sight, and so is a backward pass: activations
-that checkpointing computes again are refused.
+The functions are recognised where torch is called, whichever module or function calls it: the ReLU family, SELU and
+ELU, the hard and shrinking activations, `clamp`, `abs`, maxima and minima, max pooling, and comparisons, whose results
+are repeated. What chooses by sorting keeps its kinks. What torch has compiled or scripted is out of sight, and so is a
+backward pass: activations that checkpointing computes again are refused.
 """
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
 from dspreg.errors import ConfigError
+from dspreg.networks.network import Network
 
 Held = Callable[..., Any]  # a function that stays on its piece; called with the arguments of the function
 
@@ -63,15 +65,19 @@ class ActivationPattern:
             raise ConfigError(_CHANGED)
 
     def _record(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        # whole numbers, such as labels, do not move with θ, and |z| of a complex number is smooth but at 0
+        smooth = func not in _COMPARISONS and not any(each.is_floating_point() for each in tensors)
         with torch.no_grad():
-            held = KINKED[func](*args, **kwargs)  # before `func`, which may work in place
+            held = None if smooth else KINKED[func](*args, **kwargs)  # before `func`, which may work in place
         self.pieces.append((func, held or func))
-        return held(*args, **kwargs) if held and func in _ROUNDED else func(*args, **kwargs)
+        return held(*args, **kwargs) if held and func in _HELD_TWICE else func(*args, **kwargs)
 
     def require_visible(self, net: nn.Module) -> None:
-        """Refuse a network that has kinks of which none was recorded."""
-        found = {type(m).__name__ for m in net.modules() if isinstance(m, _MODULES)}
-        if found and not self.pieces:
+        """Refuse a network with scripted kinks, or with kinks of which none was recorded where parameters move what
+        reaches them."""
+        found = {type(m).__name__ for m in _unfrozen(net) if isinstance(m, _MODULES)} if not self.pieces else set()
+        if found := found | _scripted_kinks(net):
             raise ConfigError(
                 f"the network has {', '.join(sorted(found))}, and none of them was seen at work: what is compiled or "
                 "scripted does not show its kinks. Use engine 'gauss_newton' or 'lookahead', or the model before it "
@@ -83,6 +89,22 @@ _CHANGED = (
     "the loss was computed in another way at its second evaluation: with other ReLUs, or in another order. Only θ may "
     "differ between the two evaluations; use engine 'exact', which needs one"
 )
+
+
+_scripted_without_kinks: WeakSet[nn.Module] = WeakSet()
+
+
+def _scripted_kinks(net: nn.Module) -> set[str]:
+    """Functions with kinks that scripted modules call."""
+    found = set()
+    for module in net.modules():
+        if isinstance(module, torch.jit.ScriptModule) and module not in _scripted_without_kinks:
+            graph = str(module.inlined_graph) if hasattr(module, "forward") else ""  # a list of modules has none
+            called = {name.strip("_") for name in re.findall(r"aten::(\w+)", graph)} & _KINKED_NAMES
+            if not called:
+                _scripted_without_kinks.add(module)
+            found |= called
+    return found
 
 
 class _Calls(TorchFunctionMode):
@@ -132,23 +154,18 @@ def _relu(input: Tensor, inplace: bool = False) -> Held:
 
 
 def _clamp(input: Tensor, min: Any = None, max: Any = None, *, inplace: bool = False) -> Held:
-    low, high = -math.inf if min is None else min, math.inf if max is None else max
-    inside = _bytes((input > low) & (input < high))
-    below = None if _is_zero(low) else _bytes(input <= low)
-    above = None if _is_zero(high) else _bytes(input >= high)
+    """At a bound the slope is 0. With `where`, since 0 · ∞ is no number, and what a mask made infinite is clamped."""
+    below = None if min is None else input <= min
+    above = None if max is None else input >= max
 
     def held(input: Tensor, min: Any = None, max: Any = None, **_: Any) -> Tensor:
-        out = input.mul_(inside) if inplace else input * inside
+        out = input.clone() if inplace else input
         for mask, bound in ((below, min), (above, max)):
-            if mask is not None and bound is not None:
-                out = out.add_(mask, alpha=bound) if not isinstance(bound, Tensor) else out + bound * mask
-        return out
+            if mask is not None:
+                out = torch.where(mask, bound, out)
+        return input.copy_(out) if inplace else out
 
     return held
-
-
-def _is_zero(bound: Any) -> bool:
-    return not isinstance(bound, Tensor) and bound == 0
 
 
 def _clamp_min(input: Tensor, min: Any, *, inplace: bool = False) -> Held:
@@ -161,8 +178,16 @@ def _clamp_max(input: Tensor, max: Any, *, inplace: bool = False) -> Held:
 
 
 def _hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Held:
-    held = _clamp(input, min_val, max_val, inplace=inplace)
-    return lambda input, *_, **__: held(input, min_val, max_val)
+    inside = _bytes((input > min_val) & (input < max_val))
+    bounds = [(mask, b) for mask, b in ((input <= min_val, min_val), (input >= max_val, max_val)) if b]
+
+    def held(input: Tensor, *_: Any, **__: Any) -> Tensor:
+        out = input.mul_(inside) if inplace else input * inside
+        for mask, bound in bounds:
+            out = out.add_(_bytes(mask), alpha=bound)
+        return out
+
+    return held
 
 
 def _relu6(input: Tensor, inplace: bool = False) -> Held:
@@ -182,6 +207,41 @@ def _hardswish(input: Tensor, inplace: bool = False) -> Held:
 def _hardsigmoid(input: Tensor, inplace: bool = False) -> Held:
     inside, above = _bytes((input > -3) & (input < 3)), _bytes(input >= 3)
     return _in_place(inplace, lambda x: (x / 6 + 0.5) * inside + above)
+
+
+def _elu(input: Tensor, alpha: float = 1.0, inplace: bool = False, *, scale: float = 1.0) -> Held | None:
+    if alpha == 1:  # both sides have one slope
+        return None
+    positive = _bytes(input > 0)
+    negative = 1 - positive
+    # the exponential is of 0 on the other side, where it might be infinite
+    return _in_place(inplace, lambda x: x * positive * scale + torch.expm1(x * negative) * (alpha * scale))
+
+
+def _selu(input: Tensor, inplace: bool = False) -> Held | None:
+    return _elu(input, 1.6732632423543772, inplace, scale=1.0507009873554805)
+
+
+def _threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Held:
+    above = input > threshold
+    return _in_place(inplace, lambda x: torch.where(above, x, value))
+
+
+def _softshrink(input: Tensor, lambd: float = 0.5) -> Held:
+    above, below = _bytes(input > lambd), _bytes(input < -lambd)
+    return lambda input, *_, **__: (input - lambd) * above + (input + lambd) * below
+
+
+def _hardshrink(input: Tensor, lambd: float = 0.5) -> Held:
+    outside = _bytes(input.abs() > lambd)
+    return lambda input, *_, **__: input * outside
+
+
+def _rrelu(*_: Any, **__: Any) -> Held:
+    raise ConfigError(
+        "engine 'finite_difference' cannot hold RReLU, whose slopes are drawn anew. Use engine 'exact', 'lookahead' or "
+        "'gauss_newton', or another activation"
+    )
 
 
 def _in_place(inplace: bool, compute: Callable[[Tensor], Tensor]) -> Held:
@@ -205,16 +265,17 @@ def _abs(input: Tensor) -> Held:
 
 def _larger(input: Tensor, other: Tensor, *, sign: int) -> Held:
     """Of two tensors the larger (sign 1) or the smaller one (−1), entry by entry; equal ones share."""
-    share = ((input - other) * sign).sign().add(1).div(2)
-    return lambda input, other: input * share + other * (1 - share)
+    first, equal = input > other if sign > 0 else input < other, input == other
+    # not by shares alone: one of the two may be infinite, and 0 · ∞ is no number
+    return lambda input, other: torch.where(equal, (input + other) / 2, torch.where(first, input, other))
 
 
 def _extreme(input: Tensor, dim: Any = (), keepdim: bool = False, *, of: Callable[..., Tensor]) -> Held:
     """The extreme over dimensions; equal entries share."""
-    found = of(input, dim, True)
-    share = torch.eq(input, found).to(input)
-    share /= share.sum(dim, keepdim=True)
-    return lambda input, *_, **__: (input * share).sum(dim, keepdim=keepdim)
+    equal = torch.eq(input, of(input, dim, True))
+    count = equal.sum(dim, keepdim=True)
+    # what a mask has made infinite is left out, not multiplied by 0
+    return lambda input, *_, **__: torch.where(equal, input / count, 0).sum(dim, keepdim=keepdim)
 
 
 def _max(input: Tensor, *args: Any, of: Callable[..., Any], sign: int, **kwargs: Any) -> Held:
@@ -227,6 +288,14 @@ def _max(input: Tensor, *args: Any, of: Callable[..., Any], sign: int, **kwargs:
     found = of(input, *args, **kwargs)
     at = found.indices if found.indices.ndim == input.ndim else found.indices.unsqueeze(dim)
     return lambda input, *_, **__: type(found)((input.gather(dim, at).view_as(found.indices), found.indices))
+
+
+def _unfrozen(net: nn.Module) -> Iterator[nn.Module]:
+    """Without those of a featurizer that is frozen: no parameter moves its kinks, and it may be given as features."""
+    frozen: set[nn.Module] = set()
+    if isinstance(net, Network) and not any(p.requires_grad for p in net.featurizer.parameters()):
+        frozen = set(net.featurizer.modules())
+    yield from (module for module in net.modules() if module not in frozen)
 
 
 def _max_pool(input: Tensor, *args: Any, pool: Callable[..., Any], dims: int, **options: Any) -> Held | None:
@@ -251,6 +320,12 @@ _HELD: dict[Callable[..., Held | None], tuple[Callable[..., Any], ...]] = {
     _prelu: (F.prelu, torch.prelu, Tensor.prelu),
     _hardswish: (F.hardswish,),
     _hardsigmoid: (F.hardsigmoid,),
+    _elu: (F.elu,),
+    _selu: (F.selu, torch.selu),
+    _threshold: (F.threshold, torch.threshold),
+    _softshrink: (F.softshrink,),
+    _hardshrink: (F.hardshrink, torch.hardshrink, Tensor.hardshrink),
+    _rrelu: (F.rrelu, torch.rrelu, F.rrelu_, torch.rrelu_),
     _abs: (torch.abs, Tensor.abs, Tensor.__abs__),
     _clamp: (torch.clamp, Tensor.clamp, torch.clip, Tensor.clip),
     _clamp_min: (torch.clamp_min, Tensor.clamp_min),
@@ -258,7 +333,10 @@ _HELD: dict[Callable[..., Held | None], tuple[Callable[..., Any], ...]] = {
     partial(_relu, inplace=True): (torch.relu_, Tensor.relu_, F.relu_),
     partial(_hardtanh, inplace=True): (F.hardtanh_,),
     partial(_leaky_relu, inplace=True): (F.leaky_relu_,),
-    partial(_clamp, inplace=True): (Tensor.clamp_,),
+    partial(_elu, inplace=True): (F.elu_,),
+    partial(_selu, inplace=True): (F.selu_, torch.selu_),
+    partial(_threshold, inplace=True): (F.threshold_,),  # type: ignore[attr-defined]
+    partial(_clamp, inplace=True): (Tensor.clamp_, torch.clamp_, Tensor.clip_, torch.clip_),
     partial(_clamp_min, inplace=True): (Tensor.clamp_min_,),
     partial(_clamp_max, inplace=True): (Tensor.clamp_max_,),
     partial(_larger, sign=1): (torch.maximum, Tensor.maximum),
@@ -282,7 +360,12 @@ KINKED: dict[Callable[..., Any], Callable[..., Held | None]] = {
     **{function: rule for rule, functions in _HELD.items() for function in functions},
     **{function: partial(_repeat, of=function) for function in _COMPARISONS},
 }
-_ROUNDED = (F.hardswish, F.hardsigmoid)  # by kernels that round otherwise than ours: both evaluations take ours
+_KINKED_NAMES = {f.__name__.strip("_") for functions in _HELD.values() for f in functions} - {"elu"}  # mostly smooth
+_HELD_TWICE = (  # at both evaluations: the kernels round otherwise, or have another slope at the kink itself
+    F.hardswish, F.hardsigmoid, F.elu, F.elu_, F.selu, F.selu_, torch.selu, torch.selu_,
+    *(function for function in KINKED if function.__name__.strip("_").startswith(("clamp", "clip"))),
+)  # fmt: skip
 _MODULES = (
-    nn.ReLU, nn.Hardtanh, nn.LeakyReLU, nn.PReLU, nn.Hardswish, nn.Hardsigmoid, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d
+    nn.ReLU, nn.Hardtanh, nn.LeakyReLU, nn.PReLU, nn.Hardswish, nn.Hardsigmoid, nn.SELU, nn.Threshold, nn.Softshrink,
+    nn.Hardshrink, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d,
 )  # fmt: skip

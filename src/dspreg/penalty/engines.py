@@ -364,7 +364,12 @@ Result = TypeVar("Result")
 _without_fused_attention: WeakSet[nn.Module] = WeakSet()
 
 
-def call_twice_differentiable(net: nn.Module, compute: Callable[[], Result]) -> Result:
+def call_twice_differentiable(
+    net: nn.Module,
+    compute: Callable[[], Result],
+    who: str = "engine 'exact'",
+    others: str = ". The other engines keep fused attention",
+) -> Result:
     """`compute()`, with unfused attention if fused attention turns out to have no second derivative."""
     if net not in _without_fused_attention:
         try:
@@ -373,8 +378,8 @@ def call_twice_differentiable(net: nn.Module, compute: Callable[[], Result]) -> 
             if "scaled_dot_product" not in str(error):
                 raise
             warnings.warn(
-                "fused attention has no second derivative; engine 'exact' uses unfused attention, which is slower and "
-                "needs more memory. The other engines keep fused attention",
+                f"fused attention has no second derivative; {who} uses unfused attention, which is slower and needs "
+                f"more memory{others}",
                 Notice,
                 stacklevel=2,
             )

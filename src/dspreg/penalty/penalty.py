@@ -32,7 +32,7 @@ from dspreg.penalty.engines import (
     takes_plain,
 )
 from dspreg.penalty.forward_state import Reached
-from dspreg.penalty.wrappers import DdpProcesses, is_compiled, refuse_shards, unwrap
+from dspreg.penalty.wrappers import DdpProcesses, is_compiled, refuse_shards, runs_in_threads, unwrap
 from dspreg.sensitivity import Profile, measure
 from dspreg.sensitivity.running import RunningSensitivity
 from dspreg.specs import DEFAULT_ENGINE
@@ -252,6 +252,11 @@ class Penalty:
         kind = kind_of(inner_of(self._engine))
         if kind in (exact, finite_difference) and is_compiled(self.model):
             raise ConfigError(_COMPILED if kind is exact else _COMPILED_KINKS)
+        if kind is finite_difference and runs_in_threads(self.model):
+            raise ConfigError(
+                "engine 'finite_difference' holds every ReLU on its side, and DataParallel computes in threads of its "
+                "own, out of its sight. Use DistributedDataParallel, one GPU, or engine 'exact' or 'lookahead'"
+            )
         if kind is finite_difference and part_of(self._engine) < 1:
             raise ConfigError(
                 f"engine {self.engine!r} needs to know the samples of a batch, as DSPReg does, and closures hide "

@@ -20,7 +20,7 @@ and neither fused attention nor compiled models have it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -200,8 +200,8 @@ def _sample_rows(batch: Batch, key: Sequence[Key], part: float) -> list[int]:
 
 
 def _take(batch: Batch, rows: Sequence[int]) -> Batch:
-    return Batch(
-        batch.x[torch.tensor(rows, device=batch.x.device)],
-        batch.y[torch.tensor(rows, device=batch.y.device)],
-        batch.domain,
-    )
+    def some(values: Tensor) -> Tensor:
+        return values[torch.tensor(rows, device=values.device)]
+
+    weights = None if batch.weights is None else some(batch.weights)
+    return replace(batch, x=some(batch.x), y=some(batch.y), weights=weights)

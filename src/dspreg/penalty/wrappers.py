@@ -157,6 +157,11 @@ def is_compiled(model: nn.Module) -> bool:
     return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
 
 
+def runs_in_threads(model: nn.Module) -> bool:
+    """Whether the model or a part of it is spread over several GPUs, each with a thread of its own."""
+    return any(isinstance(m, DataParallel) and len(m.device_ids) > 1 for m in model.modules())
+
+
 def refuse_shards(model: nn.Module) -> None:
     """Refuse sharded parameters: a shard of θ cannot be displaced by the shard of c⊙g of another process."""
     names = {kind.__name__ for m in model.modules() for kind in type(m).__mro__}

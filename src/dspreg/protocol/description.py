@@ -21,6 +21,7 @@ class RunDescription:
         classes: Names of the labels.
         sizes: Domain → number of "in" and "out" images.
         fingerprints: Domain → fingerprint of its images.
+        annotations: Domain → SHA-256 of the groups, parts and weights of its images, as far as training used any.
         weights: Where the network's weights come from, with their SHA-256.
         environment: Versions, threads and device, of which the result's bits depend.
         where: Paths, the spec as the user wrote it, and how it was run. No part of the id.
@@ -38,6 +39,7 @@ class RunDescription:
     where: Mapping[str, Any] = field(default_factory=dict)
     soup: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As `RunFolder.agree` takes it, which adds the id."""
@@ -48,6 +50,7 @@ class RunDescription:
                 "classes": list(self.classes),
                 "sizes": {name: dict(each) for name, each in self.sizes.items()},
                 "fingerprints": dict(self.fingerprints),
+                **({"annotations": dict(self.annotations)} if self.annotations else {}),
             },
             "weights": dict(self.weights),
             "environment": dict(self.environment),
@@ -70,6 +73,7 @@ class RunDescription:
             where=value.get("where", {}),
             soup=value.get("soup", {}),
             id=value.get("id", ""),
+            annotations=data.get("annotations", {}),
         )
 
     @cached_property

@@ -7,6 +7,7 @@ from typing import Any
 
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.config.options import MOST, format_limit, reason_against
+from dspreg.config.trained_part import files_of
 from dspreg.errors import ConfigError
 from dspreg.io.text import did_you_mean, shorten
 from dspreg.runs.run import Run
@@ -152,10 +153,10 @@ def distinct(runs: Iterable[Run]) -> list[Run]:
     found: dict[str, Run] = {}
     for run in runs:
         there = found.setdefault(run.id, run)
-        files, others = ((each.dataset, each.options.get("weights")) for each in (run, there))
+        files, others = ((each.dataset, *files_of(each.options).values()) for each in (run, there))
         if files != others:
             raise ConfigError(
                 f"two runs can't be told from each other, {files} and {others}: no id depends on where files lie. "
-                f"Give data sets different names, and different weights a store each"
+                f"Give data sets different names, and different weights, heads or profiles a store each"
             )
     return list(found.values())

@@ -3,7 +3,8 @@
 A rule looks at all runs of one data set, algorithm and trial that hold a target out, over all draws. It first finds the
 best step of every draw, then the best draw, and reports the accuracy on the target's "in" split there.
 
-    training_domains   mean "out" accuracy of the sources, of the run that holds out the target alone
+    training_domains   mean "out" accuracy of the sources, or another metric of them, of the run that holds out the
+                       target alone
     leave_one_out      mean over the other domains v of the "in" accuracy on v of the run that holds out both
     oracle             "out" accuracy of the target itself, at the last step; it has seen what it is asked about
     second_half_mean   no step is picked: accuracy and validation are means over the evaluations in the second half of
@@ -22,9 +23,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import numpy as np
-
 from dspreg.errors import ConfigError
+from dspreg.metrics import ACCURACY, WORST, mean, missing_figures, selection_value
 from dspreg.protocol.estimate import seconds_of
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.status import FINISHED, RunState, RunStatus, describe_state
@@ -114,7 +114,8 @@ class RunResult:
 
 
 class Choice(NamedTuple):
-    """What a rule reports for one target and trial."""
+    """What a rule reports for one target and trial: the accuracy there, and what it was selected by, the larger the
+    better."""
 
     accuracy: float
     validation: float
@@ -122,25 +123,25 @@ class Choice(NamedTuple):
     draw: int
 
 
-Rule = Callable[[Iterable[RunResult], str], "Choice | str"]  # of one trial; a text says why there is no choice
+# Of one trial and target, by a metric of `SELECT_BY` (None: that of each run); a text says why there is no choice.
+Rule = Callable[[Iterable[RunResult], str, "str | None"], "Choice | str"]
+BY_METRIC = ("training", "late", "last")  # rules that select by what runs say of their sources; others by accuracy
 
 
-def training_domains(runs: Iterable[RunResult], target: str) -> Choice | str:
-    """The step with the highest mean "out" accuracy of the sources."""
+def training_domains(runs: Iterable[RunResult], target: str, by: str | None = None) -> Choice | str:
+    """The step with the highest mean "out" accuracy of the sources, or the best by another metric of theirs."""
 
     def steps(alone: list[RunResult], _: list[RunResult]) -> list[Choice] | str:
         found = []
         for run in alone:
-            sources = [name for name in run.domains if name != target]
             for record in run.records:
-                validation = [_accuracy(record, name, "out") for name in sources]
-                found += _choice(run, record, target, validation)
-        return found or "no record has the sources' validation and the target's accuracy"
+                found += _choice(run, record, target, _validation(run, record, target, by))
+        return found or _why_none(alone, target, by)
 
     return _best(runs, target, steps)
 
 
-def leave_one_out(runs: Iterable[RunResult], target: str) -> Choice | str:
+def leave_one_out(runs: Iterable[RunResult], target: str, by: str | None = None) -> Choice | str:  # noqa: ARG001
     """The step with the highest mean accuracy on domains held out beside the target, each in a run of its own."""
 
     def steps(alone: list[RunResult], pairs: list[RunResult]) -> list[Choice] | str:
@@ -157,13 +158,13 @@ def leave_one_out(runs: Iterable[RunResult], target: str) -> Choice | str:
         for run in alone:
             for record in sorted(run.records, key=lambda r: int(r["step"])):
                 if times[record["step"]] == 1:
-                    found += _choice(run, record, target, [held[record["step"]].get(v) for v in others])
+                    found += _choice(run, record, target, _mean_of([held[record["step"]].get(v) for v in others]))
         return found or "no step is recorded once by the run and by all its pair runs"
 
     return _best(runs, target, steps)
 
 
-def oracle(runs: Iterable[RunResult], target: str) -> Choice | str:
+def oracle(runs: Iterable[RunResult], target: str, by: str | None = None) -> Choice | str:  # noqa: ARG001
     """The last step, whatever it is worth; draws are compared by the target's own "out" accuracy."""
 
     def steps(alone: list[RunResult], _: list[RunResult]) -> list[Choice] | str:
@@ -172,40 +173,39 @@ def oracle(runs: Iterable[RunResult], target: str) -> Choice | str:
             return "no records"
         last = max(record["step"] for _, record in records)
         run, record = [each for each in records if each[1]["step"] == last][-1]
-        return _choice(run, record, target, [_accuracy(record, target, "out")]) or (
+        return _choice(run, record, target, _accuracy(record, target, "out")) or (
             f"the last record, of step {last}, lacks the target's accuracy"
         )
 
     return _best(runs, target, steps)
 
 
-def second_half_mean(runs: Iterable[RunResult], target: str) -> Choice | str:
+def second_half_mean(runs: Iterable[RunResult], target: str, by: str | None = None) -> Choice | str:
     """The mean over the second half of the steps, of the target's accuracy and of what compares draws."""
-    return _mean_since(0.5, "a record of the second half", runs, target)
+    return _mean_since(0.5, "a record of the second half", runs, target, by)
 
 
-def last_step(runs: Iterable[RunResult], target: str) -> Choice | str:
+def last_step(runs: Iterable[RunResult], target: str, by: str | None = None) -> Choice | str:
     """The last step, whatever it is worth; draws are compared by the sources' validation at it."""
-    return _mean_since(1.0, "the last record", runs, target)
+    return _mean_since(1.0, "the last record", runs, target, by)
 
 
-def _mean_since(share: float, which: str, runs: Iterable[RunResult], target: str) -> Choice | str:
+def _mean_since(share: float, which: str, runs: Iterable[RunResult], target: str, by: str | None) -> Choice | str:
     """The mean over the evaluations after this share of the steps, none selected."""
 
     def steps(alone: list[RunResult], _: list[RunResult]) -> list[Choice] | str:
         found = []
         for run in alone:
-            sources = [name for name in run.domains if name != target]
             since = share * max((record["step"] for record in run.records), default=0)
             chosen = [
-                _choice(run, record, target, [_accuracy(record, name, "out") for name in sources])
+                _choice(run, record, target, _validation(run, record, target, by))
                 for record in run.records
                 if record["step"] >= since
             ]
             if all(chosen) and chosen:
-                accuracy, validation = (_mean([getattr(c, name) for (c,) in chosen]) for name in Choice._fields[:2])
+                accuracy, validation = (mean([getattr(c, name) for (c,) in chosen]) for name in Choice._fields[:2])
                 found.append(Choice(accuracy, validation, max(c.step for (c,) in chosen), run.draw))
-        return found or f"{which} lacks the sources' validation or the target's accuracy"
+        return found or _why_none(alone, target, by, f"{which} lacks the sources' validation or the target's accuracy")
 
     return _best(runs, target, steps)
 
@@ -257,17 +257,34 @@ def _rank(choice: Choice) -> float:
     return -math.inf if math.isnan(choice.validation) else choice.validation
 
 
-def _choice(run: RunResult, record: Record, target: str, validation: Sequence[float | None]) -> list[Choice]:
+def _validation(run: RunResult, record: Record, target: str, by: str | None) -> float | None:
+    """What a record of a run that holds one target out is selected by."""
+    return selection_value(record, [name for name in run.domains if name != target], by or _selected_by(run))
+
+
+def _selected_by(run: RunResult) -> str:
+    return str(run.conditions.get("select_by", ACCURACY))
+
+
+def _why_none(alone: Sequence[RunResult], target: str, by: str | None, otherwise: str = "") -> str:
+    """Why no record of these runs, of which there is one at least, can be selected."""
+    if all(run.conditions.get("holdout") == 0 for run in alone):
+        return "trained on all images of the sources (holdout=0): nothing validates it"
+    if by in (None, ACCURACY, WORST) or not any(_accuracy(each, target, "in") is not None for each in alone[0].records):
+        return otherwise or missing_figures(ACCURACY)
+    return missing_figures(str(by))
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    return None if None in values or not values else mean(cast(Sequence[float], values))
+
+
+def _choice(run: RunResult, record: Record, target: str, validation: float | None) -> list[Choice]:
     """Nothing where the record lacks a number that the rule needs."""
     reported = _accuracy(record, target, "in")
-    if reported is None or None in validation or not validation:
+    if reported is None or validation is None:
         return []
-    return [Choice(reported, _mean(cast(Sequence[float], validation)), record["step"], run.draw)]
-
-
-def _mean(values: Sequence[float]) -> float:
-    """To the last bit as NumPy's, which decides ties; its way of adding differs from eight numbers on."""
-    return (sum(values) if len(values) < 8 else float(np.sum(values))) / len(values)
+    return [Choice(reported, validation, record["step"], run.draw)]
 
 
 def _accuracy(record: Record, domain: str, split: str) -> float | None:

@@ -6,6 +6,7 @@ and the numbers of a run in one array. Every number and every text is as it was.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ class Layout(NamedTuple):
 
     accuracy: tuple[tuple[str, tuple[str, ...]], ...]  # domains, each with its splits
     logs_loss: bool
+    metrics: tuple[tuple[str, tuple[str, ...]], ...] = ()  # sources, each with the names of further figures
 
 
 class CompactRecords(Sequence[Record]):
@@ -30,7 +32,8 @@ class CompactRecords(Sequence[Record]):
     Args:
         steps: Of every record.
         layouts: Of every record.
-        numbers: Of all records: validation, the loss if it was logged, accuracies in the layout's order.
+        numbers: Of all records: validation, the loss if it was logged, accuracies and metrics in the layout's order;
+            NaN where a record has null.
     """
 
     __slots__ = ("layouts", "numbers", "steps")
@@ -43,13 +46,18 @@ class CompactRecords(Sequence[Record]):
 
     def __iter__(self) -> Iterator[Record]:
         numbers = iter(self.numbers)
-        for step, (accuracy, logs_loss) in zip(self.steps, self.layouts, strict=True):
-            record: dict[str, Any] = {"step": step, "validation": next(numbers)}
+        for step, (accuracy, logs_loss, metrics) in zip(self.steps, self.layouts, strict=True):
+            record: dict[str, Any] = {"step": step, "validation": _number(next(numbers))}
             if logs_loss:
                 record["log"] = {"loss": next(numbers)}
             record["accuracy"] = {
                 name: dict(zip(splits, islice(numbers, len(splits)), strict=True)) for name, splits in accuracy
             }
+            if metrics:
+                record["metrics"] = {
+                    name: dict(zip(names, map(_number, islice(numbers, len(names))), strict=True))
+                    for name, names in metrics
+                }
             yield record
 
     @overload
@@ -87,16 +95,19 @@ class Compactor:
         steps, layouts, numbers = [], [], array("d")
         for each in records:
             accuracy, loss = each["accuracy"], each.get("log", {}).get("loss")
-            layout = tuple([(name, tuple(splits)) for name, splits in accuracy.items()]), loss is not None
+            metrics = each.get("metrics") or {}
+            layout = _names(accuracy), loss is not None, _names(metrics)
             if layout not in self._kept:
                 self._kept[layout] = Layout(*layout)
             steps.append(each["step"])
             layouts.append(self._kept[layout])
-            numbers.append(each["validation"])
+            numbers.append(_or_nan(each["validation"]))
             if loss is not None:
                 numbers.append(loss)
             for splits in accuracy.values():
                 numbers.extend(splits.values())
+            for figures in metrics.values():
+                numbers.extend(map(_or_nan, figures.values()))
         return CompactRecords(self._share(tuple(steps)), self._share(tuple(layouts)), numbers)
 
     def _share(self, value: T) -> T:
@@ -110,3 +121,15 @@ class Compactor:
         """By its text, since 1, 1.0 and True are equal."""
         kept: Mapping[str, Any] = self._kept.setdefault(repr(value), value)
         return kept
+
+
+def _names(values: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    return tuple([(name, tuple(inside)) for name, inside in values.items()])
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value

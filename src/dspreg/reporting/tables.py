@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dspreg.errors import ConfigError
-from dspreg.protocol.selection import RULES, TITLES, Choice, RunResult
+from dspreg.metrics import ACCURACY, check_select_by
+from dspreg.protocol.selection import BY_METRIC, RULES, TITLES, Choice, RunResult
 from dspreg.reporting import published
 from dspreg.reporting.conditions import group_runs
 from dspreg.reporting.table import Cell, Row, Table, difference, mean, score
@@ -33,6 +34,7 @@ class SelectedRow:
         label: The algorithm, and where rows differ in them, conditions: `"ERM [threads=1]"`.
         runs: All runs of the row.
         rule: The selection.
+        by: The metric of the sources that it selects by; None: that by which each run was selected in training.
         choices: Target and trial → accuracy on the target, validation, step and draw; or in words why there is none.
         algorithm: The spec of the method.
         domains: The columns.
@@ -45,6 +47,7 @@ class SelectedRow:
     label: str
     runs: list[RunResult]
     rule: str
+    by: str | None = None
     choices: dict[tuple[str, int], Choice | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,7 +67,7 @@ class SelectedRow:
                 holding_out[target, run.trial].append(run)
         for target in self.domains:
             for trial in self.trials:
-                self.choices[target, trial] = RULES[self.rule](holding_out[target, trial], target)
+                self.choices[target, trial] = RULES[self.rule](holding_out[target, trial], target, self.by)
 
     def accuracy(self, target: str, trial: int) -> float | None:
         """On the target, between 0 and 1; None where nothing was selected."""
@@ -108,7 +111,9 @@ class SelectedRow:
         return score(values, len(trials), [f"no number for {each}{where[each]}" for each in missing])
 
 
-def select_rows(runs: Iterable[RunResult], selection: str = "training") -> list[SelectedRow]:
+def select_rows(
+    runs: Iterable[RunResult], selection: str = "training", *, select_by: str | None = None
+) -> list[SelectedRow]:
     """Group runs into the rows of a report, and select step and draw for every target and trial.
 
         for row in dspreg.select_rows(dspreg.load_runs("runs")):
@@ -117,14 +122,27 @@ def select_rows(runs: Iterable[RunResult], selection: str = "training") -> list[
     Args:
         runs: All of them, as `dspreg.load_runs` gives them: how many are missing counts, too.
         selection: As in `dspreg.report`.
+        select_by: As in `dspreg.report`.
 
     Raises:
         ConfigError: There is no such selection, or two finished runs are for the same target, trial and draw.
     """
     if selection not in RULES:
         raise ConfigError(f"selection={selection!r}; wanted one of {', '.join(RULES)}")
+    check_selection(selection, select_by)
     found = group_runs(runs)
-    return [SelectedRow(*key, inside, selection) for key, inside in sorted(found.items(), key=_order)]
+    return [SelectedRow(*key, inside, selection, select_by) for key, inside in sorted(found.items(), key=_order)]
+
+
+def check_selection(selection: str, select_by: str | None) -> None:
+    """Refuse a metric that there is not, or that this selection does not look at."""
+    if select_by is None:
+        return
+    if check_select_by(select_by) != ACCURACY and selection not in BY_METRIC:
+        raise ConfigError(
+            f"selection={selection!r} selects by accuracy, and not by {select_by}; a metric is for "
+            f"{', '.join(BY_METRIC)}"
+        )
 
 
 def make_tables(found: Sequence[SelectedRow], damaged: Sequence[str] = ()) -> list[Table]:
@@ -162,7 +180,7 @@ def _dataset(found: list[SelectedRow]) -> Table:
         if theirs:
             made += published_rows(each.label, [*cells, whole], theirs, 2)
             notes += [published.NOTE, *_unlike(each)]
-    title = f"{name}: accuracy on each domain held out, in %; {TITLES[rule]}"
+    title = f"{name}: accuracy on each domain held out, in %; {selection_title(found)}"
     every = (*explain_marks(made), *dict.fromkeys(notes))
     return Table(name, title, rule, (*domains, "mean", "worst", "runs"), tuple(made), every)
 
@@ -180,9 +198,15 @@ def _averages(found: Sequence[SelectedRow], datasets: list[str], notes: tuple[st
         if theirs:
             made += published_rows(label, [*cells, whole], theirs)
             remarks.append(published.NOTE)
-    title = f"Averages over the domains of each data set, in %; {TITLES[rule]}"
+    title = f"Averages over the domains of each data set, in %; {selection_title(found)}"
     every = (*explain_marks(made), *dict.fromkeys(remarks), *notes)
     return Table("Averages", title, rule, (*datasets, "mean"), tuple(made), every)
+
+
+def selection_title(found: Sequence[SelectedRow]) -> str:
+    """In words, how step and draw were selected."""
+    by = found[0].by
+    return TITLES[found[0].rule] + (f", by {by}" if by not in (None, ACCURACY) else "")
 
 
 def explain_marks(made: Sequence[Row]) -> list[str]:

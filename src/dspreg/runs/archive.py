@@ -21,6 +21,7 @@ from typing import IO
 
 from dspreg.errors import ConfigError, DspregError, IntegrityError, InUse
 from dspreg.io.atomic_files import UNFINISHED, make_folder, open_regular_file, os_errors_as_cant_write
+from dspreg.runs.folder import KEPT_CHECKPOINT
 from dspreg.runs.leases import list_leases
 from dspreg.runs.store import RunStore
 
@@ -118,8 +119,8 @@ def _names(root: Path) -> list[str]:
             raise ConfigError(
                 f"{links[0]} is a link, and an archive holds files only; put the file there, or remove it"
             )
-        if "checkpoints" in folders:
-            folders.remove("checkpoints")  # a finished run has none, and an unfinished one starts again
+        for name in {"checkpoints", KEPT_CHECKPOINT} & {*folders}:
+            folders.remove(name)  # results are complete without, and an unfinished run starts again
         kept = [name for name in files if name not in WORK and not Path(name).match(f".*{UNFINISHED}")]
         found += [Path(folder, name).relative_to(root).as_posix() for name in kept]
     return sorted(found)

@@ -4,10 +4,12 @@
     records.jsonl     one line per evaluation
     refreshes.jsonl   c by layer, each time it was measured
     profiles/         c before and after training, with null
-    selected.safetensors, last.safetensors, README.md
+    selected.safetensors, last.safetensors, trained_images.bin, README.md
     result.json       the outcome, and the SHA-256 of every file above
     failure.json      instead of result.json, if the training diverged
     checkpoints/      while unfinished
+    before-last-step/ a checkpoint, with --keep-checkpoint
+    calibration.json  with --calibrate
 
 No file says "done": a run is finished when result.json and all it names have the SHA-256 they should have.
 
@@ -55,12 +57,16 @@ from dspreg.io.atomic_files import (
 FORMAT = "dspreg.run/1"
 OURS = (  # files that result.json lists; there may be others, such as a scheduler's log
     "run.json", "records.jsonl", "refreshes.jsonl", "results.jsonl", "README.md",
-    "selected.safetensors", "last.safetensors", "profiles/*.safetensors", "models/*.safetensors",
+    "selected.safetensors", "last.safetensors", "trained_images.bin", "profiles/*.safetensors", "models/*.safetensors",
 )  # fmt: skip
 OURS_NAMED = re.compile("|".join(re.escape(pattern).replace(r"\*", r"[^/\0]+") for pattern in OURS))
 ALWAYS = ("run.json", "records.jsonl")  # what every finished run has
-FILES = (*(name for name in OURS if "/" not in name), "result.json", "failure.json", "lock")
-FOLDERS = ("profiles", "models", "checkpoints", "tensorboard")
+CALIBRATION = (
+    "calibration.json"  # may be made and made again once a run is finished, so that it has a SHA-256 of its own
+)
+KEPT_CHECKPOINT = "before-last-step"
+FILES = (*(name for name in OURS if "/" not in name), "result.json", "failure.json", CALIBRATION, "lock")
+FOLDERS = ("profiles", "models", "checkpoints", KEPT_CHECKPOINT, "tensorboard")
 CARRIED = ("plan", "environments")  # what `where` of an earlier start has, and that of the next may not have
 HELD: set[IO[str]] = set()  # locks of this process
 LEASED = "under a claim\n"  # contents of the lock file of a sweep's worker; other versions of dspreg read it, too

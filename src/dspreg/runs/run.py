@@ -18,6 +18,7 @@ from typing import Any
 
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.config.train_config import TRAIN_OPTIONS, Execution
+from dspreg.config.trained_part import TrainedPart, without_paths
 from dspreg.errors import ConfigError
 from dspreg.io.atomic_files import canonical_json, sha256
 from dspreg.io.text import did_you_mean
@@ -79,11 +80,9 @@ class Run:
 
     def identity(self) -> dict[str, Any]:
         """What the plan id is a hash of: everything that identifies the run before any data are read; no paths."""
-        ref, options = self.dataset_ref, dict(self.options)
-        if options.get("weights", "none") not in ("default", "none"):
-            options["weights"] = "file"  # the result id has the SHA-256 of the file
+        ref, options = self.dataset_ref, without_paths(self.options)  # the result id has the SHA-256 of files
         return {
-            "dataset": f"{ref.kind}:{self.data_name}" if ref.is_path else self.dataset,
+            "dataset": f"{ref.kind}:{self.data_name}{ref.added}" if ref.is_path else self.dataset,
             "targets": sorted(self.targets),
             "algorithm": without_locations(self.algorithm),
             "protocol": self.protocol,
@@ -138,4 +137,6 @@ class Run:
 def _sort_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options in canonical form: sorted, floats as floats, without values equal to the default."""
     typed = {name: float(v) if TRAIN_OPTIONS[name].type is float else v for name, v in sorted(options.items())}
+    if "train" in typed:
+        typed["train"] = str(TrainedPart.parse(str(typed["train"])))
     return {name: value for name, value in typed.items() if value != TRAIN_OPTIONS[name].default}

@@ -74,6 +74,9 @@ def check_description(file: str, described: Mapping[str, Any]) -> None:
             _refuse(file, f"data.sizes[{name!r}].in", 0, "1 or more: of what is trained on there is an image")
         if not _is_text(prints[name]):
             _refuse(file, f"data.fingerprints[{name!r}]", prints[name], TEXT)
+    for name, digest in _object(file, "data.annotations", data.get("annotations", {})).items():
+        if name not in domains or not _is_text(digest):
+            _refuse(file, f"data.annotations[{BRIEF.repr(name)}]", digest, f"{TEXT}, of one of the domains")
     _check_settings(file, settings, domains)
     for name in ("tag", "sha256"):
         if not (weights.get(name) is None or _is_text(weights[name])):
@@ -126,6 +129,9 @@ def check_records(file: str, records: Sequence[Any], described: Mapping[str, Any
     """
     settings, domains = described["settings"], described["data"]["domains"]
     needed = {name: "in" if name in settings["targets"] else "out" for name in domains}
+    validates = settings.get("holdout") != 0
+    known = needed if validates else {n: which for n, which in needed.items() if which == "in"}
+    sources = [name for name in domains if needed[name] == "out"]
     steps, before = settings["steps"], -1
     step: Any
     accuracy: Any
@@ -137,16 +143,21 @@ def check_records(file: str, records: Sequence[Any], described: Mapping[str, Any
         if type(step) is not int or not before < step < steps:
             _refuse(file, f"line {number}: step", step, f"a whole number above {before} and below {steps}")
         before = step
-        if type(validation) not in NUMBERS or not 0 <= validation <= 1:
+        if not validates:
+            if validation is not None:
+                _refuse(file, f"line {number}: validation", validation, "null, where holdout is 0")
+        elif type(validation) not in NUMBERS or not 0 <= validation <= 1:
             _refuse(file, f"line {number}: validation", validation, SHARE)
-        if type(accuracy) is not dict or accuracy.keys() != needed.keys():
+        if type(accuracy) is not dict or not (known.keys() <= accuracy.keys() <= needed.keys()):
             _refuse(file, f"line {number}: accuracy", accuracy, f"an object with the domains {BRIEF.repr(domains)}")
         for name, splits in accuracy.items():
-            if type(splits) is not dict or needed[name] not in splits:
+            if type(splits) is not dict or (name in known and needed[name] not in splits):
                 _refuse(file, f"line {number}: accuracy[{name!r}]", splits, f"an object with {needed[name]!r}")
             for split, share in splits.items():
                 if type(share) not in NUMBERS or not 0 <= share <= 1:
                     _refuse(file, f"line {number}: accuracy[{name!r}][{BRIEF.repr(split)}]", share, SHARE)
+        if "metrics" in record:
+            _check_metrics(file, number, record["metrics"], sources)
         for part in ("log", "seconds"):
             values: Any = record.get(part)
             if type(values) is not dict:
@@ -156,6 +167,19 @@ def check_records(file: str, records: Sequence[Any], described: Mapping[str, Any
                     _refuse(file, f"line {number}: {part}[{BRIEF.repr(name)}]", value, NUMBER)
         if "step_seconds" not in values or "evaluate_seconds" not in values:
             _refuse(file, f"line {number}: seconds", values, "an object with step_seconds and evaluate_seconds")
+
+
+def _check_metrics(file: str, number: int, metrics: Any, sources: Sequence[str]) -> None:
+    """Further figures of the sources' held-out images, by which the step may be selected."""
+    if type(metrics) is not dict or metrics.keys() != {*sources}:
+        _refuse(file, f"line {number}: metrics", metrics, f"an object with the domains {BRIEF.repr(sources)}")
+    for name, figures in metrics.items():
+        if type(figures) is not dict:
+            _refuse(file, f"line {number}: metrics[{name!r}]", figures, OBJECT)
+        for metric, value in figures.items():
+            fits = value is None or (type(value) in NUMBERS and -FINITE <= value <= FINITE)
+            if not fits or not _is_text(metric):
+                _refuse(file, f"line {number}: metrics[{name!r}][{BRIEF.repr(metric)}]", value, f"{NUMBER} or null")
 
 
 def check_result(
@@ -171,6 +195,9 @@ def check_result(
         _refuse(file, "environments", environments, f"a list of at most {MOST_ENVIRONMENTS:,}")
     for number, each in enumerate(environments):
         _check_environment(file, f"environments[{number}]", _object(file, f"environments[{number}]", each))
+    remarks = result.get("remarks", [])
+    if type(remarks) is not list or not all(map(_is_text, remarks)):
+        _refuse(file, "remarks", remarks, "a list of texts")
     if not is_count(result.get("refreshes")):
         _refuse(file, "refreshes", result.get("refreshes"), COUNT)
     by_step = {each["step"]: each for each in records}

@@ -41,7 +41,6 @@ from dspreg.training.experiment import resolve_execution
 from dspreg.training.loop import train
 
 STORE, MODEL, PAGE, PREDICTIONS = "store", "model", "page.html", "predictions"
-KEPT = {"keep": "best", "profile": "never"}  # of every training: the last model is judged
 
 Pause = Callable[[], None]
 Say = Callable[[str], None]
@@ -112,7 +111,7 @@ def estimate(
         ConfigError: No plan fits into the budget, or `out` belongs to something else.
         ResourceError: A training failed. Given again, the same call tries it again.
     """
-    out, execution = Path(out), replace(execution or Execution(), **KEPT)
+    out, execution = Path(out), replace(execution or Execution(), keep="best", profile="never")
     asked = Asked(
         tuple(map(shortest_spec, methods)), None if budget is None else parse_budget(budget), model, image_size, steps,
         trials, dict(options or {}),
@@ -144,7 +143,7 @@ def estimate(
     held_out = plan.held_out_runs()
     work.train(held_out, say)
     scored = work.score(held_out)
-    validation = {_key(run): validation_at_end(list(work.store.folder(run).records), run) for run in held_out}
+    validation = {_key(run): validation_at_end(plan, list(work.store.folder(run).records), run) for run in held_out}
     methods, chosen = compare_methods(plan, validation, scored)
     found = Estimate(
         plan, methods, chosen, forecast_new_site(chosen.sites),
@@ -253,8 +252,7 @@ class _Work:
     def train_final(self, found: Estimate, callbacks: Sequence[TrainingCallback], say: Say) -> None:
         """On all sites, as the held-out ones were, with the estimate in its card."""
         say(f"the model, {found.chosen.name} on all sites, in {self.out / MODEL}")
-        sizes = [len(self.data.domain(site)) for site in self.plan.sites]
-        options: dict[str, Any] = self.plan.final_options(sizes)
+        options = self.plan.final_options(found.chosen.spec)
         config = TrainConfig(dataset=self.plan.dataset, algorithm=found.chosen.spec, **options)
         execution = replace(self.execution, name=self.plan.name if is_path(self.plan.dataset) else None)
         with warnings.catch_warnings():

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dspreg.algorithms.compatibility import overrides
 from dspreg.algorithms.registry import StackSpec
 from dspreg.config.train_config import TRAIN_OPTIONS, Execution
 from dspreg.data import DomainDataset
@@ -17,6 +18,7 @@ from dspreg.errors import ConfigError, DspregError, IntegrityError
 from dspreg.io.atomic_files import holds_file, read_json, write_json
 from dspreg.io.text import format_duration, join_few, plural, shorten
 from dspreg.launch.probe import Probed, probe_run
+from dspreg.metrics import ACCURACY
 from dspreg.protocol.estimate import format_seconds
 from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.runs.run import Run
@@ -45,7 +47,6 @@ IMAGES_PER_STEP = 96  # of all sources together: as three domains in DomainBed
 PROBING = 8.0  # seconds of steps for each network and size
 SAFETY = 0.85  # of the budget that is planned with: a machine is not always as fast as in its first minute
 STARTING = 3.0  # seconds allowed for whatever is around a training
-FINAL_HOLDOUT = 0.05  # of the final model; 0 as soon as a training without validation images is possible
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,19 @@ class Plan:
         )
         return [run for run in made if len(run.targets) == 2]
 
-    def final_options(self, sizes: Sequence[int]) -> dict[str, Any]:
-        """Of the training on all sites. Its steps are those of the held-out ones."""
-        share = max(FINAL_HOLDOUT, min(0.5, 1.001 / min(sizes)))  # one image of the smallest site
-        return {**self.options, "holdout": share}
+    def final_options(self, method: str) -> dict[str, Any]:
+        """Of the training on all sites: its steps are those of the held-out ones, and it sees all images.
+
+        A method that decides by held-out images, such as SWAD, needs them there, too.
+        """
+        if needs_validation(method):
+            return dict(self.options)
+        return {**{name: value for name, value in self.options.items() if name != "select_by"}, "holdout": 0.0}
+
+    @property
+    def metric(self) -> str:
+        """What methods are compared by, of held-out images of the sources."""
+        return str(self.options.get("select_by", ACCURACY))
 
     def save(self, out: Path) -> None:
         write_json(out / FILE, {"format": FORMAT, **asdict(self)})
@@ -450,6 +460,12 @@ class _Chooser:
         made = {"model": rung[0], "image_size": rung[1], "batch_size": self._batch(), "augment_validation": False,
                 **self._pace(steps), **self.asked.options}  # fmt: skip
         return {name: value for name, value in made.items() if value != TRAIN_OPTIONS[name].default}
+
+
+def needs_validation(spec: str) -> bool:
+    """Whether a method decides by held-out images of the sources."""
+    hooks = ("on_evaluation", "before_evaluation")
+    return any(overrides(type(layer), hook) for layer in layers_of(StackSpec.parse(spec)) for hook in hooks)
 
 
 def compares_domains(spec: str) -> bool:

@@ -202,7 +202,8 @@ class ProgressBar(TrainingCallback):
 
     def on_evaluation(self, record: dict[str, Any]) -> None:
         self.clock.on_evaluation(record)
-        self.progress.update(self.task, validation=f"val {record['validation']:.0%}")
+        if record["validation"] is not None:
+            self.progress.update(self.task, validation=f"val {record['validation']:.0%}")
 
     def on_train_end(self) -> None:
         with suppress(OSError):  # the terminal may be gone, which must not hide how the training ended

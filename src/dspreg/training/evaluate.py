@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -74,6 +75,7 @@ def tallies(
     device: str = "cpu",
     workers: int | ReaderPool = 0,
     losses: bool = False,
+    observe: Callable[[int, Tensor, Tensor], None] = lambda *_: None,
     pause: Callable[[], None] = lambda: None,
     on_wait: Callable[[], None] = lambda: None,
 ) -> list[Tally]:
@@ -87,6 +89,7 @@ def tallies(
         device: Device of the algorithm.
         workers: Processes that read images, or the pool of them.
         losses: Also compute the cross-entropy.
+        observe: Called with the part, the logits and the labels of every batch.
         pause: Called between batches; may raise to stop early.
         on_wait: Called while a batch is waited for; may raise as well.
     """
@@ -94,8 +97,23 @@ def tallies(
     with closing(predictions(algorithm, batches, device=device, workers=workers, on_wait=on_wait)) as predicted:
         for p, logits, y in predicted:
             result[p] = result[p].counting(logits, y, losses=losses)
+            observe(p, logits, y)
             pause()
     return Tally.read(result)
+
+
+def as_arrays(answers: Sequence[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
+    """Labels (N,) and log-probabilities (N, C) of a part, in double precision."""
+    logits = torch.cat([each.detach() for each, _ in answers]).cpu().double()
+    return torch.cat([y for _, y in answers]).cpu().numpy(), logits.log_softmax(1).numpy()
+
+
+def count_classes(classes: Sequence[Tensor], num_classes: int) -> list[int]:
+    """How many images are of each class; of several batches."""
+    if not classes:
+        return [0] * num_classes
+    found: list[int] = np.bincount(torch.cat(list(classes)).cpu().numpy(), minlength=num_classes).tolist()
+    return found
 
 
 def predictions(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
@@ -13,38 +14,49 @@ from importlib.metadata import version
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dspreg import __version__
 from dspreg.algorithms import Algorithm, Task
+from dspreg.algorithms.compatibility import overrides, require_weightable
 from dspreg.algorithms.registry import PUBLISHED, StackSpec
 from dspreg.config.defaults import search_seed
 from dspreg.config.options import MOST
 from dspreg.config.train_config import CHANNELS_LAST, Execution, TrainConfig, resolve_config
+from dspreg.config.trained_part import files_of, named_by_contents, with_files
 from dspreg.data import DomainDataset
+from dspreg.data.annotations import TRAIN, annotations_of
+from dspreg.data.balance import image_weights
 from dspreg.data.base import labels_of
 from dspreg.data.cache_choice import open_chosen_cache
-from dspreg.data.fingerprint import fingerprint
+from dspreg.data.fingerprint import content_hashes, fingerprint
 from dspreg.data.images import Images
-from dspreg.data.loader import DomainSplit, MeasureSampler, TrainingSteps, reader_processes
+from dspreg.data.loader import XY, DomainSplit, MeasureSampler, TrainingSteps, reader_processes
 from dspreg.data.readers import ReaderPool
 from dspreg.data.registry import open_dataset
-from dspreg.data.splits import split, split_stratified, steps_per_epoch
+from dspreg.data.splits import parts_of, positions_of_test, split, split_grouped, split_stratified, steps_per_epoch
 from dspreg.data.transforms import Transform
 from dspreg.data.verify import check_once
-from dspreg.devices import lacks_float64, resolve_device
+from dspreg.devices import lacks_float64, resolve_device, send
 from dspreg.errors import ConfigError, DataError, Notice
+from dspreg.io.text import join_few
+from dspreg.networks.network import Network
 from dspreg.networks.pretrained import Backbone, make_backbone
+from dspreg.networks.text_head import TextHead, read_text_head
 from dspreg.precision import LossScaler, autocast, check_precision
 from dspreg.protocol.description import RunDescription
-from dspreg.randomness import Key
+from dspreg.randomness import Key, seeded
+from dspreg.runs.trained_images import Hashed, TrainedImages
+from dspreg.sensitivity.profile import Profile
 from dspreg.training.compiling import compile_network, require_compilable, require_compiler
 from dspreg.training.fastest import choose_folding, choose_layout, describe_computation, keep_begun
+from dspreg.training.initial_weights import InitialWeights, read_initial_weights
+from dspreg.training.kept_features import FeatureCache, compute_features, why_not_kept
+from dspreg.training.optimizers import learning_rates, make_optimizer
+from dspreg.training.trained_part import entry_masks, freeze, read_profile, require_trainable
 
 Progress = Callable[[int, int], None]
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # their versions may change results in the last bits
-
-FUSED = ("cuda", "mps")  # devices with an Adam in one kernel
 
 
 @dataclass(frozen=True)
@@ -60,7 +72,14 @@ class Experiment:
     splits: Mapping[str, tuple[list[int], list[int]]]  # domain → positions of "in" and "out"
     backbone: Backbone
     on_read: Callable[[], None] = lambda: None  # called while files are hashed; may raise
+    head: TextHead | None = None  # that the classifier starts as
+    profile: Profile | None = None  # of which the entries that are trained are chosen
+    profile_sha256: str = ""
+    start: InitialWeights | None = None  # instead of the backbone's own
+    kept: dict[str, XY] = field(default_factory=dict, init=False, compare=False)  # features by domain
     parts: dict[tuple[str, str, Transform], DomainSplit] = field(default_factory=dict, init=False, compare=False)
+    # domain → SHA-256 of each image, known with the fingerprints
+    hashes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list), init=False, compare=False)
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -73,12 +92,30 @@ class Experiment:
 
     @property
     def workers(self) -> int:
+        """Processes that read images; none where features are read from memory."""
+        return 0 if self.keeps_features else self._image_workers
+
+    @property
+    def _image_workers(self) -> int:
         return reader_processes(self.execution.workers, self.data.small)
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """Fingerprint of every domain; computed once, because it reads all files."""
-        return {name: fingerprint(images, self.on_read) for name, images in self.images.items()}
+        return {name: fingerprint(images, self.on_read, self.hashes[name]) for name, images in self.images.items()}
+
+    def trained_images(self) -> TrainedImages:
+        """The training splits of the sources, by the contents of their images."""
+        hashed: Hashed = "files" if all(isinstance(self.images[name], Images) for name in self.sources) else "pixels"
+        _ = self.fingerprints  # which fill `hashes`
+        sums: list[str] = []
+        for name in self.sources:
+            images, inside = self.images[name], self.splits[name][0]
+            if hashed == "pixels" and isinstance(images, Images):  # a data set of one's own may mix them
+                sums += content_hashes(images, inside, pixels=True)
+            else:
+                sums += [self.hashes[name][i] for i in inside]
+        return TrainedImages.of(hashed, sums)
 
     def file_hashes(self) -> set[str]:
         """SHA-256 of every image file."""
@@ -90,17 +127,79 @@ class Experiment:
         sizes = [len(self.splits[name][0]) for name in self.sources]
         return steps_per_epoch(sizes, self.settings.batch_size * len(sizes))
 
+    @cached_property
+    def tests(self) -> dict[str, list[int]]:
+        """Domain → positions of the images that its table sets apart for testing; no domain without any."""
+        found = {name: images_for_test(images, self.settings) for name, images in self.images.items()}
+        return {name: positions for name, positions in found.items() if positions}
+
+    @cached_property
+    def loss_weights(self) -> list[Tensor] | None:
+        """Of the training splits of the sources, the weight of each image in the loss; None: all count the same."""
+        given = dict.fromkeys(self.sources) if not self.settings.image_weights else {
+            name: annotations_of(self.images[name]).weights for name in self.sources
+        }  # fmt: skip
+        balance = self.settings.balance == "loss"
+        if not balance and all(each is None for each in given.values()):
+            return None
+        parts = {name: self.part(name, "in", self.transform(self.settings.augment)) for name in self.sources}
+        labels = {name: part.labels for name, part in parts.items()}
+        weights = {n: None if each is None else [each[i] for i in parts[n].positions] for n, each in given.items()}
+        return image_weights(labels, weights, balance=balance)
+
+    def batch_weights(self, t: int) -> Sequence[Tensor | None]:
+        """Of each source, the weights of the images of step t, on the device."""
+        if self.loss_weights is None:
+            return [None] * len(self.sources)
+        chosen = self.steps().chosen(t)
+        return [send(w[at], self.execution.device) for w, at in zip(self.loss_weights, chosen, strict=True)]
+
     def part(self, domain: str, which: str, transform: Transform) -> DomainSplit:
         """A split of a domain: the same object whenever it is asked for, so that readers know it."""
-        positions = self.splits[domain][("in", "out").index(which)]
+        positions = self.tests[domain] if which == "test" else self.splits[domain][("in", "out").index(which)]
         return self.parts.setdefault(
-            (domain, which, transform), DomainSplit(domain, self.images[domain], positions, transform)
+            (domain, which, transform), DomainSplit(domain, self.images[domain], positions, transform, self.kept)
         )
+
+    @cached_property
+    def keeps_features(self) -> bool:
+        """Whether the backbone is frozen and its features are computed once, by `keep_features`."""
+        return (
+            self.settings.train == "head" and why_not_kept(self.settings, self.execution, layers_of(self.stack)) is None
+        )
+
+    def keep_features(
+        self, pause: Callable[[], None] = lambda: None, on_wait: Callable[[], None] = lambda: None
+    ) -> None:
+        """Compute the features of all images, or find them in the user's cache; from then on, parts consist of them."""
+        with seeded(*self.key, "backbone"):
+            featurizer = self.backbone.make().to(self.execution.device)
+        s, transform = self.settings, self.transform(False)
+        stored = None
+        if self.start is not None:
+            self.start.load_features_into(featurizer)
+        elif self.backbone.weights.sha256 and self.execution.cache != "none":
+            about = {"model": s.model, "features": s.features, "image_size": s.image_size, "batch": s.evaluation_batch}
+            stored = FeatureCache(self.backbone, **about, environment=environment(self.execution))
+        parts = [DomainSplit(name, each, range(len(each)), transform) for name, each in self.images.items()]
+        with ReaderPool(self._image_workers, parts) as readers:
+            for part in parts:
+                found = stored.find(self.fingerprints[part.domain]) if stored else None
+                if found is None:
+                    options = (s.evaluation_batch, self.execution.device, readers, pause, on_wait)
+                    found = compute_features(part, featurizer, *options)
+                    if stored:
+                        stored.keep(self.fingerprints[part.domain], found)
+                self.kept[part.domain] = found
 
     def reader_pool(self) -> ReaderPool:
         """Processes that read images for all of a training: steps, evaluations, and what c is measured on."""
         shown = [self.transform(augment) for augment in (False, True)]
         every = [self.part(name, which, each) for name in self.images for which in ("in", "out") for each in shown]
+        every += [self.part(name, "test", shown[0]) for name in self.tests]
+        if self.settings.balance == "sampling":
+            for part in every:
+                _ = part.by_class  # before there are processes, which then have it
         return ReaderPool(self.workers, every)
 
     def transform(self, augment: bool) -> Transform:
@@ -123,13 +222,27 @@ class Experiment:
         parts = [self.part(name, "in", self.transform(False)) for name in self.sources]
         workers = self.workers if readers is None else readers
         samples = MeasureSampler(parts, self.key, self.execution.device, workers, on_wait)
-        task = Task(self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress)
-        s = self.settings
+        adapted: list[Network] = []
 
-        def adam(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-            return make_adam(params, s, self.execution.device)
+        def adapt(net: Network) -> None:
+            self.adapt(net)
+            adapted.append(net)
 
-        algorithm = self.stack.build().setup(task, adam, self.execution.device)
+        task = Task(
+            self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress, adapt
+        )
+        s, algorithm = self.settings, self.stack.build()
+
+        def optimizer(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            return make_optimizer(params, algorithm.net, s, self.execution.device)
+
+        algorithm.setup(task, optimizer, self.execution.device)
+        if self.start is not None and not adapted:
+            raise ConfigError(f"{s.algorithm} builds a network of its own, which can't start from --init; leave it out")
+        if (rates := learning_rates(s)) is not None:
+            algorithm.stack.follow(rates)
+        if self.profile is not None:
+            algorithm.stack.train_entries(entry_masks(self.profile, s.part, algorithm.net, self.key))
         algorithm.stack.folds_batch_norm = self.execution.fold_bn == "always"
         if self.execution.compile:
             compile_network(algorithm.net)
@@ -145,22 +258,30 @@ class Experiment:
     def _network(self) -> Any:
         return self.backbone.make()
 
+    def adapt(self, net: Network) -> None:
+        """Make of a new network what is trained: the weights it starts from, frozen parts, adapters, the classifier."""
+        if self.start is not None:
+            self.start.load_into(net, self.data.classes)
+        freeze(net, self.settings.part, self.settings.model)
+        if self.head is not None:
+            self.head.start(net, self.data.classes)
+
     def steps(self) -> TrainingSteps:
         shown = self.transform(self.settings.augment)
         parts = [self.part(name, "in", shown) for name in self.sources]
-        return TrainingSteps(parts, self.settings.batch_size, self.key)
+        return TrainingSteps(parts, self.settings.batch_size, self.key, self.settings.balance == "sampling")
 
     def evaluation_parts(self, last: bool) -> list[tuple[str, str, DomainSplit]]:
         """Domain, split and images of everything that one evaluation covers.
 
         Source validation selects. The target's "in" split is reported; its "out" split is for oracle selection, and
-        evaluated at the last step only.
+        evaluated at the last step only. What a table sets apart as "test" is always reported.
         """
         s, chosen = self.settings, []
         for name, which in evaluated_parts(self.data.domains, s, last=last):
             shown = self.transform(s.augment_validation and name not in s.targets)
             chosen.append((name, which, self.part(name, which, shown)))
-        return chosen
+        return chosen + [(name, "test", self.part(name, "test", self.transform(False))) for name in self.tests]
 
     def autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.execution.precision, self.execution.device)
@@ -171,6 +292,15 @@ class Experiment:
         found = asdict(self.backbone.weights)
         return found | {"tag": "file"} if found["source"] == "file" else found
 
+    def _name_by_contents(self, file: str) -> str:
+        """What records have for the file of a head or a profile; weights have an entry of their own."""
+        hashes = {self.settings.head: self.head.sha256} if self.head is not None else {}
+        if self.start is not None:
+            hashes[self.settings.init] = self.start.sha256
+        if self.profile is not None:
+            hashes[self.settings.part.file] = self.profile_sha256
+        return named_by_contents(hashes[file]) if file in hashes else file
+
     def description(self, plan: Mapping[str, Any] | None = None) -> RunDescription:
         """Everything that decides the result, without paths; and separately the location of files and the execution.
 
@@ -178,12 +308,13 @@ class Experiment:
             plan: The run of a sweep, as JSON.
         """
         s, data = self.settings, self.data
-        where = {"dataset": s.dataset, "weights": s.weights, **asdict(self.execution)}
+        by_name = s.to_record()
+        where = {"dataset": s.dataset, "weights": s.weights, **files_of(by_name), **asdict(self.execution)}
         where["precision"] = self.execution.recorded_precision
         where |= {"plan": dict(plan)} if plan else {}
         where["algorithm"] = str(self.asked.shorten())  # tables put all draws of a method into one row
         return RunDescription(
-            settings=s.to_record()
+            settings=with_files(by_name, self._name_by_contents)
             | {
                 "algorithm": self.stack.for_file(),
                 "dataset": data.name,
@@ -192,12 +323,17 @@ class Experiment:
             },
             domains=tuple(data.domains),
             classes=tuple(data.classes),
-            sizes={name: {"in": len(inside), "out": len(out)} for name, (inside, out) in self.splits.items()},
+            sizes={name: {"in": len(inside), "out": len(out)} | self._test_size(name)
+                   for name, (inside, out) in self.splits.items()},
             fingerprints=self.fingerprints,
+            annotations=digests(self.images, s),
             weights=self.weights,
             environment=environment(self.execution),
             where=where,
-        )
+        )  # fmt: skip
+
+    def _test_size(self, name: str) -> dict[str, int]:
+        return {"test": len(self.tests[name])} if name in self.tests else {}
 
 
 def prepare_experiment(
@@ -230,6 +366,8 @@ def prepare_experiment(
     config = resolve_config(config, data, begun)
     for name in config.targets:
         data.check_domain(name)
+    head = read_text_head(config.head) if config.head != "random" else None
+    profile, profile_sha256 = read_profile(config)
     asked = StackSpec.parse(config.algorithm)
     stack, scaled = resolve_stack(asked, config)
     if begun is not None and stack.for_file() != (method := begun.get("algorithm")):
@@ -243,29 +381,45 @@ def prepare_experiment(
     config = replace(config, algorithm=str(stack), targets=targets)
     if len(targets) == len(data.domains):
         raise ConfigError(f"every domain of {data.name} is a target ({', '.join(targets)}); leave some to train on")
+    layers = layers_of(stack)
+    require_trainable(config, layers)
     execution = resolve_execution(execution, config.algorithm)
+    if why := why_not_kept(config, execution, layers):
+        warnings.warn(f"features of the frozen backbone are computed anew at every step: {why}", Notice, stacklevel=2)
     chosen, cache = open_chosen_cache(execution.cache, data, config.image_size)
     execution = replace(execution, cache=chosen.kind)
     images = {name: data.domain(name) for name in data.domains}
     splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
-    check_splits(data, splits, config)
+    check_splits(data, images, splits, config)
+    check_metric(images, splits, config)
+    check_layers(stack, config)
+    if config.holdout == 0 and execution.domainbed_records:
+        raise ConfigError("--domainbed-records has the accuracy on held-out images, and --holdout 0 holds none out")
     backbone = make_backbone(
         config.model,
         weights=config.weights,
         image_size=config.image_size,
         dropout=config.dropout,
         frozen_bn=config.frozen_bn,
+        features=config.features,
     )
     if begun_in is not None:
         execution = keep_begun(execution, begun_in)
     else:
         execution = choose_layout(choose_folding(execution, config, backbone), config, threads(execution))
-    experiment = Experiment(config, execution, asked, stack, data, images, splits, backbone, on_read)
+    start = read_initial_weights(config, backbone)
+    experiment = Experiment(
+        config, execution, asked, stack, data, images, splits, backbone, on_read, head, profile, profile_sha256, start
+    )
+    if start is not None:
+        start.require_unseen({name: experiment.fingerprints[name] for name in targets})
+    if experiment.loss_weights is not None:
+        require_weightable(layers_of(stack))
     files = [each for each in images.values() if isinstance(each, Images)]
     if cache is not None and chosen.needed:
         cache.make_room(chosen.needed, experiment.file_hashes())
     if execution.check_images == "once" and len(files) == len(images):  # others are in memory, or classes of the user
-        check_once(data, experiment.fingerprints.values(), progress, cache)
+        check_once(data, experiment.fingerprints.values(), progress, cache, begun=begun is not None)
     for each in files:
         each.cache = cache
     return experiment
@@ -275,12 +429,6 @@ def resolve_stack(asked: StackSpec, config: TrainConfig) -> tuple[StackSpec, lis
     """The method with its options drawn and scaled for the run, and a sentence about each scaled option."""
     seed = search_seed(config.draw, config.trial, config.same_draws) if config.draw else None
     return asked.resolve(seed=seed, steps=config.steps, settings=asdict(config))
-
-
-def make_adam(params: Iterable[nn.Parameter], settings: TrainConfig, device: str) -> torch.optim.Adam:
-    """The optimiser, in one kernel on a GPU. It rounds otherwise: on the CPU results stay what they have been."""
-    fused = True if torch.device(device).type in FUSED else None
-    return torch.optim.Adam(params, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
 
 
 def resolve_execution(execution: Execution, *algorithms: str) -> Execution:
@@ -313,21 +461,82 @@ def layers_of(stack: StackSpec) -> list[Algorithm]:
         return list(stack.build().layers())
 
 
-def check_splits(data: DomainDataset, splits: Mapping[str, tuple[list[int], list[int]]], config: TrainConfig) -> None:
+def check_splits(
+    data: DomainDataset,
+    images: Mapping[str, Sequence[Any]],
+    splits: Mapping[str, tuple[list[int], list[int]]],
+    config: TrainConfig,
+) -> None:
     """Refuse a domain without training or validation images, and warn of a source smaller than a batch."""
     for name, (inside, out) in splits.items():
-        if not inside or not out:
+        if not inside or not (out or config.holdout == 0):
             raise DataError(
                 f"the domain {name!r} of {data.name} has {len(inside) + len(out)} images; holding out {config.holdout} "
                 f"of them leaves {len(inside)} to train on and {len(out)} to validate with. Add images, or change "
                 "holdout"
             )
+        said = annotations_of(images[name])
         if name not in config.targets and len(inside) < config.batch_size:
             warnings.warn(
                 f"the domain {name!r} has {len(inside)} images to train on, fewer than the batch of "
                 f"{config.batch_size}: images repeat within a batch",
                 Notice,
                 stacklevel=3,
+            )
+        if config.split != "grouped":
+            if said.splits:
+                text = f"the domain {name!r}: groups and parts that its images have are not used with --split "
+                warnings.warn(f"{text}{config.split}; --split grouped uses them", Notice, stacklevel=3)
+            continue
+        if name in config.targets:
+            continue
+        if not any(part in (TRAIN, "") for part in parts_of(said, len(images[name]))):
+            raise DataError(
+                f"the domain {name!r} of {data.name} has no image to train on: its table has all of them for "
+                "validation or test. It can be a target alone: --target"
+            )
+        if said.groups is not None:
+            groups = said.groups
+            torn = {groups[i] for i in inside} & {groups[i] for i in out} - {""}
+            if torn:
+                raise DataError(
+                    f"the images of the domain {name!r} of {data.name} that are there to train on are of one group, "
+                    f"{min(torn)!r}, so that none can be held out for validation without it. Add images of another "
+                    "group, leave the domain out, or make it the target"
+                )
+
+
+def digests(images: Mapping[str, Sequence[Any]], config: TrainConfig) -> dict[str, str]:
+    """Of every domain with groups, parts or weights that the training uses, their SHA-256."""
+    used = {"splits": config.split == "grouped", "weights": config.image_weights}
+    found = {name: annotations_of(each).digest(**used) for name, each in images.items()}
+    return {name: digest for name, digest in found.items() if digest}
+
+
+def check_metric(
+    images: Mapping[str, Sequence[Any]], splits: Mapping[str, tuple[list[int], list[int]]], config: TrainConfig
+) -> None:
+    """Refuse to select by a metric that no source's held-out images have."""
+    if config.select_by != "auroc":
+        return
+    sources = [name for name in images if name not in config.targets]
+    labels = {name: labels_of(images[name]) for name in sources}
+    if all(len({labels[name][i] for i in splits[name][1]}) < 2 for name in sources):
+        raise DataError(
+            f"select_by=auroc needs held-out images of two classes, and those of {join_few(sources)} have one each. Hold "
+            "out more of them, split them by class (--split stratified), or select by another metric"
+        )
+
+
+def check_layers(stack: StackSpec, config: TrainConfig) -> None:
+    """Refuse layers that look at held-out images where none are held out."""
+    if config.holdout:
+        return
+    for layer in layers_of(stack):
+        if overrides(type(layer), "on_evaluation") or overrides(type(layer), "before_evaluation"):
+            raise ConfigError(
+                f"{type(layer).__name__} decides by held-out images of the sources, and holdout=0 holds none out. Use "
+                "another method for the final model, such as SWA, or hold some out"
             )
 
 
@@ -336,7 +545,7 @@ def evaluated_parts(domains: Sequence[str], config: TrainConfig, *, last: bool) 
     return [
         (name, which)
         for name in domains
-        for which in ("in", "out")
+        for which in (("in", "out") if config.holdout else ("in",))
         if config.evaluate == "all"
         or which == ("in" if name in config.targets else "out")
         or (name in config.targets and last)
@@ -357,9 +566,17 @@ def randomness_key(data: str, config: TrainConfig) -> tuple[Key, ...]:
 
 def split_domain(images: Sequence[Any], config: TrainConfig, position: int) -> tuple[list[int], list[int]]:
     """Positions of the "in" and "out" images of the `position`-th domain of a data set."""
+    if config.split == "grouped":
+        said = annotations_of(images)
+        return split_grouped(labels_of(images), said, config.trial, position, config.holdout)
     if config.split == "stratified":
         return split_stratified(labels_of(images), config.trial, position, config.holdout)
     return split(len(images), config.trial, position, config.holdout)
+
+
+def images_for_test(images: Sequence[Any], config: TrainConfig) -> list[int]:
+    """Positions of the images of a domain that its table sets apart: never trained on, never validated with."""
+    return positions_of_test(annotations_of(images), len(images)) if config.split == "grouped" else []
 
 
 def environment(execution: Execution) -> dict[str, Any]:

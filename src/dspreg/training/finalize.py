@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.compatibility import overrides
+from dspreg.config.train_config import TRAIN_OPTIONS, TrainConfig
+from dspreg.config.trained_part import with_files
 from dspreg.errors import Notice
-from dspreg.io.text import escape_markdown
+from dspreg.io.text import escape_markdown, path_name
+from dspreg.metrics import ACCURACY, WORST, selection_value
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.schema import FORMAT as RESULT
+from dspreg.runs.trained_images import NAME as IMAGES
 from dspreg.training.experiment import Experiment
-from dspreg.training.model import load_stack, require_same_predictions, tensors_of
+from dspreg.training.model import BUILT, MODEL, load_stack, require_same_predictions, tensors_of
 from dspreg.training.records import domainbed_lines
+from dspreg.training.remarks import training_remarks
 from dspreg.training.serialization import pack
-from dspreg.training.state import State
-
-MODEL = "dspreg.model/1"
-BUILT = ("algorithm", "model", "image_size", "dropout", "frozen_bn")  # settings that make the network
+from dspreg.training.state import Selected, State
 
 
 def finish_run(experiment: Experiment, state: State, run: str, note: str = "") -> dict[str, Any]:
@@ -32,6 +35,7 @@ def finish_run(experiment: Experiment, state: State, run: str, note: str = "") -
         last = tensors_of(state.algorithm)
         verify_predictions(experiment, state.algorithm, last)
         save_model(experiment, folder, "last.safetensors", last, state.t - 1)
+        folder.write(IMAGES, experiment.trained_images().to_bytes())  # so that evaluations know them
     records = list(folder.records)
     if experiment.execution.domainbed_records:
         folder.write("results.jsonl", domainbed_lines(experiment, records).encode())
@@ -45,11 +49,26 @@ def finish_run(experiment: Experiment, state: State, run: str, note: str = "") -
         **{name: {k: by_step[t][k] for k in ("step", "validation", "accuracy")} for name, t in at.items()},
         "refreshes": sum(each.get("event") == "refresh" for each in folder.refreshes),
     }
+    if remarks := remarks_of(experiment, records, chosen):
+        outcome["remarks"] = remarks
     folder.write("README.md", (card(experiment, outcome) + note).encode())
     folder.finish(outcome)
     verified = folder.result()
     assert verified is not None
     return verified
+
+
+def remarks_of(experiment: Experiment, records: Sequence[Mapping[str, Any]], chosen: Selected) -> list[str]:
+    """What is odd about the training, see `training_remarks`."""
+    s = experiment.settings
+    return training_remarks(
+        records,
+        steps=s.steps,
+        selected=chosen.step if s.holdout else None,
+        values=[selection_value(each, experiment.sources, s.select_by) for each in records] if s.holdout else [],
+        predicted=chosen.predicted,
+        classes=experiment.data.classes,
+    )
 
 
 def verify_predictions(experiment: Experiment, algorithm: Algorithm, tensors: dict[str, Tensor]) -> None:
@@ -73,6 +92,8 @@ def description_of(experiment: Experiment, step: int) -> dict[str, Any]:
     """How to build the network of the model after `step`, and what its outputs mean."""
     s, b = experiment.settings, experiment.backbone
     built: dict[str, Any] = {name: getattr(s, name) for name in BUILT} | {"algorithm": experiment.stack.for_file()}
+    later = {"features": s.features, "train": s.train if s.part.kind == "lora" else "all"}
+    built |= {name: value for name, value in later.items() if value != TRAIN_OPTIONS[name].before}
     built |= {"mean": b.mean, "std": b.std, "classes": list(experiment.data.classes)}
     return built | {"domains": list(experiment.sources), "step": step}
 
@@ -88,6 +109,18 @@ def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
         score = chosen["accuracy"].get(name, {}).get(which)
         shown = f"{100 * score:.1f} %" if score is not None else ""
         rows.append(f"| {escape_markdown(name)} | {role} | {inside:,} | {out:,} | {shown} |")
+    last = outcome["last"]["step"]
+    by = {ACCURACY: "mean accuracy", WORST: "accuracy of the worst domain"}.get(s.select_by, f"mean {s.select_by}")
+    figure = "" if s.select_by == ACCURACY else "mean accuracy "
+    chosen_by = (
+        f"The model selected is that of step {chosen['step']} of 0 … {last}, by the {by} on held-out images of the "
+        "sources\n"
+        f"({figure}{100 * chosen['validation']:.1f} %{AUGMENTED if s.augment_validation else ''})."
+        if s.holdout
+        else f"The model is that of the last step, {last}. It was trained on all images of the sources, so that\n"
+        "nothing here says how good it is: that is for runs of the same settings with a domain held out."
+    )
+    remarks = "".join(f"\n> **Before you use it:** {escape_markdown(each)}.\n" for each in outcome.get("remarks", []))
     target = (
         f"Target accuracy is that of its “in” part ({1 - s.holdout:.0%} of the images), as in DomainBed."
         if s.targets
@@ -96,14 +129,32 @@ def card(experiment: Experiment, outcome: dict[str, Any]) -> str:
     kept = "" if experiment.execution.keep == "none" else USE
     return CARD.format(
         algorithm=escape_markdown(s.algorithm), data=escape_markdown(experiment.data.name),
-        rows="\n".join(rows), target=target, kept=kept,
-        step=chosen["step"], last=s.steps - 1, validation=f"{100 * chosen['validation']:.1f}", protocol=s.protocol,
-        augmented=", augmented as in DomainBed; plain ones score otherwise" if s.augment_validation else "",
+        rows="\n".join(rows), target=target, kept=kept, chosen=chosen_by, remarks=remarks, protocol=s.protocol,
         trial=s.trial, draw=s.draw, model=escape_markdown(s.model), tag=escape_markdown(w.tag),
         sha=w.sha256 or "none", size=s.image_size,
-        lr=s.lr, batch=s.batch_size, decay=s.weight_decay,
+        optimizer=optimizer_text(s), batch=s.batch_size, trained=trained_text(s),
         classes=", ".join(map(escape_markdown, classes[:20])) + (", …" if len(classes) > 20 else ""),
     )  # fmt: skip
+
+
+AUGMENTED = ", augmented as in DomainBed; plain ones score otherwise"
+
+
+def optimizer_text(s: TrainConfig) -> str:
+    """`Adam, lr 5e-05, weight decay 0.0`, and what else moves the learning rate."""
+    name = "Adam" if s.optimizer == "adam" else s.optimizer
+    more = [f"{s.schedule} schedule"] if s.schedule != "constant" else []
+    more += [f"{s.warmup:,} steps of warm-up"] if s.warmup else []
+    more += [f"layer decay {s.layer_decay:g}"] if s.layer_decay < 1 else []
+    return ", ".join([name, f"lr {s.lr}", f"weight decay {s.weight_decay}", *more])
+
+
+def trained_text(s: TrainConfig) -> str:
+    """Lines on what of the network was trained and where its classifier started, if they are not the usual."""
+    said = with_files({"train": s.train, "head": s.head}, lambda file: path_name(file))
+    lines = {"trained": said["train"] if s.train != "all" else "", "head": said["head"] if s.head != "random" else ""}
+    lines["features"] = "" if s.features == "default" else s.features
+    return "".join(f"\n- {name}: {escape_markdown(text)}" for name, text in lines.items() if text)
 
 
 USE = """
@@ -120,19 +171,18 @@ Or: `dspreg predict RUN image.jpg`, `dspreg evaluate RUN --dataset folder:PATH`,
 """
 
 CARD = """# {algorithm} on {data}
-{kept}
+{remarks}{kept}
 | domain | role | in | out | accuracy |
 |---|---|---|---|---|
 {rows}
 
-The model selected is that of step {step} of 0 … {last}, by the mean accuracy on held-out images of the sources
-({validation} %{augmented}).
+{chosen}
 {target}
 One run: another seed may differ by several points.
 
 - protocol {protocol}, trial {trial}, draw {draw}
 - network {model} at {size} pixels, weights {tag} (SHA-256 {sha})
-- Adam, lr {lr}, weight decay {decay}, {batch} images per source domain and step
+- {optimizer}, {batch} images per source domain and step{trained}
 - classes: {classes}
 
 `run.json` has every setting and version, `records.jsonl` every evaluation, `result.json` the SHA-256 of each file.

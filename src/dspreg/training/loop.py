@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dspreg.algorithms.compatibility import overrides
 from dspreg.algorithms.measure import profile_stack
 from dspreg.algorithms.task import SourceValidation
 from dspreg.batches import Batch
-from dspreg.config.train_config import Execution, TrainConfig
+from dspreg.config.train_config import Execution, TrainConfig, resolve_config
 from dspreg.data import DomainDataset
 from dspreg.data.loader import XY, send_ahead
 from dspreg.data.readers import ReaderPool, iterate_batches
 from dspreg.data.registry import open_dataset
 from dspreg.data.verify import find_leaks
 from dspreg.devices import resolve_device
-from dspreg.errors import ConfigError, Diverged, IntegrityError, Notice, Preempted, resource_errors
+from dspreg.errors import ConfigError, DataError, Diverged, IntegrityError, Notice, Preempted, resource_errors
 from dspreg.io.atomic_files import sha256
+from dspreg.metrics import ACCURACY, recorded_metrics, selection_value
 from dspreg.precision import LEAST_SCALE, multiplying
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_path_at
 from dspreg.runs.status import FAILURE, read_failure
 from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
 from dspreg.training.checkpoint import Checkpoints
-from dspreg.training.evaluate import tallies
+from dspreg.training.evaluate import as_arrays, count_classes, tallies
 from dspreg.training.experiment import Experiment, prepare_experiment, resolve_execution, threads
 from dspreg.training.finalize import finish_run, save_model
 from dspreg.training.model import saved_attributes_of, tensors_of
+from dspreg.training.prolong import keep_checkpoint, prolong
 from dspreg.training.records import TensorBoard, make_record, require_tensorboard
 from dspreg.training.state import START_PROFILE, Selected, State, StepLog, checksum
 from dspreg.training.step import train_step
@@ -81,6 +85,7 @@ def train(
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
     refuse_inside(folder.path, data)  # before the folder is created
+    config = as_begun(config, data, folder)
     execution = resolve_execution(execution, config.algorithm)
     stop = Stop(pause)
     with (
@@ -110,6 +115,7 @@ def train(
         algorithm = experiment.algorithm(between_batches, stop.check_waiting, readers)  # errors come before the run
         saved_attributes_of(algorithm)  # and so does the error of a layer whose prediction can't be saved
         described = experiment.description(plan).to_json()
+        prolong(folder, described)
         was_finished = (folder / "result.json").exists()  # then no result can change
         run = folder.agree(described, changed_environment=was_finished or execution.allow_changed_environment)
         checkpoints = Checkpoints(folder / "checkpoints", run, fence=folder.fence)
@@ -121,6 +127,10 @@ def train(
         for leak in find_leaks(experiment.images, experiment.settings.targets):
             warnings.warn(f"{data.name}: {leak}", Notice, stacklevel=2)
 
+        if experiment.keeps_features:
+            on.on_phase("computing features")
+            experiment.keep_features(between_batches, stop.check_waiting)
+            on.on_phase("")
         state = State(algorithm, folder)
         resume(state, checkpoints)
         on.on_train_start(experiment, state.t)
@@ -137,6 +147,7 @@ def train(
         saved = time.monotonic()
         read = iterate_batches(experiment.steps(), range(state.t, steps), readers, stop.check_waiting)
         batches = send_ahead(read, execution.device)
+        stopped = out_of_patience(experiment, state)
         try:
             while True:
                 if evaluation_due(experiment, state):
@@ -148,9 +159,12 @@ def train(
                         board.add(record)
                     checkpoints.save(state.t, state.pack())
                     saved = time.monotonic()
+                    stopped = out_of_patience(experiment, state)
                 stop.check()
-                if state.t == steps:
+                if state.t == steps or stopped:
                     break
+                if execution.keep_checkpoint and state.t == steps - 1:
+                    keep_checkpoint(folder, run, state.t, state.pack())
                 step(experiment, state, batches, on, stop)
                 if save_due(execution, state.t, saved):
                     checkpoints.save(state.t, state.pack())
@@ -167,6 +181,21 @@ def train(
         result = finish_run(experiment, state, run, note)
         checkpoints.clear()
         return result
+
+
+def as_begun(config: TrainConfig, data: DomainDataset, folder: RunFolder) -> TrainConfig:
+    """With a method; and what is left open as in the run that is resumed, whatever the defaults are by now."""
+    begun, given = begun_settings(folder), config.to_mapping()
+    if "algorithm" not in given:
+        if begun is not None:
+            method = folder.description().get("where", {}).get("algorithm", begun.get("algorithm"))
+        else:
+            method = resolve_config(config, data).algorithm
+        config = replace(config, algorithm=method)
+    longer = begun is not None and given.get("steps", 0) > begun.get("steps", 0)
+    if begun is not None and longer and "evaluate_every" not in given:
+        config = replace(config, evaluate_every=begun["evaluate_every"])  # of a run that is prolonged
+    return config
 
 
 def begun_settings(folder: RunFolder) -> dict[str, Any] | None:
@@ -243,7 +272,8 @@ def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: Tra
     started, algorithm = time.perf_counter(), state.algorithm
     device = experiment.execution.device
     normalise = experiment.transform(experiment.settings.augment).normalise
-    batches = [Batch(normalise(x), y, d) for d, (x, y) in enumerate(next(made))]
+    weights = experiment.batch_weights(state.t)
+    batches = [Batch(normalise(x), y, d, w) for d, ((x, y), w) in enumerate(zip(next(made), weights, strict=True))]
     t, recorded = state.t, evaluates_at(experiment, state.t)
     stop.within_step = True
     with experiment.autocast():
@@ -277,6 +307,17 @@ def evaluate(
     started, s, t = time.perf_counter(), experiment.settings, state.t - 1
     chosen = experiment.evaluation_parts(last=state.t == s.steps)
     validate_below(experiment, state, between_batches, on_wait, workers)
+    answers: dict[str, list[tuple[Tensor, Tensor]]] = {}  # of the sources' held-out images, where they are needed
+    seen: tuple[list[Tensor], list[Tensor]] = [], []  # classes of these images, and those predicted
+
+    def observe(p: int, logits: Tensor, y: Tensor) -> None:
+        name, which, _ = chosen[p]
+        if which == "out" and name not in s.targets:
+            seen[0].append(y)
+            seen[1].append(logits.argmax(1))
+            if s.select_by != ACCURACY:
+                answers.setdefault(name, []).append((logits, y))
+
     counted = tallies(
         state.algorithm,
         [part for _, _, part in chosen],
@@ -284,6 +325,7 @@ def evaluate(
         key=(*experiment.key, t, "evaluate"),
         device=experiment.execution.device,
         workers=workers,
+        observe=observe,
         losses=any(overrides(type(layer), "on_evaluation") for layer in state.algorithm.layers()),
         pause=between_batches,
         on_wait=on_wait,
@@ -296,17 +338,48 @@ def evaluate(
         accuracy.setdefault(domain, {})[which] = tally.accuracy
         if domain in experiment.sources and which == "out":
             loss[domain] = tally.loss
-    validation = sum(accuracy[name]["out"] for name in experiment.sources) / len(experiment.sources)
-    if state.selected is None or validation > state.selected.validation:
-        state.selected = Selected(t, validation, tensors_of(state.algorithm))
+    figures: dict[str, Any] = {"accuracy": accuracy, "validation": None}
+    if s.holdout:
+        figures["validation"] = sum(accuracy[name]["out"] for name in experiment.sources) / len(experiment.sources)
+    if s.select_by != ACCURACY:
+        figures["metrics"] = {name: recorded_metrics(*as_arrays(each)) for name, each in answers.items()}
+    value = figures["validation"] if s.select_by == ACCURACY else selected_value(experiment, figures, t)
+    best = None if state.selected is None else state.selected.validation
+    if value is None or best is None or value > best:  # without held-out images the last is taken
+        predicted = [count_classes(each, experiment.data.num_classes) for each in seen]
+        state.selected = Selected(t, value, tensors_of(state.algorithm), predicted)
     if experiment.execution.keep == "all":
         save_model(experiment, state.folder, model_path_at(t), tensors_of(state.algorithm), t)
     state.recorded, state.told = t, 0
-    if state.t < s.steps:  # not after the last step: the model that was evaluated is the one to save
+    # not after the last step: the model that was evaluated is the one to save
+    if s.holdout and state.t < s.steps and not out_of_patience(experiment, state, more=1):
         sources = {name: accuracy[name]["out"] for name in experiment.sources}
         state.algorithm.stack.report_validation(SourceValidation(t, sources, loss))
         keep_events(state)
-    return make_record(experiment, state, t, accuracy, validation, time.perf_counter() - started)
+    return make_record(experiment, state, t, figures, time.perf_counter() - started)
+
+
+def selected_value(experiment: Experiment, figures: Mapping[str, Any], t: int) -> float:
+    """What the step is selected by, where that is not the mean accuracy."""
+    value = selection_value(figures, experiment.sources, experiment.settings.select_by)
+    if value is None or math.isnan(value):
+        raise DataError(f"step {t}: {experiment.settings.select_by} is not defined of the sources' held-out images")
+    return value
+
+
+def out_of_patience(experiment: Experiment, state: State, more: int = 0) -> bool:
+    """Whether too many evaluations in a row were not better than the selected one.
+
+    Args:
+        experiment: The training.
+        state: Of it; its records are what counts, so that a training that is resumed stops where it would have.
+        more: Evaluations that have no record yet.
+    """
+    patience, best = experiment.settings.patience, state.selected
+    if not patience or best is None:
+        return False
+    since = sum(1 for record in state.folder.records if record["step"] > best.step)
+    return since + (more if state.t - 1 > best.step else 0) >= patience
 
 
 def validate_below(

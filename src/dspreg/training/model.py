@@ -12,11 +12,16 @@ from torch import Tensor, nn
 from dspreg.algorithms import Task, parse
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.compatibility import overrides
+from dspreg.config.trained_part import TrainedPart
 from dspreg.errors import ConfigError, IntegrityError
 from dspreg.networks.pretrained import make_backbone
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
+from dspreg.training.trained_part import freeze
 from dspreg.vectors import ParamVector, trainable
 
+MODEL = "dspreg.model/1"  # the format of a model's file
+BUILT = ("algorithm", "model", "image_size", "dropout", "frozen_bn")  # settings that make the network
+BUILT_LATER = ("features", "train")  # the same, left out where they are what they were before; of train lora alone
 BESIDE = "stack."  # prefix of tensors that layers hold in addition to the network
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}  # saved as tensors without dimensions
 
@@ -108,7 +113,7 @@ def build_stack(how: Mapping[str, Any], device: str = "cpu") -> Algorithm:
 
     Args:
         how: How to build the network: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains",
-            "step".
+            "step", and what of `BUILT_LATER` there is.
         device: Device of the stack. On `meta` it has shapes only and takes no memory.
     """
     with torch.device("meta"):  # its width comes from a forward pass, which takes memory if images are large
@@ -118,8 +123,13 @@ def build_stack(how: Mapping[str, Any], device: str = "cpu") -> Algorithm:
             image_size=how["image_size"],
             dropout=how["dropout"],
             frozen_bn=how["frozen_bn"],
+            features=how.get("features", "default"),
         )
-    task = Task(len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_no_images)
+    part = TrainedPart.parse(how.get("train", "all"))
+    task = Task(
+        len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_no_images,
+        adapt=lambda net: freeze(net, part, how["model"]),
+    )  # fmt: skip
     with torch.device(device) if device == "meta" else nullcontext():
         algorithm = parse(how["algorithm"], of_file=True).setup(task, torch.optim.Adam, device)
     algorithm.stack.steps = how["step"] + 1  # a prediction may depend on it
@@ -205,6 +215,8 @@ class Model(nn.Module):
         super().__init__()
         self.algorithm = algorithm
         self.classes = classes
+        self.temperature = 1.0  # what logits are divided by, where the run was calibrated
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.algorithm.predict(x)
+        logits = self.algorithm.predict(x)
+        return logits if self.temperature == 1.0 else logits / self.temperature

@@ -17,8 +17,7 @@ def make_record(
     experiment: Experiment,
     state: State,
     t: int,
-    accuracy: dict[str, dict[str, float]],
-    validation: float,
+    figures: dict[str, Any],
     evaluating: float,
 ) -> dict[str, Any]:
     """One line of records.jsonl; only `seconds` differs between two identical runs."""
@@ -27,8 +26,9 @@ def make_record(
         "step": t,
         "epoch": t / experiment.epoch,
         "log": log,  # means over the steps since the previous record
-        "accuracy": accuracy,
-        "validation": validation,  # mean over the sources of their "out" accuracy
+        # accuracy: domain → "in", "out"; validation: mean over the sources of their "out" accuracy, None without one;
+        # metrics: source → other figures of its "out", where they select
+        **figures,
         "weights": experiment.weights,
         "seconds": seconds | {"evaluate_seconds": evaluating},
     }
@@ -61,6 +61,7 @@ class TensorBoard:
     def add(self, record: dict[str, Any]) -> None:
         scalars = {f"log/{name}": value for name, value in record["log"].items()}
         scalars |= {f"{w}/{name}": v for name, each in record["accuracy"].items() for w, v in each.items()}
-        for name, value in (scalars | {"validation": record["validation"]}).items():
+        scalars |= {"validation": record["validation"]} if record["validation"] is not None else {}
+        for name, value in scalars.items():
             self.writer.add_scalar(name, value, record["step"])
         self.writer.flush()

@@ -19,16 +19,25 @@ from dspreg.io.atomic_files import sha256
 from dspreg.runs.folder import RunFolder
 
 START_PROFILE = "profiles/start.safetensors"
+SELECTED = ("step", "validation", "model", "predicted")
 LINES = ("records", "refreshes")  # files that grow, as checkpoints call them
 
 
 @dataclass
 class Selected:
-    """The best evaluation so far, by source validation; of equal ones the first, as in DomainBed."""
+    """The best evaluation so far, by source validation; of equal ones the first, as in DomainBed.
+
+    Attributes:
+        step: The last one taken.
+        validation: What it was selected by, the larger the better; None without held-out images: then it is the last.
+        model: Its tensors.
+        predicted: Held-out images of the sources by class, and by the class predicted; empty where it was not counted.
+    """
 
     step: int
-    validation: float
+    validation: float | None
     model: dict[str, Tensor]
+    predicted: list[list[int]] = field(default_factory=list)
 
 
 class StepLog(Mapping[str, float]):
@@ -132,7 +141,7 @@ class State:
             "seconds": self.seconds,
             "recorded": self.recorded,
             **({"told": self.told} if self.told else {}),
-            "selected": chosen and {"step": chosen.step, "validation": chosen.validation, "model": chosen.model},
+            "selected": chosen and {name: getattr(chosen, name) for name in SELECTED},
             "records": self.folder.records.mark(),
             "refreshes": self.folder.refreshes.mark(),
             "lines": {name: _as_tensor(getattr(self.folder, name).written) for name in LINES},

@@ -248,6 +248,34 @@ def test_from_an_address_of_ones_own(host, monkeypatch, tmp_path):
     assert get_dataset("PACS", tmp_path / "data", [url]).source == "the address you gave"
 
 
+@pytest.mark.parametrize("pack", [zip_of, tar_of])
+def test_from_an_address_that_does_not_say_what_it_gives(host, monkeypatch, tmp_path, pack):
+    """As those of Google Drive: the bytes say that it is an archive."""
+    files = original_files(PACS, 1)
+    publish(PACS, host, monkeypatch, files)
+    host.put("/uc", pack({f"PACS/{path}": content for path, content in files.items()}))
+    found = get_dataset("PACS", tmp_path / "data", [f"{host.url}/uc?export=download&id=1JFr8f805nMUelQ"])
+    assert found.images == len(files)
+    host.put("/uc", b"no archive of any kind")
+    with pytest.raises(DataError, match=r"uc is no archive .*and no table"):
+        get_dataset("PACS", tmp_path / "other", [f"{host.url}/uc"])
+
+
+def test_two_addresses_that_end_in_one_name(host, monkeypatch, tmp_path):
+    """One after the other, the second is asked; together, both are."""
+    files = original_files(PACS, 1)
+    publish(PACS, host, monkeypatch, files)
+    half = len(files) // 2
+    one, other = dict(list(files.items())[:half]), dict(list(files.items())[half:])
+    first = host.put("/a/PACS.zip", zip_of({f"PACS/{path}": content for path, content in one.items()}))
+    second = host.put("/b/PACS.zip", zip_of({f"PACS/{path}": content for path, content in files.items()}))
+    third = host.put("/c/PACS.zip", zip_of({f"PACS/{path}": content for path, content in other.items()}))
+    with pytest.raises(DataError, match="there is no folder"):
+        get_dataset("PACS", tmp_path / "data", [first])
+    assert get_dataset("PACS", tmp_path / "data", [second]).images == len(files)
+    assert get_dataset("PACS", tmp_path / "more", [first, third]).images == len(files)
+
+
 def test_a_folder_with_the_archives_of_domain_net(host, monkeypatch, tmp_path):
     files = original_files(DomainNet, 1)
     publish(DomainNet, host, monkeypatch, files)
@@ -390,6 +418,54 @@ def test_two_at_once(host, monkeypatch, tmp_path):
             get_dataset("PACS", root)
 
     get_dataset("PACS", root, say=meanwhile)
+
+
+def test_a_lock_that_was_taken_away_meanwhile_locks_nothing(host, monkeypatch, tmp_path):
+    """Its last holder removes it, and a third process makes a new one."""
+    import fcntl
+
+    publish(PACS, host, monkeypatch, original_files(PACS, 1))
+    lock, own = tmp_path / "data" / ".PACS.lock", fcntl.flock
+
+    def late(file, how):
+        lock.unlink(missing_ok=True)
+        return own(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(InUse, match="another process is fetching PACS"):
+        get_dataset("PACS", tmp_path / "data")
+    monkeypatch.undo()
+    assert not (tmp_path / "data" / "PACS").exists()
+
+
+def test_one_that_comes_when_another_has_just_finished_takes_what_is_there(host, monkeypatch, tmp_path):
+    """It had looked before there was anything, and got the lock when the other let go of it."""
+    files, root = original_files(PACS, 1), tmp_path / "data"
+    publish(PACS, host, monkeypatch, files)
+    look, looked = getting._Job.find_complete, []
+
+    def look_too_early(job):
+        found = look(job)
+        looked.append(found)
+        if len(looked) == 1:
+            get_dataset("PACS", root)
+        return found
+
+    monkeypatch.setattr(getting._Job, "find_complete", look_too_early)
+    found = get_dataset("PACS", root)
+    assert found.notes == ("it was there already",)
+    assert found.images == len(files)
+
+
+@NEEDS_PYARROW
+def test_a_place_that_failed_leaves_no_note(host, monkeypatch, tmp_path):
+    """The commit of a repository of the hub that was not taken is not where the data are from."""
+    files = original_files(PACS, 1)
+    publish(PACS, host, monkeypatch, files)
+    host.put_dataset("flwrlabs/pacs", table_of(files, PACS, names=False))
+    found = get_dataset("PACS", tmp_path / "data")
+    assert found.source == "Google Drive, DomainBed's copy"
+    assert not any("flwrlabs" in note for note in found.notes)
 
 
 # Afterwards.

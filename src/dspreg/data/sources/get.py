@@ -28,13 +28,13 @@ from dspreg.data.sources.origins import TABLE, Local, parse_origins
 from dspreg.data.sources.rows import require_pyarrow
 from dspreg.data.sources.tables import arrange_tables
 from dspreg.data.verify import mark_sound, verify
-from dspreg.download.archives import Limits, is_archive, unpack
+from dspreg.download.archives import Limits, begins_as_archive, is_archive, unpack
 from dspreg.download.hub_files import list_files
 from dspreg.download.manifest import NAME, Manifest, changed_sizes, parse_manifest, read_manifest, take_manifest
 from dspreg.download.transfer import Progress, download_all, ignore_progress
 from dspreg.download.web import Undelivered
 from dspreg.errors import ConfigError, DataError, DspregError, IntegrityError, InUse, Notice, ResourceError
-from dspreg.io.atomic_files import make_folder, open_regular_file, os_errors_as_cant_write
+from dspreg.io.atomic_files import make_folder, open_regular_file, os_errors_as_cant_write, sha256
 from dspreg.io.text import join_few, plural
 
 Say = Callable[[str], None]
@@ -94,6 +94,8 @@ def get_dataset(
         return there
     make_folder(root)
     with job.locked():
+        if (there := job.find_complete()) is not None:  # another process was quicker
+            return there
         return job.get(*parse_origins(origins))
 
 
@@ -141,6 +143,7 @@ class _Job:
         sources = (given,) if given else SOURCES[self.name] if self.made else mnist_files.SOURCES
         failures: list[tuple[Source, DspregError]] = []
         for source in sources:
+            self.notes = []  # of places that failed
             try:
                 self.say(f"{self.name} from {source.name}")
                 found = self._fetch(source)
@@ -152,7 +155,9 @@ class _Job:
         raise self._nothing(failures)
 
     def _fetch(self, source: Source) -> Local:
-        folder = self.staging / "".join(c if c.isalnum() else "-" for c in source.name)
+        # with the addresses: another one that ends in the same name gives another file
+        asked = sha256("\n".join(file.url for file in source.files).encode())[:8]
+        folder = self.staging / f"{''.join(c if c.isalnum() else '-' for c in source.name)}-{asked}"
         files = source.files
         if source.repo:
             require_pyarrow()
@@ -165,8 +170,11 @@ class _Job:
 
     def _arrange(self, local: Local) -> Path:
         """The data set in its layout, in the staging folder."""
-        archives = [path for path in local.files if is_archive(path)]
+        archives = [path for path in local.files if is_archive(path) or self._came_as_archive(path)]
         tables = [path for path in local.files if path.suffix == TABLE]
+        if self.made is not None and not (archives or tables or local.trees):
+            names = join_few([path.name for path in local.files], 3)
+            raise DataError(f"{names} is no archive (.zip, .tar, .tar.gz …) and no table ({TABLE})")
         trees = [*local.trees, *(self._unpack(path) for path in archives)]
         place = copy_file if local.trees else link_file  # a user's own files keep one name
         ready = self.staging / "ready" / self.subfolder
@@ -184,6 +192,10 @@ class _Job:
             if self.name == "DomainNet" and (archives or tables):
                 self._remove_duplicates(ready, local)
         return ready
+
+    def _came_as_archive(self, path: Path) -> bool:
+        """Whether a file that we fetched is one, though its address does not say so."""
+        return path.is_relative_to(self.staging) and not path.suffix and begins_as_archive(path)
 
     def _unpack(self, archive: Path) -> Path:
         about = archive.stat()
@@ -286,8 +298,11 @@ class _Job:
         with open(open_regular_file(lock, os.O_RDWR | os.O_CREAT), "wb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InUse(f"another process is fetching {self.name} into {self.root}; wait for it") from None
+                held = os.path.samestat(os.fstat(file.fileno()), os.stat(lock))  # else its last holder took it away
+            except (BlockingIOError, FileNotFoundError):
+                held = False
+            if not held:
+                raise InUse(f"another process is fetching {self.name} into {self.root}; wait for it")
             try:
                 yield
             finally:

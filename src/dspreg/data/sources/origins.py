@@ -41,7 +41,10 @@ def parse_origins(given: Sequence[str]) -> tuple[Source | None, Local]:
     trees: list[Path] = []
     for text in given:
         if "://" in text:
-            remote.append(Remote(text, _file_name(text)))
+            name = _file_name(text)
+            if name in {each.name for each in remote}:
+                name = f"{len(remote)}-{name}"
+            remote.append(Remote(text, name))
             continue
         path = Path(text).expanduser()
         if path.is_dir():

@@ -24,7 +24,7 @@ from dspreg.reporting.html.provenance import (
 )
 from dspreg.reporting.html.svg import colour_class
 from dspreg.reporting.table import Row, Table
-from dspreg.reporting.tables import SelectedRow
+from dspreg.reporting.tables import SelectedRow, selection_title
 from dspreg.runs.status import RunStatus
 
 LISTED = 200  # runs that do not count
@@ -160,7 +160,7 @@ def _summary(found: Sequence[SelectedRow], damaged: Sequence[str]) -> str:
     methods = len({row.label for row in found})
     return (
         f"{plural(len(runs) + len(damaged), 'run')}, of which {finished:,} are finished and count; "
-        f"{plural(methods, 'method')} on {plural(sets, 'data set')}. Selection: {TITLES[found[0].rule]}."
+        f"{plural(methods, 'method')} on {plural(sets, 'data set')}. Selection: {selection_title(found)}."
     )
 
 

@@ -14,9 +14,9 @@ import dspreg
 from dspreg.algorithms.registry import algorithms
 from dspreg.cli import main
 from dspreg.errors import IntegrityError
-from dspreg.inference.stored_model import load_model_file
 from dspreg.training.model import build_stack, tensors_of
 from dspreg.training.serialization import pack, unpack
+from dspreg.training.stored_model import load_model_file
 from helpers.small_runs import photos, trained
 from helpers.tampered import change_description, model_bytes, write_model
 

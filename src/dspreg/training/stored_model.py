@@ -18,13 +18,13 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dspreg.algorithms import parse
 from dspreg.config.train_config import TRAIN_OPTIONS
+from dspreg.config.trained_part import TrainedPart
 from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError, DspregError, IntegrityError
 from dspreg.io.atomic_files import read_regular_file
 from dspreg.io.importing import is_trusted
 from dspreg.specs import LOCATIONS, parse_stack
-from dspreg.training.finalize import BUILT, MODEL
-from dspreg.training.model import Model, build_stack, load_stack, match_tensors
+from dspreg.training.model import BUILT, BUILT_LATER, MODEL, Model, build_stack, load_stack, match_tensors
 from dspreg.training.serialization import unpack
 from dspreg.vectors import trainable
 
@@ -81,11 +81,13 @@ def check_description(how: Any, where: str) -> None:
     for name in (*BUILT, "mean", "std", *NAMES, "step"):
         if name not in how:
             raise IntegrityError(f"{where}: built.{name} is missing")
-    for name in BUILT:
+    for name in (*BUILT, *(name for name in BUILT_LATER if name in how)):
         if how[name] is None:
             raise IntegrityError(f"{where}: built.{name} is None; wanted {TRAIN_OPTIONS[name].range}")
         try:
             TRAIN_OPTIONS[name].check(how[name])
+            if name == "train":
+                _require(TrainedPart.parse(how[name]).kind in ("all", "lora"), where, name, how[name], "all or lora")
         except (ConfigError, OverflowError) as error:
             raise IntegrityError(f"{where}: built.{name}: {error}") from None
     for name, wanted in (("mean", "three finite numbers"), ("std", "three finite numbers above 0")):
