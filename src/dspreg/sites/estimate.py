@@ -23,7 +23,7 @@ from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
 from dspreg.sites.check import check_images, fingerprints, new_site, open_sites, refuse_the_same, remarks
 from dspreg.sites.page import render_estimate
-from dspreg.sites.plan import Asked, Plan, compares_domains, make_plan, method_name, parse_budget
+from dspreg.sites.plan import Asked, Plan, compares_domains, make_plan, method_name, needs_validation, parse_budget
 from dspreg.sites.results import (
     Estimate,
     Key,
@@ -266,6 +266,9 @@ def is_path(dataset: str) -> bool:
 
 def card_note(found: Estimate) -> str:
     """What the card of the final model says of new sites."""
+    which = ""
+    if needs_validation(found.chosen.spec):
+        which = ' Use the model of the last step, which is what was judged: `dspreg.load(RUN, which="last")`.'
     rows = "\n".join(
         f"| {escape_markdown(each.site)} | {each.images:,} | {percent(each.accuracy)} % |"
         for each in found.chosen.sites
@@ -280,6 +283,5 @@ def card_note(found: Estimate) -> str:
 {rows}
 
 By {plural(len(found.chosen.sites) * found.plan.trials, "training")} like this one, each with one site held out; this
-model saw all of them. Use the model of the last step, which is what was judged: `dspreg.load(RUN, which="last")`,
-`dspreg predict RUN image.jpg --which last`. The forecast holds for a site that is one more of the same kind.
+model saw all of them.{which} The forecast holds for a site that is one more of the same kind.
 """

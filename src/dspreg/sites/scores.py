@@ -19,8 +19,8 @@ from dspreg.data.loader import DomainSplit, SequentialBatches
 from dspreg.data.transforms import Transform
 from dspreg.errors import DataError, IntegrityError
 from dspreg.forecast.label_free import FeatureStatistics
-from dspreg.inference.evaluate_run import split_source
 from dspreg.inference.load import load
+from dspreg.inference.seen_images import split_source
 from dspreg.io.atomic_files import canonical_json, holds_file, read_regular_file, sha256, write
 from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
