@@ -65,10 +65,26 @@ def remarks(data: DomainDataset) -> list[str]:
                 "its "
                 f"{plural(counts[places[0]][label], 'image')} count as mistakes"
             )
+    if shared := _at_several(data):
+        many = f"{plural(len(shared), 'image')} {'is' if len(shared) == 1 else 'are'}"
+        found.append(
+            f"{many} at several sites, byte for byte, e.g. {shared[0]}: what was trained on is not unseen, and the estimate is too good"
+        )
     few = [f"{site!r} ({plural(count.total(), 'image')})" for site, count in counts.items() if count.total() < 20]
     if few:
         found.append(f"sites with few images, whose accuracy is known to ten points at best: {join_few(few)}")
     return found
+
+
+def _at_several(data: DomainDataset) -> list[str]:
+    """Images that are at more than one site: of each its names."""
+    places: dict[str, dict[str, str]] = {}
+    for site in data.domains:
+        images = data.domain(site)
+        if isinstance(images, Images):
+            for name, sha in zip(images.names, images.hashes, strict=True):
+                places.setdefault(sha, {}).setdefault(site, name)
+    return [" = ".join(by_site.values()) for by_site in places.values() if len(by_site) > 1]
 
 
 def fingerprints(data: DomainDataset, on_read: Callable[[], None] = lambda: None) -> dict[str, str]:

@@ -14,7 +14,7 @@ from dspreg.algorithms.compatibility import overrides
 from dspreg.algorithms.registry import StackSpec
 from dspreg.config.train_config import TRAIN_OPTIONS, Execution
 from dspreg.data import DomainDataset
-from dspreg.errors import ConfigError, DspregError, IntegrityError
+from dspreg.errors import ConfigError, DataError, DspregError, IntegrityError
 from dspreg.io.atomic_files import holds_file, read_json, write_json
 from dspreg.io.text import format_duration, join_few, plural, shorten
 from dspreg.launch.probe import Probed, probe_run
@@ -39,6 +39,7 @@ PHOTOGRAPHS = (
     ("resnet18.tv_in1k", 224),
     ("resnet50.tv_in1k", 224),
 )
+SCRATCH = "small-cnn"  # where nothing pretrained is wanted, or to be had
 SIZES = (64, 128, 224)  # of a network that was chosen by hand
 FEWEST_STEPS, ENOUGH_STEPS = 60, 300  # below the first nothing is said; from the second on, larger images come first
 STEPS = (600, 1_000, 2_000, 5_001)
@@ -292,7 +293,7 @@ class _Chooser:
     # Candidates.
 
     def _methods(self) -> list[str]:
-        asked = [shortest_spec(each) for each in self.asked.methods] or list(METHODS)
+        asked = list(dict.fromkeys(map(shortest_spec, self.asked.methods))) or list(METHODS)
         if self.sites == 2:
             alone = [each for each in asked if compares_domains(each)]
             if alone and self.asked.methods:
@@ -309,7 +310,7 @@ class _Chooser:
         small = self.data.small or side <= SMALL
         model, size = self.asked.model, self.asked.image_size
         if small and model is None and "weights" not in self.asked.options:
-            found = [("small-cnn", size or max(16, min(side, SMALL)))]
+            found = [(SCRATCH, size or max(16, min(side, SMALL)))]
         elif model is not None:
             found = [(model, each) for each in ((size,) if size else SIZES)]
         else:
@@ -323,21 +324,18 @@ class _Chooser:
         return found
 
     def _first_rung(self, rungs: list[tuple[str, int]], methods: Sequence[str]) -> tuple[str, int]:
-        """The cheapest that can be had: pretrained weights may be out of reach."""
-        for n, rung in enumerate(rungs):
-            try:
-                self._probe(methods[0], rung)
-                return rung
-            except DspregError as error:
-                if self.asked.model is not None or n + 1 == len(rungs):
-                    if self.asked.model is not None or rung[0] == "small-cnn":
-                        raise
-                    self.say(f"no pretrained network can be had ({error}); a small one is trained from scratch")
-                    rungs.append(("small-cnn", min(rung[1], SIZES[0])))
-                    rungs[:] = rungs[-1:]
-                    self._probe(methods[0], rungs[0])
-                    return rungs[0]
-        raise AssertionError("there is always a rung")
+        """The cheapest that can be had: pretrained weights may be out of reach. `rungs` are then what is left."""
+        try:
+            self._probe(methods[0], rungs[0])
+        except DataError:
+            raise
+        except DspregError as error:
+            if self.asked.model is not None or rungs[0][0] == SCRATCH:
+                raise
+            self.say(f"no pretrained network can be had ({error}); a small one is trained from scratch")
+            rungs[:] = [(SCRATCH, min(rungs[0][1], SIZES[0]))]
+            self._probe(methods[0], rungs[0])
+        return rungs[0]
 
     def _climb(
         self, rungs: Sequence[tuple[str, int]], methods: Sequence[str], steps: int, trials: int
