@@ -130,17 +130,10 @@ def test_what_makes_the_answer_worse_is_said(tmp_path):
 
 def test_weights_that_cannot_be_had_are_done_without(images):
     data, said = open_sites(f"folder:{images}"), []
-    side = Asked(
-        methods=("SWA",), budget=1e6, steps=60, trials=1, image_size=16, options={"batch_size": 2, "weights": "default"}
-    )
-    made = make_plan(
-        data,
-        fingerprints(data),
-        f"folder:{images}",
-        side,
-        Execution(threads=1, workers=0, device="cpu"),
-        say=said.append,
-    )
+    options = {"batch_size": 2, "weights": "default"}
+    asked = Asked(methods=("SWA",), budget=1e6, steps=60, trials=1, image_size=16, options=options)
+    execution = Execution(threads=1, workers=0, device="cpu")
+    made = make_plan(data, fingerprints(data), f"folder:{images}", asked, execution, say=said.append)
     assert made.options["model"] == "small-cnn"
     assert any("no pretrained network can be had" in each for each in said)
 

@@ -68,7 +68,8 @@ def remarks(data: DomainDataset) -> list[str]:
     if shared := _at_several(data):
         many = f"{plural(len(shared), 'image')} {'is' if len(shared) == 1 else 'are'}"
         found.append(
-            f"{many} at several sites, byte for byte, e.g. {shared[0]}: what was trained on is not unseen, and the estimate is too good"
+            f"{many} at several sites, byte for byte, e.g. {shared[0]}: what was trained on is not unseen, and the "
+            "estimate is too good"
         )
     few = [f"{site!r} ({plural(count.total(), 'image')})" for site, count in counts.items() if count.total() < 20]
     if few:
