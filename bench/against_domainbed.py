@@ -8,8 +8,8 @@ Sides alternate, round by round. One thread and CPU seconds of all processes of 
 and wall time (`--clock wall`). DomainBed runs by its own `train.py` with its own defaults, eight processes per loader
 included; what stands around it is said in `bench/peer/launch_domainbed.py`. Runs are short, with as many evaluated
 images per image trained on as in the protocol. Start-up is part of every run and also measured alone; `full length` has
-it once and the rest as often as 5,001 steps of the protocol need. PACS is that of DSPREG_ROOT, or made images of its
-size.
+it once and the rest as often as 5,001 steps of the protocol need. PACS and digits (MNIST/raw, four files) are those of
+DSPREG_ROOT, or made images of their sizes.
 
 Works: `pacs`, `pacs50` (ResNet-18 and -50), `digits`, `digits-small` (RotatedMNIST's shape, with DomainBed's network
 and with ours), `domainnet` (six domains, 345 classes), `loading` (a network that computes nothing), `step` (ERM alone),

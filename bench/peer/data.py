@@ -71,6 +71,18 @@ def _save(image: Image.Image, path: Path) -> None:
     image.save(path, quality=90)
 
 
+def cut_mnist(raw: Path, out: Path, images: int) -> int:
+    """`out/MNIST/raw` with the first so many digits, a seventh of them from the test set; returns how many."""
+    folder = out / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for prefix, count in (("train", images - images // 7), ("t10k", images // 7)):
+        pixels = (raw / f"{prefix}-images-idx3-ubyte").read_bytes()[16 : 16 + 784 * count]
+        labels = (raw / f"{prefix}-labels-idx1-ubyte").read_bytes()[8 : 8 + count]
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(struct.pack(">4i", 2051, count, 28, 28) + pixels)
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 2049, count) + labels)
+    return images
+
+
 def make_mnist(out: Path, images: int, rng: np.random.Generator) -> int:
     """`out/MNIST/raw` in the format of MNIST, with blots instead of digits, a seventh of them as its test set."""
     folder = out / "MNIST" / "raw"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .data import DOMAIN_NET, PACS, link_pacs, make_domain_net, make_mnist, make_photos, make_weights
+from .data import DOMAIN_NET, PACS, cut_mnist, link_pacs, make_domain_net, make_mnist, make_photos, make_weights
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
@@ -114,7 +114,7 @@ class Place:
     Attributes:
         checkout: Of DomainBed.
         folder: Everything that is made lies here.
-        photographs: The folder that holds PACS; made images of its shape where it is None.
+        photographs: The folder that holds PACS and MNIST/raw; made images of their shapes for what is not there.
         one_thread: Else all cores.
     """
 
@@ -129,12 +129,15 @@ class Place:
         data = self.folder / f"{work.dataset}-{work.images}"
         if data.name not in self.made:
             rng = np.random.default_rng(0)
-            if work.dataset == "PACS" and self.photographs:
+            digits = self.photographs / "MNIST" / "raw" if self.photographs else None
+            if work.dataset == "PACS" and self.photographs and (self.photographs / "PACS").is_dir():
                 count = link_pacs(self.photographs, data, work.images)
             elif work.dataset == "PACS":
                 count = make_photos(data, work.images, rng)
             elif work.dataset == "DomainNet":
                 count = make_domain_net(data, work.images, rng)
+            elif digits and digits.is_dir():
+                count = cut_mnist(digits, data, work.images)
             else:
                 count = make_mnist(data, work.images, rng)
             self.made[data.name] = count

@@ -11,7 +11,10 @@ import pytest
 import dspreg
 from helpers.small_runs import photos, trained
 
-HEAVY = ("torch", "torchvision", "timm", "numpy", "PIL", "pandas", "matplotlib", "sklearn", "scipy", "rich", "ray")
+HEAVY = (
+    "torch", "torchvision", "timm", "numpy", "PIL", "pandas", "matplotlib", "sklearn", "scipy", "rich", "ray",
+    "torch._dynamo",
+)  # fmt: skip
 PROGRAM = """
 import json, sys
 from dspreg.cli import main
@@ -74,7 +77,7 @@ def test_the_check_sees_what_is_imported(place):
     code, imported, _ = call("predict", "run", "photos/dusk/owl/0.png", folder=place)
     assert code == 0
     assert {"torch", "PIL"} <= imported
-    assert not imported & {"timm", "pandas", "matplotlib", "sklearn", "scipy", "ray"}
+    assert not imported & {"timm", "pandas", "matplotlib", "sklearn", "scipy", "ray", "torch._dynamo"}
 
 
 def test_a_training_imports_no_more_than_it_needs(place, tmp_path):
@@ -83,4 +86,15 @@ def test_a_training_imports_no_more_than_it_needs(place, tmp_path):
     code, imported, _ = call("train", *options.split(), folder=place)
     assert code == 0
     assert "torch" in imported
-    assert not imported & {"timm", "pandas", "matplotlib", "sklearn", "scipy", "ray"}
+    assert not imported & {"timm", "pandas", "matplotlib", "sklearn", "scipy", "ray", "torch._dynamo"}
+
+
+def test_a_network_of_timm_is_trained_and_predicts_without_torchs_compiler(place, tmp_path):
+    """It takes longer to import than timm and torchvision."""
+    options = "--dataset folder:photos --target dusk --algorithm ERM --model test_resnet --weights none --image-size 32"
+    options += f" --steps 1 --batch-size 4 --workers 0 --threads 1 --out {tmp_path / 'run'}"
+    for command in ("train", *options.split()), ("predict", str(tmp_path / "run"), "photos/dusk/owl/0.png"):
+        code, imported, _ = call(*command, folder=place)
+        assert code == 0
+        assert {"torch", "timm"} <= imported
+        assert "torch._dynamo" not in imported

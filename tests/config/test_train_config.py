@@ -49,8 +49,9 @@ LARGE = {
     "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True, "augment": True, "augment_validation": True,
     "split": "domainbed", "holdout": 0.2, "evaluate_every": 300, "evaluate": "needed", "evaluation_batch": 64,
     "targets": (), "algorithm": "DSPReg", "trial": 0, "draw": 0,
-    "same_draws": False, "select_by": "accuracy", "patience": 0, "init": "none", "image_weights": False,
-    "balance": "none",
+    "same_draws": False, "select_by": "accuracy", "patience": 0, "init": "none",
+    "image_weights": False, "balance": "none", "optimizer": "adam", "schedule": "constant", "warmup": 0,
+    "layer_decay": 1.0, "train": "all", "features": "default", "head": "random",
 }  # fmt: skip
 SMALL = LARGE | {
     "model": "small-cnn", "image_size": 28, "steps": 301, "lr": 1e-3, "augment": False, "augment_validation": False,
@@ -190,6 +191,11 @@ OUTSIDE = {
     "evaluate_every": [0],
     "evaluate": ["some"],
     "evaluation_batch": [0],
+    "optimizer": ["Adam", "adagrad"],
+    "schedule": ["cos"],
+    "warmup": [-1],
+    "layer_decay": [0, -0.5, 1.1],
+    "features": ["pooled"],
     "threads": [0, -1],
     "precision": ["fp8", "float64"],
     "layout": ["channels_last", "NHWC"],
@@ -209,14 +215,17 @@ INSIDE = {
     "select_by": list(SELECT_BY), "patience": [0, 3],
     "evaluate_every": [1],
     "evaluate": ["needed", "all"], "evaluation_batch": [1], "threads": [1, None],
+    "optimizer": ["adam", "adamw", "nadamw", "sgd", "momentum", "lamb", "lion", "adan"],
+    "schedule": ["constant", "cosine", "linear"], "warmup": [0, 7], "layer_decay": [0.1, 1, 1.0],
+    "features": ["default", "token", "mean", "embedding"],
     "precision": ["fp32", "tf32", "bf16", "fp16"],
     "layout": ["auto", "channels-first", "channels-last"], "fold_bn": ["auto", "always", "never"],
     "workers": [0, None], "cache": ["none", "ram", "disk"], "keep": ["none", "best", "all"], "save_every": [1, None],
     "profile": ["auto", "always", "never"], "check_images": ["once", "never"],
 }  # fmt: skip
 UNLIMITED = {"dataset", "targets", "algorithm", "model", "weights", "frozen_bn", "augment", "augment_validation",
-             "same_draws", "init", "keep_checkpoint", "image_weights", "root", "name", "device", "compile", "tensorboard",
-             "domainbed_records", "allow_changed_environment"}  # fmt: skip
+             "same_draws", "image_weights", "init", "keep_checkpoint", "train", "head", "root", "name", "device",
+             "compile", "tensorboard", "domainbed_records", "allow_changed_environment"}  # fmt: skip
 
 
 def test_every_option_is_in_these_tables():
@@ -357,7 +366,8 @@ def test_a_configuration_leaves_open_what_is_not_given():
     assert config.to_mapping() == {
         "dataset": "digits", "targets": ("print",), "protocol": "domainbed", "trial": 0,
         "draw": 0, "same_draws": False, "steps": 50, "evaluate": "needed", "select_by": "accuracy", "patience": 0,
-        "init": "none", "balance": "none",
+        "init": "none", "balance": "none", "optimizer": "adam", "schedule": "constant", "warmup": 0,
+        "layer_decay": 1.0, "train": "all", "head": "random",
     }  # fmt: skip
     assert TrainConfig.of(config) is config
     assert TrainConfig.of({"dataset": "digits", "targets": ["print"], "steps": 50, "lr": None}) == config
@@ -399,7 +409,8 @@ Names = tuple[str, ...]
     [
         ("lr", "5e-05; small images: 0.001"),
         ("model", "resnet50.tv_in1k; small images: small-cnn"),
-        ("augment", "yes; small images: no"),
+        ("augment", "yes; small images: no; with --train head: no"),
+        ("features", "default; with --head FILE: embedding"),
         ("augment_validation", "yes; small images: no; swad: no"),
         ("split", "domainbed; own images: grouped; domainbed-stratified: stratified"),
         ("evaluation_batch", "64; swad: 128"),

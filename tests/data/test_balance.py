@@ -1,4 +1,4 @@
-"""Weights of images in the loss, and batches in which every class is as likely: against closed forms and naive loops."""
+"""Weights of images in the loss, and batches in which every class is as likely: against closed forms and loops."""
 
 from collections import Counter
 

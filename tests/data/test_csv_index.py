@@ -169,6 +169,9 @@ def test_group_split_and_weight_are_read_and_go_with_their_images(folder):
     assert a.select([2, 0]).annotations == Annotations(("p4", "p1"), ("", "train"), (0.0, 2.0))
     assert dataset.domain("b").annotations == Annotations(("p2",), ("val",), (0.5,))
     assert Index(table(folder, rows("0.png,cat,a"))).domain("a").annotations == Annotations()
+    assert a.groups == ("p1", "image 2.png", "p4")  # as evaluations have it, which draw whole groups
+    more = Index(table(folder, wide("0.png,cat,a,7", "1.png,dog,a,", columns="path,label,domain,age"))).domain("a")
+    assert (more.groups, dict(more.metadata)) == (None, {"age": ("7", "")})
 
 
 def test_columns_may_have_other_names(folder):
@@ -186,10 +189,10 @@ def test_columns_may_have_other_names(folder):
 @pytest.mark.filterwarnings("default::dspreg.Notice")
 def test_columns_that_are_not_used_are_named_with_what_they_may_be(folder):
     lines = [f"{i}.png,{label},{d},x,7" for i, (label, d) in enumerate([("cat", "a"), ("dog", "a")] * 2)]
-    with pytest.warns(Notice, match="2 columns are not used: patient_id, age. Is 'patient_id' the group"):
+    with pytest.warns(Notice, match="2 columns are not used in training: patient_id, age. Is 'patient_id' the group"):
         dataset = Index(table(folder, wide(*lines, columns="path,label,domain,patient_id,age")))
     assert [each.severity for each in dataset.findings] == ["warning"]
-    with pytest.warns(Notice, match=r"1 column is not used: age\.$"):
+    with pytest.warns(Notice, match=r"1 column is not used in training: age\.$"):
         dataset = Index(table(folder, wide(*[line[:-2] for line in lines], columns="path,label,domain,age")))
     assert [each.severity for each in dataset.findings] == ["note"]
 

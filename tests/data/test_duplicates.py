@@ -25,10 +25,9 @@ def naive_pairs(copies):
     hashes, found = [naive_hash(copy) for copy in copies], []
     for i in range(len(copies)):
         for j in range(i + 1, len(copies)):
-            if bin(hashes[i] ^ hashes[j]).count("1") <= DISTANCE:
-                if copies[i].std() and copies[j].std():
-                    if np.corrcoef(copies[i].ravel(), copies[j].ravel())[0, 1] >= ALIKE:
-                        found.append((i, j))
+            near = bin(hashes[i] ^ hashes[j]).count("1") <= DISTANCE and copies[i].std() and copies[j].std()
+            if near and np.corrcoef(copies[i].ravel(), copies[j].ravel())[0, 1] >= ALIKE:
+                found.append((i, j))
     return found
 
 

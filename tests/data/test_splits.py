@@ -211,6 +211,13 @@ def test_validation_comes_from_what_is_for_training_where_none_is_given():
     assert max(inside + out) < 20
 
 
+def test_a_final_model_is_trained_on_all_but_the_test_images():
+    parts = ("train", "val", "test", "", "val")
+    for groups in (None, ("a", "b", "c", "d", "e")):
+        inside, out = split_grouped([0, 0, 0, 1, 1], Annotations(groups, parts), 0, 0, 0.0)
+        assert (sorted(inside), out) == ([0, 1, 3, 4], [])
+
+
 def test_an_image_without_a_part_goes_where_its_group_goes():
     said = Annotations(groups=("a", "a", "b", "", "c"), parts=("test", "", "val", "", "train"))
     assert parts_of(said, 5) == ["test", "test", "val", "", "train"]

@@ -18,7 +18,9 @@ import dspreg
 from dspreg import ConfigError, ParamVector
 from dspreg.penalty import Step, parse_engine
 from dspreg.penalty.activation_pattern import KINKED, ActivationPattern
-from dspreg.vectors import gradient, trainable
+from dspreg.testing.toy import IMAGE, toy_batches, toy_task
+from dspreg.training.step import train_step
+from dspreg.vectors import gradient, theta, trainable
 from helpers import problems
 from helpers.penalties import Problem, mutant, relative
 
@@ -155,6 +157,8 @@ FUNCTIONS = {
     "where": lambda x, w: torch.where(x > 0, x.square(), 0.1 * x),
     "mask": lambda x, w: x * (x.ge(0) + 0.1 * x.lt(0)),
     "sign": lambda x, w: x.square() * x.sign(),
+    "detach": lambda x, w: x * torch.detach(x).square() + w * x,
+    "detach, then in place": lambda x, w: (lambda y: y.detach() * y.relu_())(x * 1),
 }
 
 
@@ -230,6 +234,25 @@ def test_whole_and_complex_numbers_have_no_kink(name):
     found, target = part("finite_difference", net, lambda: SMOOTH[name](net(x), y))
     assert float(target.norm()) > 0
     assert relative(found - target, target) < 1e-6
+
+
+@pytest.mark.parametrize("spec", ["MixStyle", "GroupDRO", "DomainDrop", "SagNet", "Anchor(weight=0.1)"])
+def test_over_methods_that_detach(spec):
+    """What their losses detach is a constant for both engines. Over Anchor its whole term is differentiated."""
+    ends = {}
+    for engine in ("finite_difference", "exact", "central", None):
+        option = f"+DSPReg(weight=0.01, engine={engine!r}, refresh_steps=100)" if engine else ""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dspreg.Notice)
+            stack = dspreg.parse(spec + option).setup(toy_task(inputs=IMAGE), lambda p: torch.optim.SGD(p, lr=0.1))
+        for t in range(2):
+            train_step(stack.double(), toy_batches(t, inputs=IMAGE))
+        ends[engine] = theta(stack.net)
+    wanted = ends["central" if spec.startswith("Anchor") else "exact"]
+    part = float((wanted - ends[None]).norm())
+    assert part > 1e-4
+    tolerance = 1e-2 if spec.startswith("Anchor") else 1e-6
+    assert float((ends["finite_difference"] - wanted).norm()) < tolerance * part
 
 
 def test_rrelu_is_refused():

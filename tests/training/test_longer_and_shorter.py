@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import dspreg
+from dspreg.algorithms.stack import Stack
 from dspreg.config.train_config import Execution, TrainConfig, resolve_config
 from dspreg.config.trained_part import named_by_contents
 from dspreg.data import Folder
@@ -63,6 +64,17 @@ def test_it_stops_when_so_many_evaluations_were_no_better(folder, tmp_path):
     assert result["selected"]["validation"] == best
     assert any(f"stopped after step {end} of 40" in each for each in result["remarks"])
     assert f"of 0 … {end}" in (run / "README.md").read_text()
+
+
+@pytest.mark.parametrize("patience", [0, 3])
+def test_layers_are_not_told_of_the_last_evaluation(folder, tmp_path, monkeypatch, patience):
+    """What they would change then, the model that was evaluated and is saved does not have."""
+    told = []
+    monkeypatch.setattr(Stack, "report_validation", lambda self, validation: told.append(validation.step))
+    run = trained(folder, tmp_path / "run", steps=40, evaluate_every=2, lr=1e-2, patience=patience)
+    records = list(RunFolder(run).records)
+    assert (records[-1]["step"] < 39) == bool(patience)
+    assert told == [each["step"] for each in records[:-1]]
 
 
 def test_one_that_was_interrupted_stops_at_the_same_step(folder, tmp_path):
@@ -226,7 +238,7 @@ def test_another_network_no_run_and_an_unfinished_one_are_refused(folder, tmp_pa
 
 def test_a_run_that_saw_the_target_is_no_start(folder, tmp_path):
     first = trained(folder, tmp_path / "first", targets=("dawn",))
-    with pytest.raises(ConfigError, match="was trained on 'noon'.*held out here"):
+    with pytest.raises(ConfigError, match=r"was trained on 'noon'.*held out here"):
         trained(folder, tmp_path / "a", init=str(first))
     with pytest.raises(ConfigError, match="was trained on 'noon'"):  # by its images, and not by its name
         trained(shutil.copytree(folder, tmp_path / "moved"), tmp_path / "a", init=str(first))

@@ -32,7 +32,7 @@ def rows_of(folder):
 
 
 def patients(folder, number=24, each=5, seed=0):
-    """Patients are told apart at a glance, and their diagnosis is drawn by lot: nothing can be learnt about new ones."""
+    """Patients are told apart at a glance, and their diagnosis is drawn by lot: nothing can be learnt of it."""
     random, rows = np.random.default_rng(seed), []
     folder.mkdir(parents=True, exist_ok=True)
     for domain in "abc":

@@ -124,8 +124,8 @@ def require_weightable(layers: Iterable[Algorithm]) -> None:
         changed = [name for name in ("forward", "loss") if overrides(cls, name)]
         if changed and not cls.__module__.startswith("dspreg."):
             warnings.warn(
-                f"{cls.__name__} changes {' and '.join(changed)}: images are weighted in what comes from out.risks() and "
-                "the base, and not in a loss of labels that it computes itself",
+                f"{cls.__name__} changes {' and '.join(changed)}: images are weighted in what comes from out.risks() "
+                "and the base, and not in a loss of labels that it computes itself",
                 Notice,
                 stacklevel=3,
             )

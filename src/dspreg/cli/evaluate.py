@@ -143,7 +143,12 @@ HEADS = {
     "class_mean": "class mean", "macro_f1": "F1", "auroc": "AUROC", "average_precision": "avg. prec.",
     "calibration_error": "calib. error", "log_loss": "log loss",
 }  # fmt: skip
-ROLES = {"unseen": "unseen", "source": "sources", "changed source": "changed sources"}
+ROLES = {
+    "unseen": "unseen",
+    "source": "sources",
+    "test images of a source": "tests",
+    "changed source": "changed sources",
+}
 
 
 def text(found: RunEvaluation) -> Iterator[str]:
@@ -163,10 +168,10 @@ def text(found: RunEvaluation) -> Iterator[str]:
         images = f"{each.scores.images:,}"
         ends = _interval(each.interval(ACCURACY))
         rows.append([escape_terminal(each.domain), each.part, images, *_format_numbers(numbers, ends)])
-        if (others := each.others) is not None:
-            numbers = {name: number(others) for name, number in NUMBERS.items()}
-            ends = _interval(others.interval(ACCURACY))
-            rows.append(["", "not trained on", f"{others.scores.images:,}", *_format_numbers(numbers, ends)])
+        if each.without is not None:
+            numbers = {name: number(each.without) for name, number in NUMBERS.items()}
+            ends = _interval(each.without.interval(ACCURACY))
+            rows.append(["", "not trained on", f"{each.without.scores.images:,}", *_format_numbers(numbers, ends)])
     for role, name in ROLES.items():
         group = found.of_role(role)
         if len(group) > 1 or (group and len(group) < len(found.domains)):
@@ -202,6 +207,12 @@ def _interval(ends: Interval | None) -> str:
 def _remarks(found: RunEvaluation) -> Iterator[str]:
     if len(found.domains) > 1:
         yield f"worst domain: {escape_terminal(found.worst.domain)}, {100 * found.worst.scores.accuracy:.1f} %"
+    for each in found.domains:
+        name, number = escape_terminal(each.domain), each.scores.images
+        if each.trained_on and each.without is None:
+            yield f"{name}: the run was trained on all {number:,} images; this is no estimate for new ones"
+        elif each.trained_on:
+            yield f"{name}: the run was trained on {each.trained_on:,} of the {number:,} images, told by their contents"
     grouped = [each for each in found.domains if each.answers is not None and each.answers.groups is not None]
     groups = ", ".join(
         f"{escape_terminal(each.domain)} {each.answers.independent:,}" for each in grouped if each.answers
@@ -210,21 +221,13 @@ def _remarks(found: RunEvaluation) -> Iterator[str]:
     yield f"95 %: for other images of the same domains, by a bootstrap of {by}; a further domain is another matter"
     if any(each.answers is not None and not each.resampled for each in found.domains):
         yield "– : fewer than two groups of images, of which no interval can be said"
-    for each in found.domains:
-        name, number = escape_terminal(each.domain), each.scores.images
-        if each.trained_on and each.without is None:
-            yield f"{name}: the run was trained on all {number:,} images; this is no estimate for new ones"
-        elif each.trained_on:
-            yield f"{name}: the run was trained on {each.trained_on:,} of the {number:,} images, told by their contents"
     roles = {each.role for each in found.domains}
     if "source" in roles:
-        parts = {each.part for each in found.domains if each.role == "source"}
-        if "out" in parts:
-            yield "out: the run was trained on this domain; only the images held out from training are scored"
-        if "test" in parts:
-            yield "test: the run was trained on this domain; only the images that its table sets apart are scored"
+        yield "out: the run was trained on this domain; only the images held out from training are scored"
         if found.augmented:
             yield "images are plain here; the run's own records score augmented ones of its sources, as DomainBed does"
+    if "test images of a source" in roles:
+        yield "test: images of a source that its table sets apart: neither trained on nor validated with"
     if "changed source" in roles:
         names = ", ".join(escape_terminal(each.domain) for each in found.domains if each.role == "changed source")
         yield f"{names}: same name as a source domain, but other images"

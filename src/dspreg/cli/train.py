@@ -88,16 +88,23 @@ def train_one(given: Any, pause: Any) -> int:
     say_device(execution.device)
     say_cache(execution, data, config)
     callbacks = progress_callbacks(Console(stderr=True))
-    finished_before = (Path(given.out) / "result.json").exists()
+    before = finished_run(Path(given.out))
     # what was asked for, and not what follows from it today: a run that was begun goes on as it was begun
     result = train(asked, execution, given.out, callbacks=callbacks, pause=pause, data=data)
-    print(summary(result, Path(given.out), finished_before))
+    print(summary(result, Path(given.out), finished_before=result["run"] == before))
     sys.stdout.flush()  # before the remarks on stderr, if both go to one terminal
     for each in result.get("remarks", []):
         print(f"dspreg: {escape_terminal(each)}", file=sys.stderr)
     if given.calibrate:
         calibrate(asked, execution, given.out)
     return 0
+
+
+def finished_run(out: Path) -> str | None:
+    """The id of the run that is finished there, which it has no more if it is prolonged."""
+    from dspreg.runs.folder import RunFolder
+
+    return str(RunFolder(out).description()["id"]) if (out / "result.json").exists() else None
 
 
 def calibrate(config: TrainConfig, execution: Execution, out: str) -> None:

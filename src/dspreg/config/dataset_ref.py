@@ -140,8 +140,8 @@ def parse_columns(text: str) -> dict[str, str]:
         ours, equals, theirs = (each.strip() for each in part.partition("="))
         if not equals or not theirs or ours not in known or ours in found:
             raise ConfigError(
-                f"--columns {shorten(text)}: {part!r} is not understood; wanted OURS=YOURS, each once, with ours one of "
-                f"{', '.join(known)}: path=filename,label=class,domain=site"
+                f"--columns {shorten(text)}: {part!r} is not understood; wanted OURS=YOURS, each once, with ours one "
+                f"of {', '.join(known)}: path=filename,label=class,domain=site"
             )
         found[ours] = theirs
     return found

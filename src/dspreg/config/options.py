@@ -35,6 +35,7 @@ MOST: dict[str, tuple[float, str]] = {
     "image_size": (4_096, "an image of that many pixels takes 200 MB"),
     "images": (1_000_000_000, "no data set has that many"),
     "jobs": (10_000, "each is a process that holds torch in memory, about 300 MB"),
+    "layer_decay": (1.0, "layers near the image would learn faster than those near the classifier"),
     "lr": (1e6, "the first step would leave no weight as it was"),
     "max_runs": (1_000_000_000, "each is a folder"),
     "save_every": (1_000_000_000, "no training is that long"),

@@ -56,8 +56,8 @@ class TrainConfig:
     frozen_bn: bool = option("freeze batch-norm running statistics (affine parameters still train)", None)
     augment: bool = option("augment training images: random crop, flip, colour jitter, greyscale", None)
     augment_validation: bool = option("augment the validation images of source domains, as DomainBed does", None)
-    split: str = option("how a domain is split into training and validation images: by position as DomainBed does, class "
-                        "by class, or class by class with whole groups and the parts that the images' table gives", None,
+    split: str = option("how a domain is split into training and validation images: by position as DomainBed does, by "
+                        "class, or by class with whole groups and the parts that the images' table gives", None,
                         choices=("domainbed", "stratified", "grouped"), resumes=True)  # fmt: skip
     image_weights: bool = option("weight images in the loss by the column weight of their table", None, before=False)
     balance: str = option("make up for rare classes: by weights in the loss, or by drawing all classes equally often",
@@ -76,7 +76,7 @@ class TrainConfig:
                            before="constant")  # fmt: skip
     warmup: int = option("steps in which the learning rate rises to its own", 0, at_least=0, before=0)
     layer_decay: float = option("factor on the learning rate from each layer to the one before it, by timm's groups",
-                                1.0, above=0, at_most=1, before=1.0)  # fmt: skip
+                                1.0, above=0, before=1.0)  # fmt: skip
     train: str = option("all, head, last:N (blocks), lora(r=8), or mask:FILE of a profile", "all", before="all")
     features: str = option("of a transformer: default (as timm pools), token (class token), mean (of patch tokens), "
                            "embedding (of a CLIP network)", None, choices=FEATURES, before="default")  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 TRAIN, VALIDATION, TEST = "train", "val", "test"
@@ -25,11 +25,13 @@ class Annotations:
             `""` stands by itself.
         parts: `"train"`, `"val"` or `"test"`, or `""` where that is left to dspreg.
         weights: How much an image counts in the loss.
+        metadata: Further columns, by which evaluations are broken down. No training uses them.
     """
 
     groups: tuple[str, ...] | None = None
     parts: tuple[str, ...] | None = None
     weights: tuple[float, ...] | None = None
+    metadata: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def splits(self) -> bool:
@@ -43,7 +45,8 @@ class Annotations:
         def some(values: Any) -> Any:
             return None if values is None else tuple(values[i] for i in at)
 
-        return Annotations(some(self.groups), some(self.parts), some(self.weights))
+        further = {name: some(values) for name, values in self.metadata.items()}
+        return Annotations(some(self.groups), some(self.parts), some(self.weights), further)
 
     def digest(self, *, splits: bool, weights: bool) -> str:
         """SHA-256 of the columns that a training uses; nothing if it uses none."""

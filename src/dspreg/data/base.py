@@ -40,7 +40,8 @@ class DomainDataset(ABC):
         evaluate_every: Steps between two evaluations, unless the user says otherwise.
         image_size: Height and width that images are brought to, in pixels.
         small: Whether images are small: a small network, a higher learning rate and no photographic augmentation.
-        own: Whether they are images of the user's own, given by a path or from the hub.
+        own: Whether they are images of the user's own, given by a path or from the hub: their defaults differ from
+            those of benchmarks.
         notices: What was odd about the data, in sentences.
         findings: The same by severity, as far as it is told apart.
         faults: What is wrong with the data, of a data set that was opened leniently; otherwise that was refused.

@@ -35,6 +35,7 @@ class Row(NamedTuple):
     group: str = ""
     part: str = ""
     weight: float = 1.0
+    further: tuple[str, ...] = ()  # the cells of the other columns
 
 
 class Index(DomainDataset):
@@ -121,14 +122,14 @@ class _Table:
     Attributes:
         faults: Of the lines read so far.
         used: Which of our columns are there → where.
-        ignored: The file's other columns.
+        others: The file's other columns → where.
     """
 
     def __init__(self, file: Path, columns: Mapping[str, str]) -> None:
         self.file, self.columns = file, columns
         self.faults: list[Finding] = []
         self.used: dict[str, int] = {}
-        self.ignored: list[str] = []
+        self.others: dict[str, int] = {}
 
     def rows(self) -> Iterator[Row]:
         file = self.file
@@ -157,20 +158,23 @@ class _Table:
         groups = tuple(row.group for row in rows) if "group" in self.used else None
         parts = tuple(row.part for row in rows) if "split" in self.used else None
         weights = tuple(row.weight for row in rows) if "weight" in self.used else None
-        return Annotations(groups, parts, weights)
+        further = {name: tuple(row.further[i] for row in rows) for i, name in enumerate(self.others)}
+        return Annotations(groups, parts, weights, further)
 
     def unused(self) -> Iterator[Finding]:
         """The columns that are not used, with what they may have been meant for."""
-        if not self.ignored:
+        names = list(self.others)
+        if not names:
             return
         hints = []
         for column, usual in MEANT.items():
-            there = [name for name in self.ignored if name.casefold().replace(" ", "_") in usual]
-            near = there[0] if there else nearest(column, self.ignored, 0.8)
+            there = [name for name in names if name.casefold().replace(" ", "_") in usual]
+            near = there[0] if there else nearest(column, names, 0.8)
             if near and column not in self.used:
                 hints.append(f" Is {near!r} the {column}? --columns {column}={near}")
-        title = f"{plural(len(self.ignored), 'column is', 'columns are')} not used: {join_few(self.ignored, 10)}."
-        yield Finding("warning" if hints else "note", "columns", title + ";".join(hints), tuple(self.ignored))
+        title = f"{plural(len(names), 'column is', 'columns are')} not used in training: "
+        title += f"{join_few(names, 10)}."
+        yield Finding("warning" if hints else "note", "columns", title + ";".join(hints), tuple(names))
 
     def _find_columns(self, header: Sequence[str]) -> None:
         if not any(header):
@@ -183,7 +187,7 @@ class _Table:
                 raise DataError(f"{self.file}, line 1: the column {wanted!r} is there twice. Keep one.")
             elif column in REQUIRED or column in self.columns:
                 raise DataError(self._missing(column, wanted, header))
-        self.ignored = [name for i, name in enumerate(header) if i not in self.used.values() and name]
+        self.others = {name: i for i, name in enumerate(header) if i not in self.used.values() and name}
 
     def _missing(self, column: str, wanted: str, header: Sequence[str]) -> str:
         near = nearest(wanted, header)
@@ -226,7 +230,8 @@ class _Table:
             shown = self.columns.get("weight", "weight")
             raise DataError(f"{where}: the cell of {shown!r} is {values['weight']!r}; wanted a number, 0 or more.")
         own = {column: values[column] for column in REQUIRED}
-        return Row(line, **own, group=values.get("group", ""), part=PARTS.get(part, ""), weight=weight)
+        further = tuple(cells[i].strip() if i < len(cells) else "" for i in self.others.values())
+        return Row(line, **own, group=values.get("group", ""), part=PARTS.get(part, ""), weight=weight, further=further)
 
 
 def _weight(text: str) -> float | None:
@@ -255,8 +260,8 @@ def _existing(file: Path, rows: Sequence[Row], base: Path, faults: list[Finding]
             Finding(
                 "error", "missing file",
                 f"{file}, line {first.line}: there is no file {base / first.path}, and "
-                f"{plural(len(missing), 'file')} of {len(kept):,} missing in all. Paths are relative to the folder of the "
-                f"CSV, or to --root if that is given.",
+                f"{plural(len(missing), 'file')} of {len(kept):,} missing in all. Paths are relative to the folder of "
+                f"the CSV, or to --root if that is given.",
                 tuple(f"line {row.line}: {row.path}" for row in missing),
             )
         )  # fmt: skip

@@ -44,7 +44,7 @@ def difference_hashes(copies: NDArray[np.uint8]) -> NDArray[np.uint64]:
 def near_pairs(copies: NDArray[np.uint8]) -> tuple[list[tuple[int, int]], int]:
     """Pairs (i < j) of nearly equal images, in order; and how many images were compared with some neighbours only.
 
-    Pairs are looked for where one of five parts of the hash is equal, which it must be where hashes differ in four bits.
+    Pairs are looked for where one of five parts of the hash is equal, which it must be where they differ in four bits.
 
     Args:
         copies: (N, 16, 18), of `grey_copy`.

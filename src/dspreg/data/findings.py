@@ -54,8 +54,8 @@ def name_collisions(what: str, names: Iterable[str]) -> Iterator[Finding]:
         many = f"{what}es" if what.endswith("s") else f"{what}s"
         yield Finding(
             "warning", f"{what} names",
-            f"{plural(sum(map(len, groups)), what, many)} differ by case, spaces or Unicode form only: {join_few(items)}. "
-            "They count as different",
+            f"{plural(sum(map(len, groups)), what, many)} differ by case, spaces or Unicode form only: "
+            f"{join_few(items)}. They count as different",
             items,
         )  # fmt: skip
 
@@ -94,14 +94,14 @@ def odd_labels(classes: Sequence[str]) -> Iterator[Finding]:
     counted = Counter(part for each in parts.values() for part in each)
     lists = [
         name
-        for name, each in parts.items()  # a comma or semicolon may belong to a name, unless a part of it is a label, too
+        for name, each in parts.items()  # a comma may belong to a name, unless a part of it is a label, too
         if len(each) > 1 and ("|" in name or any(counted[part] > 1 for part in each))
     ]
     if lists:
         yield Finding(
             "warning", "labels",
-            f"{plural(len(lists), 'label looks', 'labels look')} like several in one ({join_few(lists, 3)}): has an image "
-            "more than one? Each such text is taken for a class of its own",
+            f"{plural(len(lists), 'label looks', 'labels look')} like several in one ({join_few(lists, 3)}): has an "
+            "image more than one? Each such text is taken for a class of its own",
             tuple(lists),
         )  # fmt: skip
 
@@ -125,8 +125,8 @@ def wide_groups(domains: Mapping[str, Sequence[Any]]) -> Iterator[Finding]:
         items = tuple(f"{group!r} in {join_few(names)}" for group, names in wide.items())
         yield Finding(
             "warning", "group in several domains",
-            f"{plural(len(wide), 'group is', 'groups are')} in several domains, e.g. {items[0]}: held out in one, it is "
-            "trained on in another, so that accuracies are too good",
+            f"{plural(len(wide), 'group is', 'groups are')} in several domains, e.g. {items[0]}: held out in one, it "
+            "is trained on in another, so that accuracies are too good",
             items,
         )  # fmt: skip
 

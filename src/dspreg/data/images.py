@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
@@ -60,6 +60,17 @@ class Images(Sequence[tuple["Image", int]]):
 
     def __len__(self) -> int:
         return len(self.files)
+
+    @property
+    def groups(self) -> tuple[str, ...] | None:
+        """Which images belong together, if that is known; who stands by itself is a group of one."""
+        said = self.annotations.groups
+        return None if said is None else tuple(g or f"image {n}" for g, n in zip(said, self.names, strict=True))
+
+    @property
+    def metadata(self) -> Mapping[str, tuple[str, ...]]:
+        """Further columns of their table."""
+        return self.annotations.metadata
 
     @overload
     def __getitem__(self, i: int) -> tuple[Image, int]: ...

@@ -66,8 +66,8 @@ def split_grouped(
 ) -> tuple[list[int], list[int]]:
     """⌊holdout · N⌋ images are held out, of every class its share; no group is torn apart; given parts are kept to.
 
-    Train is "in", val is "out", test is neither (`positions_of_test`). Where nothing is for validation, it is drawn from
-    what is for training. A domain with nothing to train on can be a target alone, and is split as if no part were
+    Train is "in", val is "out", test is neither (`positions_of_test`). Where nothing is for validation, it is drawn
+    from what is for training. A domain with nothing to train on can be a target alone, and is split as if no part were
     given; one of a single group is split as if it had none.
 
     Args:
@@ -75,15 +75,16 @@ def split_grouped(
         annotations: Of the same images.
         trial: Another trial is another split, but for the parts that are given.
         position: Of the domain in `DomainDataset.domains`.
-        holdout: Fraction of every class that is held out, as nearly as whole groups allow.
+        holdout: Fraction of every class that is held out, as nearly as whole groups allow; 0: nothing is, and "val" is
+            trained on, too.
     """
     _check(holdout)
     order = split(len(labels), trial, position, 0.0)[0]
     parts = parts_of(annotations, len(labels))
     if not any(part in (TRAIN, "") for part in parts):
         parts = [""] * len(labels)
-    fixed = {place for place in order if parts[place] in (VALIDATION, TEST)}
-    out = [place for place in order if parts[place] == VALIDATION]
+    fixed = {place for place in order if parts[place] == TEST or (parts[place] == VALIDATION and holdout)}
+    out = [place for place in order if parts[place] == VALIDATION and holdout]
     free = [place for place in order if place not in fixed and (not out or parts[place] == "")]
     held = set(_hold_out(free, labels, annotations.groups, holdout)) | set(out)
     test = {place for place in order if parts[place] == TEST}

@@ -20,6 +20,7 @@ from dspreg.data.transforms import Transform
 from dspreg.errors import Notice
 from dspreg.networks import Backbone, make_backbone
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
+from dspreg.training.adam import Adam
 from dspreg.training.step import train_step
 
 DOMAINS, CLASSES = ("a", "b", "c"), 7  # sources and classes of PACS
@@ -144,7 +145,7 @@ def make_stack(layer: Algorithm, backbone: Backbone, device: str, measured: Sequ
     """A stack with random weights, which measures c on these batches, and only when asked."""
     samples = {name: [each] for name, each in zip(DOMAINS, measured, strict=False)}
     task = Task(CLASSES, DOMAINS, 10**9, backbone.make, ("doctor",), lambda _t, _batches: samples)
-    return layer.setup(task, lambda params: torch.optim.Adam(params, lr=1e-6), device)
+    return layer.setup(task, lambda params: Adam(params, lr=1e-6), device)
 
 
 def make_batches(size: int, device: str, image_size: int) -> list[Batch]:

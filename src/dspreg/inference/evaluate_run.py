@@ -6,7 +6,7 @@ import reprlib
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -38,6 +38,7 @@ from dspreg.training.evaluate import as_arrays, predictions
 from dspreg.training.experiment import images_for_test
 
 UNSEEN, SOURCE, CHANGED, PARTLY = "unseen", "source", "changed source", "partly trained on"
+TEST = "test images of a source"
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,14 @@ class DomainScores:
         domain: Its name.
         part: `"all"` images, or the `"out"` split that was held out from training, or `"test"`, those that the table of
             a source sets apart.
-        role: `"unseen"` in training; `"source"`, trained on; `"changed source"`, of the name of a source but with
-            other images; `"partly trained on"`, of another name, and with images that were trained on.
+        role: `"unseen"` in training; `"source"`, trained on; `"test images of a source"`; `"changed source"`, of the
+            name of a source but with other images; `"partly trained on"`, of another name, with images that
+            were trained on.
         fingerprint: Of all its images.
         scores: On `part`.
         answers: What the model says about each image.
         trained_on: How many images of `part` were trained on, by their contents; None where that is not known.
-        without: Scores on the others, where some were trained on and some were not.
-        answers_without: What the model says about those.
+        without: The same of the other images, where some were trained on and some were not.
     """
 
     domain: str
@@ -65,8 +66,7 @@ class DomainScores:
     scores: Scores
     answers: Answers | None = None
     trained_on: int | None = None
-    without: Scores | None = None
-    answers_without: Answers | None = None
+    without: DomainScores | None = None
 
     @cached_property
     def figures(self) -> dict[str, float | None]:
@@ -89,15 +89,6 @@ class DomainScores:
         if metric == ACCURACY:
             return interval_of_share(self.scores.accuracy, self.resampled[metric], self.answers.independent)
         return interval_of(self.resampled[metric])
-
-    @property
-    def others(self) -> DomainScores | None:
-        """The same of the images that were not trained on, where some were and some were not."""
-        if self.without is None:
-            return None
-        return replace(
-            self, scores=self.without, answers=self.answers_without, trained_on=0, without=None, answers_without=None
-        )
 
 
 class Part(NamedTuple):
@@ -207,8 +198,7 @@ def evaluate_run(
     chosen = [each for each in data.domains if each in domains or not domains]
     workers = reader_processes(workers, data.small)
     size = batch or trained.config.evaluation_batch
-    found = [_part(data, each, trained, transform) for each in chosen]
-    parts = [each for each in found if each is not None]
+    parts = [part for each in chosen for part in _parts(data, each, trained, transform)]
     if not parts:
         raise DataError(
             f"the run held no images out of {join_few(chosen)}: it was trained on all of them (holdout=0), and can't "
@@ -218,31 +208,20 @@ def evaluate_run(
     judged, done, total = [], 0, sum(len(part.split) for part in parts)
     known = SeenImages(folder, trained, trust)
     for part, kind, role, prints in parts:
-        scores, said = Scores.none(len(model.classes)), []
+        scores, answers = Scores.none(len(model.classes)), []
         flags = known.flags(part.images, part.positions)
-        seen, start = sum(flags or ()), 0
-        without = scores if 0 < seen < len(part) else None
         own = adapted(model, part, size=size, device=device, workers=workers) if adapt == "bn" else nullcontext()
         order = SequentialBatches([part], size)
         read = closing(predictions(model.algorithm, order, device=device, workers=workers))
         with resource_errors("a smaller --batch or fewer --workers need less"), own, read as predicted:
             for _, logits, y in predicted:
-                logits, labels = logits / model.temperature, to_model[y.cpu()]
-                scores = scores.adding(logits, labels)
-                said.append((logits, labels))
-                if without is not None and flags is not None:
-                    others = torch.tensor([not each for each in flags[start : start + len(y)]])
-                    without = without.adding(logits[others.to(logits.device)], labels[others])
-                start += len(y)
+                scores = scores.adding(logits / model.temperature, to_model[y.cpu()])
+                answers.append((logits / model.temperature, to_model[y.cpu()]))
                 done += len(y)
                 if progress is not None:
                     progress(done, total)
-        role = PARTLY if role == UNSEEN and seen else role
-        counted = None if flags is None else seen
-        _warn_of_seen(data.name, part.domain, role, counted, len(part))
-        answers = answers_of(part, *as_arrays(said))
-        rest = None if without is None else answers.select(~np.array(flags))
-        judged.append(DomainScores(part.domain, kind, role, prints, scores, answers, counted, without, rest))
+        said = answers_of(part, *as_arrays(answers))
+        judged.append(_judge(data.name, Part(part, kind, role, prints), scores, said, flags, len(model.classes)))
     step = step_of(result, which)
     return RunEvaluation(
         trained.id,
@@ -258,11 +237,27 @@ def evaluate_run(
     )
 
 
+def _judge(
+    data: str, part: Part, scores: Scores, said: Answers, flags: Sequence[bool] | None, classes: int
+) -> DomainScores:
+    """The scores of a domain, and those without the images that were trained on, if there are some."""
+    domain, seen = part.split.domain, sum(flags or ())
+    role = PARTLY if part.role == UNSEEN and seen else part.role
+    _warn_of_seen(data, domain, role, None if flags is None else seen, len(part.split))
+    without = None
+    if flags is not None and 0 < seen < len(flags):
+        others = said.select(~np.array(flags))
+        fewer = Scores.none(classes).adding(torch.from_numpy(others.log_p), torch.from_numpy(others.labels))
+        without = DomainScores(domain, part.kind, role, part.fingerprint, fewer, others)
+    counted = None if flags is None else seen
+    return DomainScores(domain, part.kind, role, part.fingerprint, scores, said, counted, without)
+
+
 def _warn_of_seen(data: str, domain: str, role: str, seen: int | None, number: int) -> None:
     if seen:
         text = f"the run was trained on {seen:,} of the {number:,} images of {domain!r} that are evaluated"
         warnings.warn(f"{data}: {text}", Notice, stacklevel=3)
-    elif seen is None and role != SOURCE:
+    elif seen is None and role not in (SOURCE, TEST):
         text = (
             f"it is not known which images of {domain!r} the run was trained on: it kept no list of them, and its own "
         )
@@ -270,22 +265,21 @@ def _warn_of_seen(data: str, domain: str, role: str, seen: int | None, number: i
         warnings.warn(f"{data}: {text}", Notice, stacklevel=3)
 
 
-def _part(data: DomainDataset, name: str, trained: RunDescription, transform: Transform) -> Part | None:
-    """What to score of a domain; None where nothing of it was held out."""
+def _parts(data: DomainDataset, name: str, trained: RunDescription, transform: Transform) -> list[Part]:
+    """What to score of a domain: all of it, or what training held out, and what its table sets apart for testing."""
     images = data.domain(name)
     prints = fingerprint(images)
     source = source_of(trained, images)
     if source is not None:
-        apart = images_for_test(images, trained.config)
-        chosen = apart or split_source(trained, images, source)[1]
-        found = Part(DomainSplit(name, images, chosen, transform), "test" if apart else "out", SOURCE, prints)
-        return found if chosen else None
+        out, test = split_source(trained, images, source)[1], images_for_test(images, trained.config)
+        found = (("out", SOURCE, out), ("test", TEST, test))
+        return [Part(DomainSplit(name, images, at, transform), kind, role, prints) for kind, role, at in found if at]
     if not len(images):
         raise DataError(f"the domain {name!r} of {data.name} has no images; name others with --domain")
     # shuffled, for methods that adapt to a batch: images of a folder stand class by class
     order = torch.randperm(len(images), generator=generator(name, "evaluate")).tolist()
     changed = CHANGED if name in trained.sources else UNSEEN
-    return Part(DomainSplit(name, images, order, transform), "all", changed, prints)
+    return [Part(DomainSplit(name, images, order, transform), "all", changed, prints)]
 
 
 def data_of(

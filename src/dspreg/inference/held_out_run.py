@@ -177,8 +177,8 @@ def compare_held_out_run(
             seen, other = split_source(trained, images, source)
             if not other:
                 raise ConfigError(
-                    f"{run} held no images of {name!r} out (holdout=0), with which those it was trained on are compared. "
-                    "Take a run that held some out"
+                    f"{run} held no images of {name!r} out (holdout=0), with which those it was trained on are "
+                    "compared. Take a run that held some out"
                 )
             parts[name] = (
                 DomainSplit(name, images, seen, transform),

@@ -46,7 +46,8 @@ def mean(domains: Sequence[DomainScores], number: str) -> float | None:
 
 def as_json(found: RunEvaluation) -> dict[str, Any]:
     """All numbers, by name."""
-    groups = {"mean": found.domains, "mean_unseen": found.unseen, "mean_sources": found.sources}
+    every = tuple(each for each in found.domains if each.part != "test")
+    groups = {"mean": every, "mean_unseen": found.unseen, "mean_sources": found.sources}
     return {
         "format": FORMAT,
         "dspreg": __version__,
@@ -55,7 +56,8 @@ def as_json(found: RunEvaluation) -> dict[str, Any]:
         "dataset": found.dataset,
         "adapt": found.adapt,
         "adapted_on_the_images_evaluated": found.adapt != "none",
-        "domains": {each.domain: _domain(each, found.classes) for each in found.domains},
+        "domains": {each.domain: _domain(each, found.classes) for each in every},
+        "test": {each.domain: _domain(each, found.classes) for each in found.domains if each.part == "test"},
         **{name: _mean(domains) if domains else None for name, domains in groups.items()},
         "worst": {"domain": found.worst.domain, "accuracy": found.worst.scores.accuracy},
         "operating_points": [_point(each) for each in found.points],
@@ -88,8 +90,8 @@ def _domain(each: DomainScores, classes: Sequence[str]) -> dict[str, Any]:
         "intervals": {number: each.interval(metric) for number, metric in RESAMPLED.items()},
         "classes": by_class,
         "trained_on": each.trained_on,
-        "without_trained_on": {"images": others.scores.images} | {n: f(others) for n, f in NUMBERS.items()}
-        if (others := each.others) is not None
+        "without_trained_on": {"images": each.without.scores.images} | {n: f(each.without) for n, f in NUMBERS.items()}
+        if each.without is not None
         else None,
     }
 

@@ -1,4 +1,4 @@
-"""Which images of a data set a run was trained on: by their contents, whatever they are called and wherever they lie."""
+"""Which images of a data set a run was trained on: by their contents, wherever they lie, whatever their names."""
 
 from __future__ import annotations
 

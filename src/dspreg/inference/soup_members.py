@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dspreg.algorithms import Task, parse
@@ -24,6 +23,7 @@ from dspreg.networks.text_head import TextHead, read_text_head
 from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_file
+from dspreg.training.adam import Adam
 from dspreg.training.experiment import randomness_key
 from dspreg.training.model import BESIDE, build_stack, tensors_of
 from dspreg.training.stored_model import load_model_file, read_model_file
@@ -262,5 +262,5 @@ def tensors_at_start(member: Member, weights: str | None = None, trust: Sequence
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # about how it trains
-        stack = parse(member.how["algorithm"], trust, of_file=True).setup(task, torch.optim.Adam)
+        stack = parse(member.how["algorithm"], trust, of_file=True).setup(task, Adam)
     return tensors_of(stack)

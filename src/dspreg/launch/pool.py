@@ -23,7 +23,7 @@ from dspreg.launch.queue import LeasedRun, RunQueue
 from dspreg.launch.resources import Slot, assign_slots, default_jobs, fill_execution
 from dspreg.precision import check_precision
 
-PRELOAD = ["timm", "torchvision", "dspreg.launch.pool_worker"]  # what every process needs, loaded once
+PRELOAD = ["dspreg.launch.preload"]  # what every process needs, loaded once
 GRACE = 60.0  # seconds for a last checkpoint
 
 

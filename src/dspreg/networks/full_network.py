@@ -14,6 +14,7 @@ from dspreg.io.importing import import_object, is_import_path
 from dspreg.io.text import nearest
 from dspreg.networks import torchvision_models
 from dspreg.networks.hub import download_weights
+from dspreg.networks.lean_imports import import_timm
 from dspreg.networks.network import Network
 from dspreg.networks.pretrained import NO_WEIGHTS, make_backbone
 from dspreg.networks.timm_models import (
@@ -155,12 +156,10 @@ def _from_factory(name: str, weights: str) -> FullNetwork:
 
 
 def _import_factory(name: str) -> Any:
-    import timm
-
     try:
         return import_object(name)
     except ConfigError as error:
-        near = nearest(name.partition(".")[0], timm.list_models(), 0.7)
+        near = nearest(name.partition(".")[0], import_timm().list_models(), 0.7)
         hint = f" Or did you mean timm's {near!r}?" if near and "no module" in str(error) else ""
         raise ConfigError(f"{error}{hint}") from error
 
@@ -183,6 +182,4 @@ def _call_factory(name: str, factory: Callable[[], Any]) -> nn.Module:
 
 
 def _known_to_timm(name: str) -> bool:
-    import timm
-
-    return name.partition(".")[0] in timm.list_models()
+    return name.partition(".")[0] in import_timm().list_models()

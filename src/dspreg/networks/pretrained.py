@@ -26,6 +26,7 @@ from dspreg.networks.timm_models import (
     normalisation,
     pretrained_config,
     require_embedding,
+    stated_width,
     width_of,
 )
 from dspreg.networks.weights import ExpectedWeights, Weights, read_weights
@@ -97,6 +98,7 @@ def make_backbone(
     dropout: float = 0.0,
     frozen_bn: bool = True,
     features: str = "default",
+    width: int | None = None,
 ) -> Backbone:
     """A backbone by name.
 
@@ -111,6 +113,7 @@ def make_backbone(
             mean 0 and variance 1, so that it does not normalise.
         features: Of a transformer, what its features are: `"default"`, as timm pools; `"token"`, the class token;
             `"mean"`, the mean of the patch tokens; `"embedding"`, what a CLIP network compares with texts.
+        width: The number of features, where a file says so. Where timm says the same, no forward pass finds it.
 
     Raises:
         ConfigError: No such name, tag, file or size.
@@ -144,7 +147,8 @@ def make_backbone(
         source = Weights("file", path.name, sha256)
 
     choose_features(model, name, features)
-    width = width_of(model, name, image_size)
+    if width is None or width != stated_width(model):
+        width = width_of(model, name, image_size)
     mean, std = normalisation(model)
     norm = any(isinstance(module, _BatchNorm) for module in model.modules())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dspreg.io.atomic_files import sha256_of_file
 from dspreg.networks.hub import download_weights, find_cached
+from dspreg.networks.lean_imports import import_timm
 from dspreg.networks.timm_models import hub_location, load_pretrained, pretrained_config
 
 
@@ -64,8 +65,7 @@ def list_stored() -> list[StoredWeights]:
 
 def list_tags(pattern: str) -> Iterator[tuple[str, str, bool]]:
     """timm's tags that match a pattern such as `resnet50*`: name, repository, and whether the weights are here."""
-    import timm
-
+    timm = import_timm()
     for name in timm.list_pretrained(pattern):
         config = timm.get_pretrained_cfg(name)
         repo = (config.hf_hub_id if config else None) or ""

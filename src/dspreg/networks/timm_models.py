@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.errors import ConfigError, IntegrityError
+from dspreg.networks.lean_imports import compiler_deferred, import_timm
 from dspreg.networks.weights import load_file
 from dspreg.randomness import untouched
 
@@ -22,8 +23,7 @@ POOLS = {"token": "token", "mean": "avg"}  # features → timm's word
 
 def pretrained_config(name: str) -> Any:
     """timm's configuration of the pretrained weights of a name; None if there are none."""
-    import timm
-
+    timm = import_timm()
     architecture, dot, tag = name.partition(".")
     known = timm.list_models()
     if architecture not in known:
@@ -58,8 +58,7 @@ def create_with_head(name: str, image_size: int | None, num_classes: int | None)
         image_size: Height and width in pixels; None for the network's default.
         num_classes: Outputs of the head; 0 for no head, None for the network's default.
     """
-    import timm
-
+    timm = import_timm()
     classes: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     call = f"timm.create_model({name!r}" + "".join(f", {option}={value}" for option, value in classes.items())
     if image_size is not None:
@@ -126,7 +125,7 @@ def _heads(model: nn.Module, state: dict[str, Tensor]) -> tuple[str, ...]:
 def width_of(model: nn.Module, name: str, image_size: int) -> int:
     """The number of features, by a forward pass: for some networks `num_features` is a different number.
 
-    Within `torch.device("meta")`, of a network made there, the pass takes no memory.
+    Within `shapes_alone`, of a network made there, the pass takes no memory.
     """
     model.eval()
     try:
@@ -143,6 +142,12 @@ def width_of(model: nn.Module, name: str, image_size: int) -> int:
     if not features.is_meta and not features.isfinite().all():  # on that device there are shapes and no numbers
         raise _size_error(name, image_size, ValueError("its features are not finite"))
     return features.shape[1]
+
+
+def stated_width(model: nn.Module) -> int | None:
+    """The number of features that timm says a network without its head returns."""
+    stated = getattr(model, "head_hidden_size", None) or getattr(model, "num_features", None)
+    return stated if isinstance(stated, int) else None
 
 
 def choose_features(model: nn.Module, name: str, features: str) -> None:
@@ -179,16 +184,15 @@ def require_embedding(name: str, config: Any) -> int:
 
 
 def normalisation(model: nn.Module) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
-    from timm import data
+    with compiler_deferred():
+        from timm import data
 
     config: dict[str, Any] = data.resolve_model_data_config(model)  # type: ignore
     return config["mean"], config["std"]
 
 
 def _size_error(name: str, image_size: int, error: Exception) -> ConfigError:
-    import timm
-
-    config = timm.get_pretrained_cfg(name)
+    config = import_timm().get_pretrained_cfg(name)
     default = config.input_size[-1] if config else 224
     fault = "too small for" if image_size < default else "not possible with"
     detail = str(error).strip().partition("\n")[0] or type(error).__name__

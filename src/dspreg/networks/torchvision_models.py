@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
-from torchvision import models
 
 from dspreg.errors import ConfigError
 from dspreg.io.text import did_you_mean
+from dspreg.networks.lean_imports import import_torchvision_models
+from dspreg.networks.shapes import shapes_alone
 
 PREFIX = "torchvision."
 
 
 def create_network(name: str, image_size: int, num_classes: int | None) -> nn.Module:
     """A new network; `num_classes` None for its default, 1,000."""
+    models = import_torchvision_models()
     known = models.list_models(module=models)
     if name not in known:
         raise ConfigError(
@@ -37,7 +38,7 @@ def create_network(name: str, image_size: int, num_classes: int | None) -> nn.Mo
 
 def heads_of(name: str, image_size: int) -> tuple[str, ...]:
     """The modules with tensors whose shape depends on the number of classes."""
-    with torch.device("meta"):  # shapes only
+    with shapes_alone():
         first, second = (create_network(name, image_size, classes).state_dict() for classes in (11, 13))
     differing = [tensor for tensor in first if first[tensor].shape != second[tensor].shape]
     return tuple(dict.fromkeys(tensor.rpartition(".")[0] for tensor in differing))
@@ -45,5 +46,5 @@ def heads_of(name: str, image_size: int) -> tuple[str, ...]:
 
 def normalisation(name: str) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
     """Mean and standard deviation with which its published weights were trained."""
-    transforms = next(iter(models.get_model_weights(name))).transforms()
+    transforms = next(iter(import_torchvision_models().get_model_weights(name))).transforms()
     return tuple(transforms.mean), tuple(transforms.std)

@@ -7,8 +7,9 @@ where θ has moved off it, and the difference is that piece's curvature, which i
 
 The functions are recognised where torch is called, whichever module or function calls it: the ReLU family, SELU and
 ELU, the hard and shrinking activations, `clamp`, `abs`, maxima and minima, max pooling, and comparisons, whose results
-are repeated. What chooses by sorting keeps its kinks. What torch has compiled or scripted is out of sight, and so is a
-backward pass: activations that checkpointing computes again are refused.
+are repeated. So is what a loss detaches; parameters that it detaches and slopes that it takes are not (GMDG has both).
+What chooses by sorting keeps its kinks. What torch has compiled or scripted is out of sight, and so is a backward pass:
+activations that checkpointing computes again are refused.
 """
 
 from __future__ import annotations
@@ -67,16 +68,18 @@ class ActivationPattern:
     def _record(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
         # whole numbers, such as labels, do not move with θ, and |z| of a complex number is smooth but at 0
-        smooth = func not in _COMPARISONS and not any(each.is_floating_point() for each in tensors)
+        smooth = func not in (*_COMPARISONS, *_CUTS) and not any(each.is_floating_point() for each in tensors)
         with torch.no_grad():
-            held = None if smooth else KINKED[func](*args, **kwargs)  # before `func`, which may work in place
+            rule = None if smooth else KINKED.get(func, _constant)
+            held = rule and rule(*args, **kwargs)  # before `func`, which may work in place
         self.pieces.append((func, held or func))
         return held(*args, **kwargs) if held and func in _HELD_TWICE else func(*args, **kwargs)
 
     def require_visible(self, net: nn.Module) -> None:
         """Refuse a network with scripted kinks, or with kinks of which none was recorded where parameters move what
         reaches them."""
-        found = {type(m).__name__ for m in _unfrozen(net) if isinstance(m, _MODULES)} if not self.pieces else set()
+        seen = any(func not in (*_COMPARISONS, *_CUTS) for func, _ in self.pieces)
+        found = set() if seen else {type(m).__name__ for m in _unfrozen(net) if isinstance(m, _MODULES)}
         if found := found | _scripted_kinks(net):
             raise ConfigError(
                 f"the network has {', '.join(sorted(found))}, and none of them was seen at work: what is compiled or "
@@ -118,7 +121,9 @@ class _Calls(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _BACKWARD:
             _refuse_checkpointing(args[0])
-        return self.call(func, args, kwargs) if func in KINKED else func(*args, **kwargs)
+        if func in KINKED or (func in _CUTS and args and args[0].grad_fn is not None):
+            return self.call(func, args, kwargs)
+        return func(*args, **kwargs)
 
 
 def _refuse_checkpointing(root: Any) -> None:
@@ -312,6 +317,12 @@ def _repeat(*args: Any, of: Callable[..., Any], **kwargs: Any) -> Held:
     return lambda *_, **__: found
 
 
+def _constant(input: Tensor) -> Held:
+    """What a loss takes for a constant is the same again, as it is for who differentiates twice."""
+    found = input.detach().clone()  # what follows may work in place
+    return lambda *_, **__: found
+
+
 _HELD: dict[Callable[..., Held | None], tuple[Callable[..., Any], ...]] = {
     _relu: (F.relu, torch.relu, Tensor.relu),
     _relu6: (F.relu6,),
@@ -356,6 +367,8 @@ _COMPARISONS = (
     torch.gt, torch.ge, torch.lt, torch.le, torch.sign, torch.argmax, torch.argmin, Tensor.gt, Tensor.ge, Tensor.lt,
     Tensor.le, Tensor.__gt__, Tensor.__ge__, Tensor.__lt__, Tensor.__le__, Tensor.sign, Tensor.argmax, Tensor.argmin,
 )  # fmt: skip
+# Of what the network has computed. Parameters are detached by layers above the loss, which want them displaced.
+_CUTS = (torch.detach, Tensor.detach)
 KINKED: dict[Callable[..., Any], Callable[..., Held | None]] = {
     **{function: rule for rule, functions in _HELD.items() for function in functions},
     **{function: partial(_repeat, of=function) for function in _COMPARISONS},

@@ -136,9 +136,8 @@ class Experiment:
     @cached_property
     def loss_weights(self) -> list[Tensor] | None:
         """Of the training splits of the sources, the weight of each image in the loss; None: all count the same."""
-        given = dict.fromkeys(self.sources) if not self.settings.image_weights else {
-            name: annotations_of(self.images[name]).weights for name in self.sources
-        }  # fmt: skip
+        said = self.settings.image_weights
+        given = {name: annotations_of(self.images[name]).weights if said else None for name in self.sources}
         balance = self.settings.balance == "loss"
         if not balance and all(each is None for each in given.values()):
             return None
@@ -411,10 +410,10 @@ def prepare_experiment(
     experiment = Experiment(
         config, execution, asked, stack, data, images, splits, backbone, on_read, head, profile, profile_sha256, start
     )
-    if start is not None:
-        start.require_unseen({name: experiment.fingerprints[name] for name in targets})
     if experiment.loss_weights is not None:
         require_weightable(layers_of(stack))
+    if start is not None:
+        start.require_unseen({name: experiment.fingerprints[name] for name in targets})
     files = [each for each in images.values() if isinstance(each, Images)]
     if cache is not None and chosen.needed:
         cache.make_room(chosen.needed, experiment.file_hashes())
@@ -523,8 +522,8 @@ def check_metric(
     labels = {name: labels_of(images[name]) for name in sources}
     if all(len({labels[name][i] for i in splits[name][1]}) < 2 for name in sources):
         raise DataError(
-            f"select_by=auroc needs held-out images of two classes, and those of {join_few(sources)} have one each. Hold "
-            "out more of them, split them by class (--split stratified), or select by another metric"
+            f"select_by=auroc needs held-out images of two classes, and those of {join_few(sources)} have one each. "
+            "Hold out more of them, split them by class (--split stratified), or select by another metric"
         )
 
 

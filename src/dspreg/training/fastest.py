@@ -25,13 +25,16 @@ from dspreg.errors import IntegrityError, Notice, ResourceError
 from dspreg.io.atomic_files import canonical_json, make_folder, read_json, sha256, write_json
 from dspreg.io.user_cache import user_cache
 from dspreg.networks.fold_batch_norm import fold_batch_norm
-from dspreg.networks.pretrained import Backbone, make_backbone
+from dspreg.networks.pretrained import Backbone, TimmFeaturizer
+from dspreg.networks.timm_models import create_with_head
 from dspreg.randomness import untouched
 
 SMALLEST = 64  # pixels: below, steps are short and either layout will do
 IMAGES, ROUNDS = 12, 3  # fewer images stay in the processor's cache, where both are alike
 SECONDS = 2.0  # of CPU time per thread; no further round after that
 PAYS = 0.95  # of the time on channels-first images
+CLEAR = 0.04  # from that: no further round is needed
+WARM_UP = 1  # images of the passes that are not counted: libraries are loaded, and memory is there
 
 
 def describe_computation(execution: Execution) -> dict[str, str | bool]:
@@ -120,7 +123,7 @@ def probe_layouts(model: str, image_size: int, frozen_bn: bool, fold: bool, thre
     1 for a network whose convolutions do not overlap, such as a transformer's patches.
     """
     with untouched():
-        net = make_backbone(model, weights="none", image_size=image_size, frozen_bn=frozen_bn).make()
+        net = TimmFeaturizer(create_with_head(model, image_size, 0)[0], 0, frozen_bn=frozen_bn)  # of any width
         images = torch.rand(IMAGES, 3, image_size, image_size)
     if not any(isinstance(m, nn.Conv2d) and m.kernel_size != m.stride for m in net.modules()):
         return 1.0
@@ -128,15 +131,20 @@ def probe_layouts(model: str, image_size: int, frozen_bn: bool, fold: bool, thre
     torch.set_num_threads(threads)
     try:
         first, last = images, images.contiguous(memory_format=torch.channels_last)
-        gradient_seconds(net, first, fold)  # both once, to warm up
-        gradient_seconds(net, last, fold)
+        gradient_seconds(net, first[:WARM_UP], fold)
+        gradient_seconds(net, last[:WARM_UP], fold)
         shares: list[float] = []
         started = time.process_time()  # on a busy machine a round takes longer, and says no less
-        while len(shares) < ROUNDS and (not shares or time.process_time() - started < threads * SECONDS):
+        while len(shares) < ROUNDS and (not shares or _is_open(shares, time.process_time() - started, threads)):
             shares.append(gradient_seconds(net, last, fold) / gradient_seconds(net, first, fold))
     finally:
         torch.set_num_threads(before)
     return median(shares)
+
+
+def _is_open(shares: list[float], seconds: float, threads: int) -> bool:
+    """Whether another round may decide otherwise, and there is time for it."""
+    return abs(median(shares) - PAYS) < CLEAR and seconds < threads * SECONDS
 
 
 def gradient_seconds(net: nn.Module, images: Tensor, fold: bool) -> float:

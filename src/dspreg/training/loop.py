@@ -492,12 +492,20 @@ def reproducible(execution: Execution) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.set_num_threads(threads(execution))
     # a warning only, on a GPU: some layers have no deterministic backward pass there
-    torch.use_deterministic_algorithms(True, warn_only=resolve_device(execution.device) != "cpu")
+    make_deterministic(True, warn_only=resolve_device(execution.device) != "cpu", compiled=execution.compile)
     memory.fill_uninitialized_memory = False  # it is for debugging torch, and costs time at every step
     try:
         with multiplying(execution.precision, resolve_device(execution.device)):
             yield
     finally:
         torch.set_num_threads(count)
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        make_deterministic(before[0], warn_only=before[1], compiled=execution.compile)
         memory.fill_uninitialized_memory = filled
+
+
+def make_deterministic(on: bool, *, warn_only: bool, compiled: bool) -> None:
+    """As `torch.use_deterministic_algorithms`, which imports torch's compiler to tell it too: only where it is used."""
+    if compiled:
+        torch.use_deterministic_algorithms(on, warn_only=warn_only)
+    else:
+        torch.set_deterministic_debug_mode(("warn" if warn_only else "error") if on else "default")

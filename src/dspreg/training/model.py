@@ -15,7 +15,9 @@ from dspreg.algorithms.compatibility import overrides
 from dspreg.config.trained_part import TrainedPart
 from dspreg.errors import ConfigError, IntegrityError
 from dspreg.networks.pretrained import make_backbone
+from dspreg.networks.shapes import shapes_alone
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
+from dspreg.training.adam import Adam
 from dspreg.training.trained_part import freeze
 from dspreg.vectors import ParamVector, trainable
 
@@ -103,20 +105,21 @@ def load_stack(how: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
         where: Their source, for error messages.
         device: Device of the stack.
     """
-    algorithm = build_stack(how, device)
+    algorithm = build_stack(how, device, width_in(tensors))
     load_tensors(algorithm, tensors, where)
     return algorithm
 
 
-def build_stack(how: Mapping[str, Any], device: str = "cpu") -> Algorithm:
+def build_stack(how: Mapping[str, Any], device: str = "cpu", width: int | None = None) -> Algorithm:
     """A stack with newly initialised weights.
 
     Args:
         how: How to build the network: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains",
             "step", and what of `BUILT_LATER` there is.
         device: Device of the stack. On `meta` it has shapes only and takes no memory.
+        width: The number of features that its tensors are for, if that is known: see `make_backbone`.
     """
-    with torch.device("meta"):  # its width comes from a forward pass, which takes memory if images are large
+    with shapes_alone():  # its width comes from a forward pass, which takes memory if images are large
         backbone = make_backbone(
             how["model"],
             weights="none",
@@ -124,16 +127,23 @@ def build_stack(how: Mapping[str, Any], device: str = "cpu") -> Algorithm:
             dropout=how["dropout"],
             frozen_bn=how["frozen_bn"],
             features=how.get("features", "default"),
+            width=width,
         )
     part = TrainedPart.parse(how.get("train", "all"))
     task = Task(
         len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_no_images,
         adapt=lambda net: freeze(net, part, how["model"]),
     )  # fmt: skip
-    with torch.device(device) if device == "meta" else nullcontext():
-        algorithm = parse(how["algorithm"], of_file=True).setup(task, torch.optim.Adam, device)
+    with shapes_alone() if device == "meta" else nullcontext():
+        algorithm = parse(how["algorithm"], of_file=True).setup(task, Adam, device)
     algorithm.stack.steps = how["step"] + 1  # a prediction may depend on it
     return algorithm
+
+
+def width_in(tensors: Mapping[str, Tensor]) -> int | None:
+    """The number of features that a classifier among the tensors takes, if it is a linear one."""
+    weight = tensors.get("classifier.weight")
+    return weight.shape[1] if weight is not None and weight.ndim == 2 else None
 
 
 def _no_images(t: int, batches: int) -> Any:

@@ -12,6 +12,7 @@ from dspreg.algorithms.stack import SCALE
 from dspreg.config.train_config import TrainConfig
 from dspreg.networks.network import Network
 from dspreg.networks.stages import timm_model
+from dspreg.training.adam import Adam
 from dspreg.training.trained_part import layer_groups
 
 FUSED = ("cuda", "mps")  # devices with an Adam in one kernel
@@ -51,10 +52,10 @@ def make_optimizer(
     return made
 
 
-def make_adam(params: Iterable[Any], settings: TrainConfig, device: str) -> torch.optim.Adam:
+def make_adam(params: Iterable[Any], settings: TrainConfig, device: str) -> Adam:
     """DomainBed's optimiser, in one kernel on a GPU, which rounds otherwise: on the CPU bits stay what they were."""
     fused = True if torch.device(device).type in FUSED else None
-    return torch.optim.Adam(params, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
+    return Adam(params, lr=settings.lr, weight_decay=settings.weight_decay, fused=fused)
 
 
 def decayed_layers(net: Network, settings: TrainConfig) -> list[dict[str, Any]]:

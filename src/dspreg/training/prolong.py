@@ -79,8 +79,9 @@ def _require_any_length(folder: RunFolder, there: Mapping[str, Any], mine: Mappi
     was, now = (each["settings"]["algorithm"] for each in (there, mine))
     if was != now:
         raise ConfigError(
-            f"{folder.path} can't be prolonged: its method is scaled to the number of steps, {was} → {now}. Train in "
-            f"another --out; with --algorithm {was!r} it is not scaled"
+            f"{folder.path} can't be prolonged so: its method is scaled to the number of steps, {was} → {now}. It "
+            "can go "
+            f"on as it was begun, with --algorithm {was!r}; or train in another --out"
         )
 
 

@@ -24,7 +24,16 @@ from dspreg.errors import ConfigError, DspregError, IntegrityError
 from dspreg.io.atomic_files import read_regular_file
 from dspreg.io.importing import is_trusted
 from dspreg.specs import LOCATIONS, parse_stack
-from dspreg.training.model import BUILT, BUILT_LATER, MODEL, Model, build_stack, load_stack, match_tensors
+from dspreg.training.model import (
+    BUILT,
+    BUILT_LATER,
+    MODEL,
+    Model,
+    build_stack,
+    load_stack,
+    match_tensors,
+    width_in,
+)
 from dspreg.training.serialization import unpack
 from dspreg.vectors import trainable
 
@@ -133,7 +142,7 @@ def _require_fit(how: Mapping[str, Any], tensors: Mapping[str, Tensor], where: s
     """Compare the tensors with the shapes of the network that is described, which takes no memory."""
     try:
         with _parameters(at_most=1_000 + 4 * len(tensors)):
-            stack = build_stack(how, "meta")
+            stack = build_stack(how, "meta", width_in(tensors))
     except UNMADE as error:
         terms = parse_stack(how["algorithm"])
         if any(t.name in LOCATIONS or ("." in t.name and not is_trusted(t.name, ())) for t in terms):

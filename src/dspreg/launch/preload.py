@@ -1,0 +1,8 @@
+"""What every process of a pool needs, loaded once in the process that they are forked from."""
+
+import dspreg.launch.pool_worker
+from dspreg.networks.lean_imports import import_timm
+
+__all__ = ["dspreg"]
+
+import_timm()
