@@ -187,6 +187,12 @@ def test_a_budget_without_room_a_method_that_is_none_and_an_inbox_that_is_empty(
     refused(data, tmp_path, DataError, "a.png can't be read", new=f"folder:{tmp_path / 'broken'}")
 
 
+def test_the_answer_does_not_go_among_the_images(images):
+    with pytest.raises(ConfigError, match="lies inside the data set"):
+        estimate(f"folder:{images}", images / "result", **FIXED, execution=HOW)
+    assert not (images / "result").exists()
+
+
 def test_two_sites_are_too_few_for_a_method_that_compares_them(tmp_path):
     root = tiny.make_images(tmp_path / "woods", per_class=4)
     for name in tiny.DOMAINS[2:]:

@@ -38,7 +38,7 @@ from dspreg.sites.scores import RunPredictions, SitePredictions, score_new_site,
 from dspreg.specs import shortest_spec
 from dspreg.training.callbacks import TrainingCallback
 from dspreg.training.experiment import resolve_execution
-from dspreg.training.loop import train
+from dspreg.training.loop import refuse_inside, train
 
 STORE, MODEL, PAGE, PREDICTIONS = "store", "model", "page.html", "predictions"
 
@@ -120,6 +120,7 @@ def estimate(
     check_specs(asked.methods)
     inbox = None if new is None else new_site(new)
     data = open_sites(dataset, execution.root, execution.name)
+    refuse_inside(out, data)
     prints = fingerprints(data, pause)
     if begun is not None:
         begun.require(data, prints, asked)
