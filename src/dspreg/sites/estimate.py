@@ -145,9 +145,9 @@ def estimate(
     work.train(held_out, say)
     scored = work.score(held_out)
     validation = {_key(run): validation_at_end(plan, list(work.store.folder(run).records), run) for run in held_out}
-    methods, chosen = compare_methods(plan, validation, scored)
+    compared, chosen = compare_methods(plan, validation, scored)
     found = Estimate(
-        plan, methods, chosen, forecast_new_site(chosen.sites),
+        plan, compared, chosen, forecast_new_site(chosen.sites),
         {site: scored[chosen.spec, site, 0].unseen[site] for site in plan.sites},
         label_free_of_sites(plan, chosen.spec, scored),
     )  # fmt: skip
