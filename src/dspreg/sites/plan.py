@@ -302,6 +302,8 @@ class _Chooser:
                     f"the other is held out. Leave it out, or add a site"
                 )
             asked = [each for each in asked if each not in alone]
+            for each in alone:
+                self.say(f"{method_name(each)} compares sites, and of two one is left to train on: it is left out")
         return asked
 
     def _rungs(self) -> list[tuple[str, int]]:
