@@ -75,7 +75,7 @@ def main() -> int:
 
 def shown(experiment: Experiment, step: int) -> list[tuple[Tensor, Tensor]]:
     """Images and labels of every source domain, as training shows them."""
-    normalise = experiment.transform(True).normalise
+    normalise = experiment.transform("domainbed").normalise
     return [(normalise(x)[:IMAGES], y[:IMAGES]) for x, y in experiment.steps()[step]]
 
 
@@ -149,7 +149,7 @@ def check_locality(net: nn.Module, adam: torch.optim.Adam, x: Tensor, y: Tensor)
 
 def check_cross_terms(net: nn.Module, adam: torch.optim.Adam, experiment: Experiment) -> dict[str, str]:
     """On one batch of images in many augmentations."""
-    part = experiment.part(experiment.sources[0], "in", shown_as := experiment.transform(True))
+    part = experiment.part(experiment.sources[0], "in", shown_as := experiment.transform("domainbed"))
     places = list(range(IMAGES))
     draws = [part.batch(places, "assumptions", n) for n in range(DRAWS)]
     images = [(shown_as.normalise(x), y) for x, y in draws]

@@ -60,7 +60,7 @@ def likeness(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[str]:
 def main() -> int:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     experiment = without_sketch(64)
-    shown = experiment.transform(True).normalise
+    shown = experiment.transform("domainbed").normalise
     made = experiment.steps()[0]
     x, y = torch.cat([shown(x)[:8] for x, _ in made]), torch.cat([y[:8] for _, y in made])
     table = Table("lookahead to exact: cosine, norm ratio", *(f"h = {r:g}λ" for r in RADII))

@@ -60,7 +60,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     experiment = without_sketch(64)
-    shown = experiment.transform(True).normalise
+    shown = experiment.transform("domainbed").normalise
     made = experiment.steps()[0]
     x, y = torch.cat([shown(x)[:8] for x, _ in made]), torch.cat([y[:8] for _, y in made])
     lite0 = experiment.algorithm().net.eval()

@@ -44,6 +44,7 @@ TABLE = {
     "domainbed": Place(7, NUMPY),
     # the numerical core
     "batches": Place(3, TORCH),
+    "kinds": Place(2, NUMPY),
     "devices": Place(2, TORCH),
     "precision": Place(2, TORCH),
     "randomness": Place(3, TORCH),
@@ -52,7 +53,7 @@ TABLE = {
     "sensitivity": Place(5, VISION, SLOW),
     "penalty": Place(6, VISION),
     "algorithms": Place(7, TORCH),
-    "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW | {"pyarrow"}),
+    "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW | {"pyarrow", "pydicom", "pillow_heif"}),
     # what is done with it
     "training": Place(8, TORCH, SLOW | {"timm", "peft"}),
     "inference": Place(9, TORCH | {"PIL"}, SLOW | {"onnxruntime", "scipy", "sklearn"}),
@@ -272,7 +273,7 @@ INTERNAL = {
         "io.atomic_files runs.folder runs.store",
         "forges up to a million runs, untrained",
     ),
-    "bench/loading.py": ("data.loader data.transforms", "times images without a training"),
+    "bench/loading.py": ("config.reading data.loader data.transforms", "times images without a training"),
     "bench/maps.py": ("paper.figures paper.heat_maps", "draws an item of the paper at other sizes"),
     "bench/noise.py": (
         "inference.adapt_bn randomness sensitivity.statistics",

@@ -74,7 +74,7 @@ def own_featurizer(experiment: Experiment) -> Iterator[None]:
 
 def our_step(experiment: Experiment, pixels: list[tuple[Tensor, Tensor]]) -> Callable[[], object]:
     """`train_step`, on images as the loop hands them over."""
-    algorithm, normalise = experiment.algorithm(), experiment.transform(True).normalise
+    algorithm, normalise = experiment.algorithm(), experiment.transform("domainbed").normalise
     batches = [Batch(normalise(x), y, d) for d, (x, y) in enumerate(pixels)]
     return lambda: train_step(algorithm, batches)
 
@@ -90,7 +90,7 @@ def sides(network: str, data: Path, pixels: int, batch: int) -> dict[str, Callab
         )
         for _ in experiment.sources
     ]
-    plain = experiment.transform(False).normalise
+    plain = experiment.transform("none").normalise
     floats = [(plain(x).contiguous(), y) for x, y in images]
     return {
         "plain loop": plain_step(experiment, floats, last=False),

@@ -77,6 +77,7 @@ _HOMES = {
     "gradient": "vectors",
     "trainable": "vectors",
     "DomainDataset": "data.base",
+    "join_domains": "data.joined",
     # what can go wrong
     "DspregError": "errors",
     "ConfigError": "errors",

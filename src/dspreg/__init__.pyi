@@ -68,6 +68,7 @@ from dspreg.vectors import theta as theta
 from dspreg.vectors import gradient as gradient
 from dspreg.vectors import trainable as trainable
 from dspreg.data.base import DomainDataset as DomainDataset
+from dspreg.data.joined import join_domains as join_domains
 from dspreg.errors import DspregError as DspregError
 from dspreg.errors import ConfigError as ConfigError
 from dspreg.errors import DataError as DataError

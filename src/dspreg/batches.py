@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspreg.devices import send
+from dspreg.kinds import CLASSES, MULTILABEL
 from dspreg.precision import full_precision
 
 
@@ -19,8 +20,8 @@ from dspreg.precision import full_precision
 class Batch:
     """Samples of one domain."""
 
-    x: Tensor  # (B, …) images
-    y: Tensor  # (B,) labels, or (B, C) soft labels
+    x: Tensor  # (B, …) images, or any other inputs
+    y: Tensor  # (B,) classes, or (B, C): soft labels, several labels, numbers
     domain: int  # position among the source domains
     weights: Tensor | None = None  # (B,) how much each sample counts in the loss, 1 in the mean; None: all the same
 
@@ -37,29 +38,30 @@ class Outputs:
 
     features: Tensor  # (N, F)
     logits: Tensor  # (N, C)
-    labels: Tensor  # (N,), or (N, C) soft labels
+    labels: Tensor  # (N,), or (N, C): soft labels, several labels, numbers
     sizes: tuple[int, ...]  # samples per domain, in the order of `domains`
     domains: tuple[int, ...]
     weights: Tensor  # (D,) share of each domain's risk
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # what a layer's forward passes to its loss, by name
     sample_weights: Tensor | None = None  # (N,) how much each sample counts in the loss; None: all the same
+    kind: str = CLASSES  # of the task, which says what the loss of a sample is
 
     @classmethod
-    def of(cls, batches: Sequence[Batch], features: Tensor, logits: Tensor) -> Outputs:
+    def of(cls, batches: Sequence[Batch], features: Tensor, logits: Tensor, kind: str = CLASSES) -> Outputs:
         """Every sample counts the same: domain d has weight n_d/N."""
         sizes = tuple(len(b) for b in batches)
         weights = send(torch.tensor(sizes, dtype=at_least_float32(logits).dtype), logits.device) / sum(sizes)
         labels = join_labels([b.y for b in batches])
-        given = join_weights(batches)
-        return cls(features, logits, labels, sizes, tuple(b.domain for b in batches), weights, sample_weights=given)
+        given, own = join_weights(batches), tuple(b.domain for b in batches)
+        return cls(features, logits, labels, sizes, own, weights, sample_weights=given, kind=kind)
 
     def by_domain(self, tensor: Tensor) -> tuple[Tensor, ...]:
         """The rows of each domain, as views."""
         return torch.split(tensor, list(self.sizes))
 
     def risks(self) -> Tensor:
-        """Mean cross-entropy per domain, of weighted samples mean_i w_i CE_i. (D,)"""
-        losses = self.weigh(F.cross_entropy(at_least_float32(self.logits), self.labels, reduction="none"))
+        """Mean loss of the samples per domain, for classes the cross-entropy; of weighted ones mean_i w_i ℓ_i. (D,)"""
+        losses = self.weigh(sample_losses(self.kind, self.logits, self.labels))
         return torch.stack([loss.mean() for loss in self.by_domain(losses)])
 
     def weigh(self, each: Tensor) -> Tensor:
@@ -95,6 +97,39 @@ class OutputObjective:
     def __call__(self, batches: Sequence[Batch]) -> Tensor:
         value: Tensor = self.evaluate(self.loss, batches)
         return value
+
+
+def sample_losses(kind: str, logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of every sample, at least in float32. (N,)
+
+        classes      cross-entropy
+        multilabel   1/C Σ_c  log(1 + exp z_c) − y_c z_c     binary cross-entropy, the mean over labels
+        regression   1/C Σ_c  (z_c − y_c)²                   squared error, the mean over numbers
+
+    Args:
+        kind: Of `dspreg.kinds.KINDS`.
+        logits: z (N, C).
+        labels: y (N,), or (N, C); of several labels and of numbers always (N, C), for others would be broadcast.
+    """
+    z = at_least_float32(logits)
+    if kind == CLASSES:
+        return F.cross_entropy(z, labels, reduction="none")
+    if labels.shape != z.shape:
+        raise ValueError(f"outputs {tuple(z.shape)} and labels {tuple(labels.shape)}; wanted the same shape (N, C)")
+    y = labels.to(z.dtype)
+    if kind == MULTILABEL:
+        return F.binary_cross_entropy_with_logits(z, y, reduction="none").mean(1)
+    return F.mse_loss(z, y, reduction="none").mean(1)
+
+
+def loss_slopes(kind: str, logits: Tensor, labels: Tensor) -> Tensor:
+    """∂ℓ_i/∂z_i of `sample_losses`, in closed form: softmax(z) − y, (σ(z) − y)/C or 2(z − y)/C. (N, C)"""
+    z = at_least_float32(logits)
+    if kind == CLASSES:
+        return z.softmax(1) - soft_labels(labels, z.shape[1], z.dtype)
+    y = labels.to(z.dtype)
+    residuals = z.sigmoid() - y if kind == MULTILABEL else 2 * (z - y)
+    return residuals / z.shape[1]
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dspreg.errors import ConfigError
+from dspreg.kinds import KINDS, kind_of
 
 ACCURACY, WORST = "accuracy", "worst-domain"
 Figure = Callable[[np.ndarray, np.ndarray], float | None]  # labels (N,), log p (N, C); None: it is not defined
@@ -136,7 +137,8 @@ def selection_value(record: Mapping[str, Any], sources: Sequence[str], by: str =
         None where the record lacks a figure that is needed; NaN where the metric is defined of no source.
     """
     if by in (ACCURACY, WORST):
-        found = [_recorded(record, "accuracy", name, "out") for name in sources]
+        figure = KINDS[kind_of(record)].figure  # the accuracy, where the task is of classes
+        found = [_recorded(record, figure, name, "out") for name in sources]
         if None in found or not found:
             return None
         values = [each for each in found if each is not None]

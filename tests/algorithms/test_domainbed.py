@@ -19,6 +19,7 @@ from dspreg.specs import parse_stack, without_locations
 from dspreg.training import train
 from dspreg.training.stored_model import read_model_file
 from helpers import tiny
+from helpers.killing import train_and_kill
 from helpers.tampered import change_model
 from helpers.tiny_domainbed import make_domainbed
 
@@ -96,6 +97,12 @@ def test_stopped_anywhere_it_ends_in_the_same_bits(checkout, images, whole, tmp_
     assert tiny.ending(tmp_path / "run") == tiny.ending(whole)
 
 
+def test_killed_as_a_process_it_ends_in_the_same_bits(checkout, images, whole, tmp_path):
+    how = tiny.settings(images, algorithm=spec(checkout, "Stateful", "+SWA(start=5)"))
+    assert train_and_kill(how, tiny.execution(), tmp_path / "run", 2) == 2
+    assert tiny.ending(tmp_path / "run") == tiny.ending(whole)
+
+
 def test_what_a_run_says_of_it(checkout, whole):
     described = json.loads((whole / "run.json").read_text())
     (term, _) = parse_stack(described["settings"]["algorithm"])
@@ -108,6 +115,8 @@ def test_what_a_run_says_of_it(checkout, whole):
 def test_its_registry_is_the_search_space(checkout):
     """For the n-th draw its own random_hparams, with DomainBed's seed of draw and trial."""
     settings = {
+        "channels": 3,
+        "augment": "domainbed",
         "model": "resnet50",
         "dataset": "PACS",
         "image_size": 224,

@@ -5,9 +5,11 @@ import torch
 
 from dspreg.algorithms import ERM, GMDG, Fish, Task, parse
 from dspreg.algorithms.gmdg import explained_covariance
+from dspreg.errors import ConfigError
 from dspreg.networks import TinyMLP
 from dspreg.randomness import seeded
-from dspreg.testing import ready, toy_batches
+from dspreg.testing import ready, toy_batches, toy_task
+from dspreg.testing.toy import IMAGE
 from dspreg.training import train_step
 from reference import oracle, plain
 
@@ -193,3 +195,9 @@ def test_options_out_of_range(option):
         GMDG(**{option: -1})
     with pytest.raises(ValueError, match="GMDG: lr_mult=0; wanted a finite number > 0"):
         GMDG(lr_mult=0)
+
+
+@pytest.mark.parametrize("spec", ["RandConv+GMDG", "GMDG+RandConv", "DomainDrop+GMDG", "GMDG+DomainDrop"])
+def test_layers_that_hand_on_other_features_than_the_loss_has_are_refused(spec):
+    with pytest.raises(ConfigError, match=r"GMDG differentiates by the features .* Leave one of them out"):
+        ready(parse(spec), toy_task(inputs=IMAGE))

@@ -8,7 +8,8 @@ from dspreg.algorithms.jigen import permutations
 from dspreg.errors import ConfigError
 from dspreg.randomness import seeded
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
-from dspreg.testing import toy_batches
+from dspreg.testing import ready, toy_batches, toy_task
+from dspreg.testing.toy import IMAGE
 from dspreg.training import train_step
 from reference import pictures, plain
 
@@ -121,3 +122,12 @@ def test_vectors_and_two_of_them_are_refused_by_name():
         train_step(plain.ready(JiGen(), 3), toy_batches(0))
     with pytest.raises(ConfigError, match="JiGen stands twice in this stack"):
         pictures.ready(parse("JiGen+JiGen"), 3)
+
+
+@pytest.mark.parametrize("below", ["RandConv", "DomainDrop"])
+def test_outputs_in_another_order_than_the_images_are_refused(below):
+    """Its guesses would be compared with the orders of other images, with DomainDrop silently."""
+    with pytest.raises(ConfigError, match=f"{below} below it hands on other samples.*'JiGen\\+{below}'"):
+        ready(parse(f"{below}+JiGen"), toy_task(inputs=IMAGE))
+    stack = ready(parse(f"JiGen+{below}"), toy_task(inputs=IMAGE))
+    assert train_step(stack, toy_batches(0, inputs=IMAGE))["loss"].isfinite()

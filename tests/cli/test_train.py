@@ -218,7 +218,7 @@ def test_help_says_the_defaults_and_what_they_depend_on(capsys):
         main(["train", "--help"])
     said = " ".join(capsys.readouterr().out.split())
     for text in (
-        "learning rate of Adam (default: 5e-05; small images: 0.001)",
+        "learning rate (default: 5e-05; small images: 0.001)",
         "training steps (default: by data set)",
         "images per batch in evaluation (default: 64; swad: 128)",
         "a final model that is that of the last step (default: 0.2)",

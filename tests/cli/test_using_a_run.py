@@ -92,7 +92,7 @@ def test_evaluate_prints_tables_and_leaves_files(run, capsys):
 
 def test_an_evaluation_of_some_domains_leaves_the_others_result(run, capsys):
     assert main(["evaluate", str(run), "--domain", "noon", "dawn", "--which", "last"]) == 0
-    assert "evaluation-photos-noon-dawn-last: scores.json" in capsys.readouterr().out
+    assert "evaluation-photos-noon-dawn-last: predictions.csv" in capsys.readouterr().out
 
 
 def test_every_way_to_evaluate_has_a_folder_of_its_own():

@@ -24,8 +24,9 @@ from dspreg.errors import ConfigError
 SETTINGS = TrainConfig(
     dataset="folder:my photos/ü", targets=("a b", "c"), algorithm="CORAL(weight=0.5)+DSPReg(only=['a.*'])",
     protocol="swad", trial=3, draw=2, model="resnet18.tv_in1k", weights="none", image_size=96, steps=77, batch_size=5,
-    lr=1.2345678901234567e-05, weight_decay=1e-300, dropout=0.1, frozen_bn=False, augment=True,
+    lr=1.2345678901234567e-05, weight_decay=1e-300, dropout=0.1, frozen_bn=False, augment="my_changes.blur",
     augment_validation=False, split="stratified", holdout=0.30000000000000004, evaluate_every=9, evaluate="all",
+    exif=True, alpha="black", window="-1000:400", channels=4, resize="pad", shrink=False,
     evaluation_batch=31, select_by="macro-f1", patience=4, init="runs/ä b", image_weights=True, balance="loss",
     optimizer="adamw", schedule="cosine", warmup=3, layer_decay=0.7, train="mask:my c.safetensors(quantile=0.3)",
     features="mean", head="my head.safetensors",
@@ -81,7 +82,7 @@ def test_names_that_yaml_reads_as_something_else_stay_names(file, name):
         ("trial: 1\nlr: -1\n", r"run\.yaml, line 2: lr=-1\.0; wanted a number above 0"),
         ("trial: 1\nsteps: 1.5\n", r"run\.yaml, line 2: steps='1\.5'; wanted a whole number at least 1"),
         ("trial: 1\nprotocol: swat\n", r"line 2: protocol='swat'; wanted one of domainbed, domainbed-stratified, swad"),
-        ("trial: 1\naugment: maybe\n", r"line 2: augment='maybe'; wanted true or false"),
+        ("trial: 1\naugment: maybe\n", r"line 2: augment='maybe'; wanted domainbed, none, light, .* or a function"),
         ("trial: 1\ntargets: [a, a]\n", r"line 2: targets a, a: one domain twice"),
         ("trial: 1\ntargets:\n", r"line 2: targets=None; wanted a list of names"),
         ("trial: 1\nmodel:\n", r"line 2: model=None; wanted text"),
@@ -214,9 +215,12 @@ def test_other_names_may_be_known_too():
         ("steps", "100", 100),
         ("steps", "1e3", 1000),
         ("steps", "1_000", 1000),
-        ("augment", "True", True),
-        ("augment", "no", False),
-        ("augment", "0", False),
+        ("augment", "True", "domainbed"),
+        ("augment", "no", "none"),
+        ("augment", "0", "none"),
+        ("augment", "light", "light"),
+        ("augment", "my_module.f", "my_module.f"),
+        ("window", "-1000:400", "-1000:400"),
         ("workers", "", None),
         ("workers", "null", None),
         ("workers", "0", 0),
@@ -241,6 +245,7 @@ def test_text_of_the_wrong_kind_is_refused_by_place_and_name(key):
     option = OPTIONS[key]
     wrong = {int: ["x", "1.5", "nan", "inf", "true", "1e999"], float: ["x", "nan", "-inf", "true"],
              bool: ["x", "2", "on", ""], str: [None, ["a"], True], tuple: [None, 3]}[option.type]  # fmt: skip
+    wrong = [text for text in wrong if text is not True or not option.recorded]  # which was yes or no, and is read so
     if "choices" in option.limits:
         wrong = [*wrong, "x", option.limits["choices"][0].upper()]
     for text in wrong:
@@ -293,7 +298,7 @@ def test_a_data_set_must_be_given(values):
 
 def test_all_letters_are_in_no_name():
     """A guard for the loops above: they would test nothing if names were empty."""
-    assert len(OPTIONS) == 53
+    assert len(OPTIONS) == 59
     assert all(set(key) <= {*string.ascii_lowercase, "_"} for key in OPTIONS)
 
 

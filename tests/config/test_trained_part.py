@@ -9,8 +9,12 @@ from dspreg.config.trained_part import TrainedPart, files_of, with_absolute_path
 from dspreg.errors import ConfigError
 from dspreg.runs.run import Run
 
-DIGITS = SimpleNamespace(name="digits", steps=301, evaluate_every=50, image_size=28, small=True)
-PHOTOS = SimpleNamespace(name="PACS", steps=5_001, evaluate_every=300, image_size=224, small=False)
+DIGITS = SimpleNamespace(
+    name="digits", steps=301, evaluate_every=50, image_size=28, channels=3, small=True, own=False, tensors=False
+)
+PHOTOS = SimpleNamespace(
+    name="PACS", steps=5_001, evaluate_every=300, image_size=224, channels=3, small=False, own=False, tensors=False
+)
 NEW = ("optimizer", "schedule", "warmup", "layer_decay", "train", "features", "head")
 
 

@@ -9,8 +9,8 @@ from PIL import Image, ImageEnhance
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
+from dspreg.data import augmentation
 from dspreg.data import colours as colours_module
-from dspreg.data import transforms
 from dspreg.data.augmentation import change_image, draw_change
 from dspreg.data.colours import Colours, agrees_with_pillow, hues, saturations
 from dspreg.data.transforms import Transform
@@ -43,7 +43,7 @@ def some_image(n):
 @pytest.mark.parametrize("size", [1, 7, 32, 96])
 def test_bytes_and_draws_are_torchvisions(size):
     """Also which numbers were drawn: the generator is then in the same state."""
-    theirs, ours = by_torchvision(size), Transform(size, MEAN, STD, augment=True)
+    theirs, ours = by_torchvision(size), Transform(size, MEAN, STD, augment="domainbed")
     for n in range(500):
         image = some_image(n)
         torch.manual_seed(n)
@@ -114,15 +114,15 @@ def test_what_is_drawn_is_used_in_the_order_drawn():
 
 def test_where_bytes_are_not_pillows_pillow_is_used(monkeypatch):
     """Another Pillow may round otherwise: then torchvision's own transforms make the pixels, and they are the same."""
-    image, transform = some_image(5), Transform(20, MEAN, STD, augment=True)
+    image, transform = some_image(5), Transform(20, MEAN, STD, augment="domainbed")
     torch.manual_seed(1)
     fast = transform.pixels(image)
 
     def refuse(*_):
         raise AssertionError("not to be called")
 
-    monkeypatch.setattr(transforms, "agrees_with_pillow", lambda: False)
-    monkeypatch.setattr(transforms, "change_image", refuse)
+    monkeypatch.setattr(augmentation, "agrees_with_pillow", lambda: False)
+    monkeypatch.setattr(augmentation, "change_image", refuse)
     torch.manual_seed(1)
     assert torch.equal(transform.pixels(image), fast)
 

@@ -64,6 +64,13 @@ def test_not_for_small_images_or_those_in_memory(monkeypatch, tmp_path):
     assert choose_cache("auto", Digits(), 28).kind == "none"
 
 
+def test_a_set_of_small_images_is_not_opened_for_that(folder, monkeypatch):
+    """Some make their images when a domain is opened: RotatedMNIST turns 70,000."""
+    monkeypatch.setattr(type(folder), "domain", lambda *_: pytest.fail("opened"))
+    monkeypatch.setattr(folder, "small", True, raising=False)
+    assert choose_cache("auto", folder, 28).kind == "none"
+
+
 def test_any_other_kind_is_what_it_says(folder, monkeypatch):
     free(monkeypatch, 0)
     assert [choose_cache(kind, folder, SIZE).kind for kind in ("none", "disk", "ram")] == ["none", "disk", "ram"]

@@ -18,9 +18,18 @@ class Fine(DomainDataset):
         return [(picture(i), i % 2) for i in range(5)]
 
 
+class Tensors(Fine):
+    channels = 5
+
+    def domain(self, name):
+        self.check_domain(name)
+        return [(torch.full((5, 6, 7), i / 8), i % 2) for i in range(5)]
+
+
 def test_ours_pass(tmp_path):
     check_dataset(Fine())
     check_dataset(Digits())
+    check_dataset(Tensors())
     check_dataset(Folder(small_tree(tmp_path)))
 
 
@@ -56,7 +65,14 @@ def drawn(items):
         ({"domain": pairs(lambda items: [])}, r"domain\('a'\) has no images"),
         ({"domain": pairs(iter)}, "must be a sequence, but a list_iterator has no __len__"),
         ({"domain": pairs(lambda items: [(x, 2) for x, _ in items])}, r"\[0\] has the label 2, outside 0 … 1"),
-        ({"domain": pairs(lambda items: [(torch.ones(3), y) for _, y in items])}, "must be a PIL image, not a Tensor"),
+        (
+            {"domain": pairs(lambda items: [(torch.ones(3), y) for _, y in items])},
+            r"is a Tensor of float32 \(3,\); wanted a PIL image",
+        ),
+        ({"domain": pairs(lambda items: [("x.jpg", y) for _, y in items])}, "wanted a PIL image, or a tensor"),
+        ({"domain": pairs(lambda items: [(2 * torch.ones(3, 4, 4), y) for _, y in items])}, "values go from 2 to 2"),
+        ({"domain": pairs(lambda items: [(torch.ones(4, 4, 4), y) for _, y in items])}, "has 4 channels where 3 are"),
+        ({"channels": 0}, "channels must be a whole number"),
         ({"domain": pairs(lambda items: [(x, y, 0) for x, y in items])}, r"must be \(image, label\)"),
         ({"domain": pairs(Targets)}, "has the label 0, but its labels or targets say 1"),
         ({"domain": pairs(drawn)}, "has other pixels when read again"),

@@ -75,7 +75,7 @@ def test_what_is_odd_is_told_once_each(tmp_path):
     put(tmp_path / "art" / "fox" / "1.jpg")
     put(tmp_path / "art" / "cat" / "notes.txt", b"x")
     put(tmp_path / "art" / "dog" / "Thumbs.db", b"x")
-    put(tmp_path / "art" / "cat" / "scan.tif", b"x")
+    put(tmp_path / "art" / "cat" / "scan.jxl", b"x")
     put(tmp_path / "art" / "cat" / "._0.jpg", b"x")
     put(tmp_path / "art" / "cat" / ".ipynb_checkpoints" / "0-checkpoint.jpg", b"x")
     (tmp_path / "art" / "cat" / "folder.jpg").mkdir()
@@ -89,7 +89,7 @@ def test_what_is_odd_is_told_once_each(tmp_path):
         "the domain 'art' has a single image of 1 class: fox",
         "the domain 'photo' has no images of 1 class: fox",
         "class folders without an image in any domain are left out: gnu",
-        "ignored 1 file of a kind that is not read (convert to PNG or JPEG), e.g. art/cat/scan.tif",
+        "ignored 1 file of a kind that is not read (1 .jxl; convert to PNG or JPEG), e.g. art/cat/scan.jxl",
         "ignored 1 file not images by their extension, e.g. art/cat/notes.txt",
         "ignored 1 file hidden (a name that starts with a dot), e.g. art/cat/.ipynb_checkpoints/0-checkpoint.jpg",
         "ignored 2 files that systems and programs leave behind, e.g. art/cat/._0.jpg",
@@ -103,7 +103,8 @@ def test_what_is_odd_is_told_once_each(tmp_path):
         ([], "nowhere", "does not exist"),
         (["f"], "f", "is not a folder"),
         (["1.jpg", "2.jpg"], "", "no sub-folders to be domains, and 2 images in it directly, e.g. 1.jpg"),
-        (["readme.txt"], "", "no sub-folders to be domains, and nothing in it"),
+        (["readme.txt"], "", "no sub-folders to be domains, and no image in it. Not read there: 1 file .1 .txt"),
+        (["a.psd", "b.psd", "c.xyz"], "", "no image in it. Not read there: 3 files .2 .psd, 1 .xyz"),
         (["cat/1.jpg", "dog/1.jpg"], "", "looks like class/image, one level too few"),
         (["a/cat/1.jpg", "b/1.jpg"], "", "images without a class: 1 image directly in the domain folder"),
         (["a/cat/1.jpg", "a/1.jpg", "b/cat/1.jpg"], "", "images without a class"),
@@ -111,6 +112,7 @@ def test_what_is_odd_is_told_once_each(tmp_path):
         (["a/train/cat/1.jpg", "b/test/cat/1.jpg"], "", "one level too many: test, train would be the classes"),
         (["a/cat/1.jpg", "b/cat/1.txt"], "", "the domain 'b' of .* has no images"),
         (["a/cat/1.jpg", "b/x.txt"], "", "the domain 'b' of .* has no images"),
+        (["a/cat/1.jpg", "b/cat/1.jxl", "b/cat/2.jxl"], "", "'b' of .* no images.* Not read there: 2 files .2 .jxl"),
     ],
 )  # fmt: skip
 def test_other_layouts_are_refused_in_words(tmp_path, names, below, said):

@@ -28,7 +28,7 @@ ART, PHOTO = images(40, 1), images(70, 2)
 
 
 def parts(augment=False):
-    transform = Transform(8, MEAN, STD, augment)
+    transform = Transform(8, MEAN, STD, "domainbed" if augment else "none")
     return [
         DomainSplit("art", ART, list(range(39, 4, -1)), transform),
         DomainSplit("photo", PHOTO, range(3, 70), transform),
@@ -94,7 +94,7 @@ def test_an_augmented_image_has_random_numbers_of_its_own():
 
 
 def test_steps_and_domains_are_augmented_differently():
-    transform = Transform(8, MEAN, STD, True)
+    transform = Transform(8, MEAN, STD, "domainbed")
     seen = [DomainSplit(d, ART, [0], transform).batch([0], *KEY, t)[0] for d in ("art", "photo") for t in range(3)]
     assert len({tuple(x.flatten().tolist()) for x in seen}) == 6
 

@@ -132,7 +132,7 @@ def test_what_is_shared_is_not_sent():
 @pytest.mark.parametrize("kind", ["steps", "evaluation", "measuring"])
 def test_requests_of_a_training_are_short(kind):
     """Parts of 10,000 images are known to the process."""
-    transform = Transform(24, (0.5,) * 3, (0.5,) * 3, augment=True)
+    transform = Transform(24, (0.5,) * 3, (0.5,) * 3, augment="domainbed")
     parts = [DomainSplit(f"d{n}", [(None, 0)] * 10_000, list(range(10_000)), transform) for n in range(4)]
     key = ("data", ("d3",), 0, 0)
     source, which = {

@@ -9,7 +9,8 @@ from PIL import Image
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from dspreg.data.transforms import Transform, torchvision_augmentation
+from dspreg.data.augmentation import by_torchvision
+from dspreg.data.transforms import Transform
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -64,7 +65,7 @@ def test_a_batch_lies_channels_last_if_wanted_and_is_the_same():
 def test_an_image_of_another_mode_is_seen_in_rgb(mode, augment):
     """A data set of one's own may hand over any PIL image; grey ones would be normalised as three channels unseen."""
     image = picture().convert(mode)
-    transform = Transform(12, MEAN, STD, augment)
+    transform = Transform(12, MEAN, STD, "domainbed" if augment else "none")
     torch.manual_seed(1)
     shown = transform(image)
     torch.manual_seed(1)
@@ -80,7 +81,7 @@ def test_augmented_is_crop_flip_colour_and_grey_in_this_order(seed):
     """torchvision's functions called one by one, with numbers drawn as its own documentation has them."""
     image = picture(60, 40)
     torch.manual_seed(seed)
-    shown = Transform(16, MEAN, STD, augment=True).pixels(image)
+    shown = Transform(16, MEAN, STD, augment="domainbed").pixels(image)
 
     torch.manual_seed(seed)
     crop = v2.RandomResizedCrop(16, scale=(0.7, 1.0), ratio=(3 / 4, 4 / 3)).make_params([image])
@@ -104,7 +105,7 @@ def test_crops_hold_70_to_100_percent_and_half_are_mirrored():
     side = 200
     x, y = np.meshgrid(np.arange(side), np.arange(side))
     image = Image.fromarray(np.stack([x, y, 0 * x], -1).astype(np.uint8))
-    plain = v2.Compose(torchvision_augmentation(side).transforms[:2])  # without the colours
+    plain = v2.Compose(by_torchvision("domainbed", side).transforms[:2])  # without the colours
     torch.manual_seed(0)
     areas, flips, shapes = [], 0, []
     for _ in range(400):
@@ -122,7 +123,7 @@ def test_crops_hold_70_to_100_percent_and_half_are_mirrored():
 
 def test_one_in_ten_is_grey():
     image = picture(20, 20)
-    transform = Transform(8, MEAN, STD, augment=True)
+    transform = Transform(8, MEAN, STD, augment="domainbed")
     torch.manual_seed(0)
     pixels = torch.stack([transform.pixels(image) for _ in range(1000)])
     grey = int((pixels == pixels[:, :1]).flatten(1).all(1).sum())
@@ -137,7 +138,7 @@ def test_plain_draws_nothing():
 
 
 def test_transforms_are_values_that_can_be_sent_to_another_process():
-    one, other = Transform(8, MEAN, STD, True), Transform(8, MEAN, STD, True)
+    one, other = Transform(8, MEAN, STD, "domainbed"), Transform(8, MEAN, STD, "domainbed")
     assert one == other != Transform(8, MEAN, STD)
     assert len({one, other}) == 1
     again = multiprocessing.reduction.ForkingPickler.loads(multiprocessing.reduction.ForkingPickler.dumps(one))

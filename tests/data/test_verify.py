@@ -27,6 +27,8 @@ def lenient(path, **options):
 def test_every_bad_image_is_named_with_a_reason_and_no_other(tmp_path):
     small_tree(tmp_path)
     expected = bad_files(tmp_path / "art" / "cat")
+    for name in ("really_a_gif.jpg", "really_a_tiff.png", "deep.png"):  # which are read, but for DomainBed's reading
+        del expected[name]
     good_files(tmp_path / "photo" / "cat")
     (tmp_path / "art" / "cat" / "folder.jpg").mkdir()
     report = verify(folder(tmp_path))
@@ -330,7 +332,7 @@ def test_a_dirty_folder_is_told_whole_in_one_call(tmp_path):
     warned = {each.kind for each in report.findings if each.severity == "warning"}
     assert warned == {
         "class with no images", "class with a single image", "nearly equal image in several domains", "no domain",
-        "class names", "kind",
+        "class names", "kind", "same image several times",
     }  # fmt: skip
     assert {each.kind for each in report.findings if each.severity == "note"} == {"left behind", "no image"}
     assert sum(report.counts["Lyon"]) == len(report.bad) + 9
@@ -349,7 +351,7 @@ def test_the_command_says_all_of_it_and_writes_what_is_asked_for(tmp_path, capsy
     text = capsys.readouterr().out
     assert text.splitlines()[-1].startswith("NOT OK, ")
     listed = bad.read_text().splitlines()
-    assert len(listed) == len(set(listed)) > 40
+    assert len(listed) == len(set(listed)) > 35
     assert all(name.startswith(str(root / "Lyon" / "ill")) for name in listed)
     with Image.open(picture_file) as shown:
         assert shown.size[0] > 300

@@ -1,5 +1,6 @@
 """Examples do what their first lines say."""
 
+import os
 import re
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def test_measure_sensitivity_tells_the_two_parameters_apart():
 @pytest.fixture
 def examples_importable(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "examples"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "examples"), prepend=os.pathsep)
 
 
 @pytest.mark.usefixtures("examples_importable")
@@ -110,3 +111,23 @@ def test_what_is_frozen_stays_and_what_is_cut_is_zero(monkeypatch):
     example.cut(net, mask)
     for name, p in net.named_parameters():
         assert not p[mask[name]].any()
+
+
+@pytest.mark.parametrize(
+    ("example", "measured", "figure"),
+    [("segmentation", 2, 0.4), ("text", 2, 0.6), ("signals", 2, 0.6)],
+)
+def test_recipes_for_other_tasks_measure_c_and_learn_something(example, measured, figure):
+    *rows, last = [line for line in run(f"examples/{example}.py").splitlines() if re.match("step|.* unseen", line)]
+    found = [re.search(r"mean c ([\d.]+), under random domain labels ([\d.]+)", row) for row in rows]
+    assert len(found) == measured
+    assert all(0 < float(row[1]) <= 2**0.5 and 0 < float(row[2]) <= 2**0.5 for row in found)
+    assert float(last.split()[-1]) > figure  # of the domain that was never seen; by chance 0.1, 0.5 and 0
+
+
+@pytest.mark.usefixtures("examples_importable")
+def test_a_data_set_of_numbers_and_its_network_train_by_the_command(tmp_path):
+    check_dataset(open_dataset("signals.Machines", None, None))
+    said = run("-m", "dspreg.cli", "train", "--dataset", "signals.Machines", "--model", "signals.Encoder", "--target",
+               "press", "--algorithm", "ERM", "--steps", 3, "--out", tmp_path / "run")  # fmt: skip
+    assert re.search(r"unseen press R² -?[\d.]+; held-out sources R² -?[\d.]+, selected at step", said)

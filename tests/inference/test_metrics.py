@@ -20,9 +20,10 @@ from dspreg.errors import ConfigError, DataError
 from dspreg.inference import evaluate_run as assessment
 from dspreg.inference.adapt_bn import adapted, batch_norms
 from dspreg.inference.confusion import draw
-from dspreg.inference.evaluate_run import DomainScores, RunEvaluation, evaluate_run, split_source
+from dspreg.inference.evaluate_run import DomainScores, RunEvaluation, evaluate_run
 from dspreg.inference.metric_files import save
 from dspreg.inference.metrics import Scores, scores_of
+from dspreg.inference.seen_images import split_source
 from dspreg.io.atomic_files import read_json
 from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import dspreg
+from dspreg.config.reading import Reading
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.inference.predict import Prediction, image_files, predict_files
 from helpers.small_runs import bits, photos, trained
@@ -119,5 +120,8 @@ def test_what_is_given_must_be_images_each_once(tmp_path, monkeypatch, given, ki
 def test_images_of_other_kinds_are_told_of(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "one.png")
     (tmp_path / "two.TIFF").touch()
-    with pytest.warns(Notice, match=r"1 image below .* not read \(.tiff\)"):
-        assert [path.name for path in image_files([tmp_path])] == ["one.png"]
+    (tmp_path / "three.JXL").touch()
+    with pytest.warns(Notice, match=r"1 image below .* not read \(.jxl\)"):
+        assert [path.name for path in image_files([tmp_path])] == ["one.png", "two.TIFF"]
+    with pytest.warns(Notice, match=r"2 images below .* not read \(.jxl, .tiff\)"):  # of a run that read no TIFF
+        assert [path.name for path in image_files([tmp_path], Reading().kinds)] == ["one.png"]

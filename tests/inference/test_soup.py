@@ -1,12 +1,16 @@
 """Soups against means by numpy and choices by a naive loop; folders that everything reads; and what is refused."""
 
+import hashlib
 import json
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import dspreg
 from dspreg.cli import main
@@ -101,8 +105,8 @@ def naive_validation(place, state):
     for name in ("dawn", "dusk"):
         right = 0
         for i in range(len(experiment.splits[name][1])):
-            x, y = experiment.part(name, "out", experiment.transform(False)).batch([i])
-            right += int(net(experiment.transform(False).normalise(x)).argmax()) == int(y)
+            x, y = experiment.part(name, "out", experiment.transform("none")).batch([i])
+            right += int(net(experiment.transform("none").normalise(x)).argmax()) == int(y)
         shares.append(right / len(experiment.splits[name][1]))
     return sum(shares) / 2
 
@@ -253,7 +257,7 @@ def test_running_statistics_are_taken_anew_from_training_images(place, tmp_path)
     model, _ = dspreg.load(tmp_path / "soup")
     given = json.loads((place / "norm1" / "run.json").read_text())
     experiment = prepare_experiment(given["settings"] | {"dataset": given["where"]["dataset"]}, EXECUTION)
-    parts = [experiment.part(name, "in", experiment.transform(False)) for name in ("dawn", "dusk")]
+    parts = [experiment.part(name, "in", experiment.transform("none")) for name in ("dawn", "dusk")]
     batches = MixedBatches(parts, experiment.settings.batch_size)
     name, norm = next((n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.BatchNorm2d))
     seen = []
@@ -365,3 +369,47 @@ def test_exit_codes(place, tmp_path, capsys):
     (tmp_path / "damaged" / "selected.safetensors").write_bytes(b"nothing")
     assert main(["soup", a, str(tmp_path / "damaged"), "--uniform", "--out", out]) == 4
     assert not (tmp_path / "x").exists()
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """Two runs that start from published weights, and the file of these."""
+    file = Path(os.environ.get("DSPREG_WEIGHTS", "unset"))
+    file = file / "tf_efficientnet_lite0.safetensors" if file.is_dir() else file
+    if not file.is_file():
+        pytest.skip("needs DSPREG_WEIGHTS: tf_efficientnet_lite0.safetensors, or the folder it is in")
+    place = tmp_path_factory.mktemp("pretrained")
+    folder = photos(place / "photos", each=10)
+    usual = {"model": "tf_efficientnet_lite0", "weights": str(file), "image_size": 64, "steps": 2, "frozen_bn": True}
+    for name, lr in (("a", 1e-4), ("b", 1e-3)):
+        trained(folder, place / name, **usual, lr=lr)
+    return place, file
+
+
+def test_soups_of_runs_from_published_weights(pretrained, tmp_path, capsys):
+    """The mean is that of the members, of which none stands at the start; way back to the start is the file itself."""
+    place, file = pretrained
+    published = load_file(file)
+    average(place, tmp_path / "mean", "a", "b", greedy=False)
+    a, b, mean = tensors(place / "a"), tensors(place / "b"), tensors(tmp_path / "mean")
+    moved = 0
+    for name, value in mean.items():
+        if value.is_floating_point():
+            expected = (a[name].double().numpy() + b[name].double().numpy()) / 2
+            np.testing.assert_allclose(value.numpy(), expected, rtol=1e-6, atol=1e-9)
+            moved += not torch.equal(a[name], b[name])
+    assert moved > 100
+
+    start = tensors_at_start(read_member(place / "a"))
+    bodies = {name.removeprefix("featurizer.model."): t for name, t in start.items() if "classifier" not in name}
+    shared = bodies.keys() & published.keys()
+    assert len(shared) > 250
+    assert all(torch.equal(bodies[name], published[name]) for name in shared)
+    dspreg.interpolate_to_start(place / "a", tmp_path / "half", alphas=[0.5], execution=EXECUTION)
+    half = tensors(tmp_path / "half")
+    for name in ("featurizer.model.conv_stem.weight", "classifier.weight"):
+        np.testing.assert_allclose(half[name].numpy(), (start[name] + a[name]).numpy() / 2, rtol=1e-5, atol=1e-8)
+    described = RunFolder(tmp_path / "mean").description()
+    assert described["weights"]["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert main(["evaluate", str(tmp_path / "mean"), "--workers", "0"]) == 0
+    assert "noon" in capsys.readouterr().out

@@ -20,7 +20,7 @@ from helpers.stores import diverge, fail, finish, planned, start
 
 DESCRIBED = {"settings": {"steps": 3}, "environment": {"torch": "2.10.0"}, "where": {"root": "/data"}}
 PARTS = ("run.json", "records.jsonl", "refreshes.jsonl", "results.jsonl", "README.md", "selected.safetensors",
-         "last.safetensors", "result.json", "failure.json", "lock")  # fmt: skip
+         "last.safetensors", "trained_images.bin", "result.json", "failure.json", "lock")  # fmt: skip
 FOLDERS = ("profiles", "models", "checkpoints", "tensorboard")
 KINDS = ("link", "dangling link", "FIFO")
 

@@ -64,7 +64,7 @@ def test_it_is_told_before_every_evaluation_and_the_last_how_its_base_predicts(i
     below = 1.0 + sum(Scaled.heard[0][0].loss.values()) + sum(inner.loss.values())  # of the inner layer by then
     assert inner.loss.keys() == {"ash", "birch", "cedar"}
     for name in experiment.sources:
-        part = experiment.part(name, "out", experiment.transform(False))
+        part = experiment.part(name, "out", experiment.transform("none"))
         x, y = part.batch(range(len(part)))
         with evaluation_mode(stack), torch.no_grad():
             logits = stack.net(part.transform.normalise(x))

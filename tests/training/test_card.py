@@ -23,7 +23,7 @@ HOSTILE = [
 def card_of(name):
     settings = SimpleNamespace(
         targets=(f"t{name}",), holdout=0.2, algorithm=f"ERM{name}", steps=3, protocol="domainbed", trial=0, draw=0,
-        select_by="accuracy", augment_validation=False,
+        select_by="accuracy", augment_validation=False, describe_reading=lambda: "RGB",
         model=f"m{name}", image_size=28, lr=1e-3, batch_size=4, weight_decay=0.0,
         optimizer="adam", schedule="constant", warmup=0, layer_decay=1.0, train="all", head="random",
         features="default",
@@ -31,7 +31,8 @@ def card_of(name):
     domains = (f"t{name}", f"s{name}")
     experiment = SimpleNamespace(
         settings=settings, backbone=SimpleNamespace(weights=SimpleNamespace(tag=f"w{name}", sha256=None)),
-        data=SimpleNamespace(domains=domains, classes=(f"c{name}", "dog"), name=f"d{name}"),
+        data=SimpleNamespace(domains=domains, classes=(f"c{name}", "dog"), name=f"d{name}", kind="classes"),
+        inputs=None,
         splits=dict.fromkeys(domains, ([0], [1])), execution=SimpleNamespace(keep="best"),
     )  # fmt: skip
     selected = {"step": 2, "validation": 0.5, "accuracy": {domains[0]: {"in": 0.5}, domains[1]: {"out": 0.5}}}

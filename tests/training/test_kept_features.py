@@ -117,7 +117,7 @@ def test_a_linear_probe_is_that_of_a_plain_loop(images, tmp_path):
     head.load_state_dict(net.classifier.state_dict())
     optimizer = torch.optim.Adam(head.parameters(), lr=0.01)
     for t in range(14):
-        read = [(experiment.transform(False).normalise(x), y) for x, y in experiment.steps()[t]]
+        read = [(experiment.transform("none").normalise(x), y) for x, y in experiment.steps()[t]]
         x, y = torch.cat([x for x, _ in read]), torch.cat([y for _, y in read])
         with torch.no_grad():
             features = net.featurizer.model(x)

@@ -44,7 +44,7 @@ def run(images, tmp_path_factory):
 def test_the_folder_holds_what_it_should(run):
     assert {p.name for p in run.iterdir()} == {
         "run.json", "records.jsonl", "refreshes.jsonl", "results.jsonl", "result.json", "README.md", "lock",
-        "selected.safetensors", "last.safetensors", "profiles",
+        "selected.safetensors", "last.safetensors", "trained_images.bin", "profiles",
     }  # fmt: skip
     described = json.loads((run / "run.json").read_text())
     assert described["settings"]["dataset"] == "woods"
@@ -308,12 +308,14 @@ def test_the_loaded_model_predicts_what_was_recorded(images, run):
     """Through the public door, image by image, against the accuracy in the record."""
     from PIL import Image
 
-    from dspreg.data.splits import split
+    from dspreg.data.annotations import Annotations
+    from dspreg.data.splits import split_grouped
 
     for which in ("selected", "last"):
         model, transform = dspreg.load(run, which)
         files = sorted((images / "elm").rglob("*.png"))
-        inside, _ = split(len(files), 0, 3)
+        labels = [tiny.CLASSES.index(file.parent.name) for file in files]
+        inside, _ = split_grouped(labels, Annotations(), 0, 3)
         hits = 0
         for i in inside:
             with Image.open(files[i]) as image, torch.no_grad():
@@ -357,7 +359,7 @@ def test_two_targets(images, tmp_path):
 def test_protocols_differ_where_they_should(images, tmp_path, protocol):
     train(erm(images, protocol=protocol), tiny.execution(), tmp_path / "run")
     s = RunFolder(tmp_path / "run").description()["settings"]
-    assert s["split"] == ("stratified" if protocol == "domainbed-stratified" else "domainbed")
+    assert s["split"] == "grouped"  # of images of one's own, by every protocol
     assert s["augment_validation"] == (protocol != "swad")
 
 
@@ -501,7 +503,7 @@ def test_no_good_checkpoint_left_is_an_error_and_changes_nothing(images, tmp_pat
         ({"model": "resnet5"}, ConfigError, "resnet5"),
         ({"image_size": 0}, ConfigError, "image_size=0; wanted a whole number at least 1"),
         ({"weights": "no/such.safetensors"}, ConfigError, "no/such.safetensors"),
-        ({"holdout": 0.01}, DataError, "leaves 27 to train on and 0 to validate with"),
+        ({"holdout": 0.01, "split": "domainbed"}, DataError, "leaves 27 to train on and 0 to validate with"),
         ({"dataset": "folder:no/such"}, DataError, "no/such"),
         ({"targets": tiny.DOMAINS[1:], "algorithm": "DSPReg(refresh_steps=1)"}, ConfigError, "there is 1: ash"),
     ],
@@ -537,7 +539,7 @@ def test_a_bad_image_is_named_before_the_first_step(tmp_path, monkeypatch):
 
 def test_held_out_images_are_known_also_where_domains_are_not_sorted(images, tmp_path, monkeypatch):
     """A data set of one's own has the order it says, and splits go by position."""
-    from dspreg.inference.evaluate_run import split_source
+    from dspreg.inference.seen_images import split_source
     from dspreg.protocol.description import RunDescription
     from dspreg.training.experiment import prepare_experiment
 

@@ -76,7 +76,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_each_source(images, tmp_path):
     for name, p in stack.net.named_parameters():
         p.data.copy_(point[name])
     for name in experiment.sources:
-        part = experiment.part(name, "out", experiment.transform(False))
+        part = experiment.part(name, "out", experiment.transform("none"))
         x, y = part.batch(range(len(part)))
         with evaluation_mode(stack), torch.no_grad():
             logits = stack.net(part.transform.normalise(x))

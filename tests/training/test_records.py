@@ -6,12 +6,13 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from dspreg.config.train_config import TrainConfig
 from dspreg.errors import ConfigError
 from dspreg.training.records import TensorBoard, domainbed_lines, require_tensorboard
 
-SETTINGS = SimpleNamespace(
-    augment=True, dropout=0.1, frozen_bn=True, lr=5e-5, weight_decay=0.0, batch_size=32, algorithm="CORAL",
-    targets=("sketch", "art"), trial=2, draw=3, holdout=0.2, steps=301, evaluate_every=300,
+SETTINGS = TrainConfig(
+    dataset="PACS", augment="domainbed", dropout=0.1, frozen_bn=True, lr=5e-5, weight_decay=0.0, batch_size=32,
+    algorithm="CORAL", targets=("sketch", "art"), trial=2, draw=3, holdout=0.2, steps=301, evaluate_every=300,
 )  # fmt: skip
 EXPERIMENT = SimpleNamespace(
     settings=SETTINGS,

@@ -56,7 +56,7 @@ def started(given):
 
 def batches(experiment, t):
     read = experiment.steps()[t]
-    return [dspreg.Batch(experiment.transform(False).normalise(x), y, d) for d, (x, y) in enumerate(read)]
+    return [dspreg.Batch(experiment.transform("none").normalise(x), y, d) for d, (x, y) in enumerate(read)]
 
 
 PARTS = ["head", "last:1", "last:3", "lora(r=2)", "lora(r=2, modules='*.qkv')", "mask:FILE",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Direction, Log
-from dspreg.algorithms.compatibility import Compatibility
+from dspreg.algorithms.compatibility import ONLY_CLASSES, Compatibility
 from dspreg.algorithms.measure import BATCHES, measuring, refresh_due
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective
@@ -74,6 +74,8 @@ class Anchor(Algorithm):
             raise ConfigError(f"Anchor: control={control!r} changes nothing with by='ones'; leave it out")
         self.weight, self.by, self.of, self.exclude, self.control = weight, by, of, exclude, control
         self.refresh_epochs, self.refresh_steps, self.measure_batches = refresh_epochs, refresh_steps, measure_batches
+        if of == "fisher" and by != "ones":
+            self.compatibility = Compatibility(kinds=ONLY_CLASSES, option="of='fisher'")
         self._begin()
 
     @property

@@ -57,7 +57,7 @@ class ARM(Algorithm):
         maps = self.context(x).split([len(b) for b in batches])
         contexts = torch.cat([each.mean(0).expand_as(each) for each in maps])
         features = self.net.featurizer(torch.cat([x, contexts], 1))
-        return Outputs.of(batches, features, self.net.classifier(features))
+        return Outputs.of(batches, features, self.net.classifier(features), self.task.kind)
 
     def predict(self, x: Tensor) -> Tensor:
         return self.predict_with(x, self.context(x).mean(0))

@@ -55,6 +55,7 @@ from dspreg.algorithms.compatibility import (
     adopt_old_names,
     overrides,
     require_compatible,
+    require_kind_known,
     require_trainable_featurizer,
 )
 from dspreg.algorithms.stack import Optimizer, Stack
@@ -183,6 +184,7 @@ class Algorithm(nn.Module):
             raise TypeError("setup wants a function that makes the optimiser: lambda params: Adam(params, lr=1e-3)")
         layers = tuple(self.layers())
         require_compatible(layers)
+        require_kind_known(layers, task.kind)
         stack = Stack(task, layers)
         for layer in layers:
             layer._stack = stack
@@ -325,7 +327,8 @@ def to_param_device(tensors: Mapping[str, Tensor], net: nn.Module) -> ParamVecto
 class ERM(Algorithm):
     """Empirical risk minimisation: the mean cross-entropy over all samples of all domains. The bottom of every stack.
 
-    L = Σ_d (n_d/N) · CE_d, one forward pass for all domains. One optimiser step along its gradient.
+    L = Σ_d (n_d/N) · CE_d, one forward pass for all domains. One optimiser step along its gradient. Where the task is
+    not of classes, CE is `batches.sample_losses` of its kind.
     """
 
     network: Network
@@ -337,17 +340,20 @@ class ERM(Algorithm):
         # separate keys: whatever else a stack builds, all methods of a trial start from the same weights
         with seeded(*task.key, "backbone"):
             features = task.backbone()
-        if not hasattr(features, "width"):
-            raise TypeError(f"the backbone {type(features).__name__} has no `width`, the number of its features")
-        with seeded(*task.key, "classifier"):
-            net = Network(features, nn.Linear(features.width, task.num_classes))
+        if isinstance(features, Network):
+            net = features
+        else:
+            if not hasattr(features, "width"):
+                raise TypeError(f"the backbone {type(features).__name__} has no `width`, the number of its features")
+            with seeded(*task.key, "classifier"):
+                net = Network(features, nn.Linear(features.width, task.num_classes))
         with seeded(*task.key, "adapt"):
             task.adapt(net)
         return net
 
     def forward(self, batches: Sequence[Batch]) -> Outputs:
         features = self.net.featurizer(torch.cat([b.x for b in batches]))
-        return Outputs.of(batches, features, self.net.classifier(features))
+        return Outputs.of(batches, features, self.net.classifier(features), self.task.kind)
 
     def loss(self, out: Outputs) -> Tensor:
         return out.weights.dot(out.risks())  # @ would be rounded to half precision under autocast

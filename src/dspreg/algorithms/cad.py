@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import ONLY_CLASSES, Compatibility
 from dspreg.batches import Outputs, at_least_float32
 from dspreg.devices import send
 from dspreg.distributions import Choice
@@ -34,6 +35,7 @@ class CAD(Algorithm):
         "weight": Choice(1e-4, 1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, key="lmbda"),
         "temperature": Choice(0.05, 0.1, key="temperature"),
     }
+    compatibility = Compatibility(kinds=ONLY_CLASSES)
     conditional = False  # whether neighbours are those of the same class alone
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 0.1, temperature: float = 0.1):

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dspreg.errors import ConfigError, Notice
+from dspreg.kinds import CLASSES, KINDS
 
 if TYPE_CHECKING:
     from dspreg.algorithms.base import Algorithm
 
+ONLY_CLASSES = (CLASSES,)
 ARROWS = ("build", "forward", "loss", "gradient", "update")
 
 
@@ -30,6 +32,12 @@ class Compatibility:
         reads_images: It changes images or listens within the featurizer, and so can't be given features of a frozen
             one in their place. Of a method outside of dspreg that is assumed where it changes more than the loss.
         owns_step: At the bottom of a stack: it makes its own steps, so that no layer above can change an arrow.
+        rearranges_samples: The samples of its outputs are some of those that the network read, or in another order.
+        needs_samples_as_read: It has for every sample that the network reads something that its outputs are compared
+            with, so that no layer below may rearrange them.
+        differentiates_features: It differentiates the loss by the features, which are then to be those that logits were
+            computed from.
+        kinds: The kinds of task, of `dspreg.kinds`, that it is defined for.
         option: The option of the layer that demands it, for the message: `"engine 'gauss_newton'"`.
         not_compiled: Why the network can't be compiled under it, as the end of a sentence, with what to do; empty if it
             can: `"listens to features inside the network"`. Hooks that stay on modules are found without this.
@@ -45,6 +53,10 @@ class Compatibility:
     predicts_from_current_weights: bool = False
     reads_images: bool = False
     owns_step: bool = False
+    rearranges_samples: bool = False
+    needs_samples_as_read: bool = False
+    differentiates_features: bool = False
+    kinds: tuple[str, ...] = tuple(KINDS)
     option: str = ""
     not_compiled: str = ""
     not_weighted: str = ""
@@ -105,10 +117,26 @@ def conflict(above: Algorithm, below: Algorithm) -> str | None:
     follows = above.compatibility.predicts_at_other_weights and below.compatibility.predicts_from_current_weights
     if below.compatibility.predicts_at_other_weights and overrides(type(above), "predict") and not follows:
         return f"{upper} has its own predict, which would not be at the weights that {lower} below it predicts with"
+    a, b = above.compatibility, below.compatibility
+    if b.rearranges_samples and a.needs_samples_as_read:
+        return f"{upper} compares outputs with what the network read, and {lower} below it hands on other samples"
+    for one, other, needs, changes in ((upper, lower, a, b), (lower, upper, b, a)):
+        if needs.differentiates_features and changes.rearranges_samples:
+            return f"{one} differentiates by the features of a step, and {other} hands on other samples than were read"
     shared = {"gradient", "update"}.intersection(arrows_of(type(above)), arrows_of(type(below)))
     if shared and above.compatibility.calls_base_per_domain and below.compatibility.needs_several_domains:
         return f"{upper} asks for one domain at a time, which leaves {lower} below it nothing to compare"
     return None
+
+
+def require_kind_known(layers: tuple[Algorithm, ...], kind: str) -> None:
+    """Refuse a layer that is not defined for this kind of task: what it compares, such as classes, is not there."""
+    for layer in layers:
+        if kind not in layer.compatibility.kinds:
+            name = type(layer).__name__
+            who = f"{name} with {layer.compatibility.option}" if layer.compatibility.option else name
+            known = " or ".join(each for each in KINDS if each in layer.compatibility.kinds)
+            raise ConfigError(f"{who} needs {known}, and this task is of the kind {kind!r}. Leave {name} out")
 
 
 def require_weightable(layers: Iterable[Algorithm]) -> None:

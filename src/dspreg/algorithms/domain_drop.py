@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
-from dspreg.algorithms.compatibility import Compatibility
+from dspreg.algorithms.compatibility import ONLY_CLASSES, Compatibility
 from dspreg.algorithms.image_reader import domains_of, intercepted, repeat
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
@@ -50,7 +50,8 @@ class DomainDrop(Algorithm):
     `loss`; one pass over twice the images.
     """
 
-    compatibility = Compatibility(reads_images=True)
+    # it compares predictions by their softmax
+    compatibility = Compatibility(kinds=ONLY_CLASSES, rearranges_samples=True, reads_images=True)
 
     def __init__(
         self,

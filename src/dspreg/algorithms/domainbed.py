@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import ERM, Direction, Log
-from dspreg.algorithms.compatibility import Compatibility
+from dspreg.algorithms.compatibility import ONLY_CLASSES, Compatibility
 from dspreg.algorithms.foreign_state import restore_attributes, saved_attributes_of
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch
@@ -52,7 +52,7 @@ class DomainBed(ERM):
         hparams: Hyper-parameters by DomainBed's names; those left out are filled in.
     """
 
-    compatibility = Compatibility(owns_step=True)
+    compatibility = Compatibility(owns_step=True, kinds=ONLY_CLASSES)
     _code: DomainBedCode
 
     def __init__(
@@ -80,11 +80,14 @@ class DomainBed(ERM):
         """
         if "path" not in options:
             return dict(options)
+        if settings["channels"] != 3:
+            raise ConfigError(f"DomainBed's classes are made for RGB, and channels={settings['channels']}")
         code, name, given = DomainBedCode.open(options["path"]), options["name"], options.get("hparams") or {}
         code.algorithm_class(name)
         dataset = SMALL_IMAGES if settings["model"] == "small-cnn" else settings["dataset"]
         hparams = code.hparams(name, dataset, seed)
-        hparams |= {theirs: settings[ours] for theirs, ours in SHARED.items() if theirs in hparams}
+        shared = {**settings, "augment": settings["augment"] != "none"}  # yes or no there
+        hparams |= {theirs: shared[ours] for theirs, ours in SHARED.items() if theirs in hparams}
         for each in given:
             if each not in hparams:
                 known = ", ".join(hparams)
@@ -161,7 +164,10 @@ def backbone_of(task: Task, code: DomainBedCode) -> Iterator[None]:
 
     def make_featurizer(input_shape: Any, hparams: Any) -> nn.Module:  # noqa: ARG001
         with seeded(*task.key, "backbone"):
-            return DomainBedFeaturizer(task.backbone())
+            features = task.backbone()
+        if isinstance(features, Network):
+            raise ConfigError("a class of DomainBed makes its own classifier; take a network that returns features")
+        return DomainBedFeaturizer(features)
 
     def make_classifier(*arguments: Any, **options: Any) -> nn.Module:
         with seeded(*task.key, "classifier"):

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from dspreg.algorithms.base import Algorithm, Direction, Log, to_param_device
-from dspreg.algorithms.compatibility import Compatibility, overrides
+from dspreg.algorithms.compatibility import ONLY_CLASSES, Compatibility, overrides
 from dspreg.algorithms.measure import BATCHES, Function, measuring, refresh_due
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Objective, OutputObjective, at_least_float32
@@ -160,6 +160,8 @@ class DSPReg(Algorithm):
                 option=f"engine {engine!r}" if plain else "",
                 not_compiled=NOT_COMPILED.get(kind_of(inner_of(self._engine)).__name__, ""),
             )
+        if of == "fisher":
+            self.compatibility = replace(self.compatibility, kinds=ONLY_CLASSES, option="of='fisher'")
         self._start()
 
     def build(self, task: Task) -> Network:

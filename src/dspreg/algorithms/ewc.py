@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dspreg.algorithms.anchor import Anchor
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import ONLY_CLASSES, Compatibility
 from dspreg.algorithms.measure import BATCHES
 from dspreg.distributions import LogUniform
 from dspreg.vectors import ParamVector
@@ -26,6 +27,7 @@ class EWC(Anchor):
     Changes `gradient`, and `update` once to measure; no extra pass.
     """
 
+    compatibility = Compatibility(kinds=ONLY_CLASSES)
     space = {"weight": LogUniform(0, 7)}
     instead = "L2SP"
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm, Direction, Log
-from dspreg.algorithms.compatibility import Compatibility
+from dspreg.algorithms.compatibility import ONLY_CLASSES, Compatibility
 from dspreg.algorithms.measure import measuring
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch
@@ -50,7 +50,7 @@ class FisherTune(Algorithm):
     Changes `update`; no extra pass beside those of measuring.
     """
 
-    compatibility = Compatibility(trains_featurizer=True)
+    compatibility = Compatibility(trains_featurizer=True, kinds=ONLY_CLASSES)
     experimental = True
     step_options = ("warmup", "growth", "refresh_steps")
     saved_attributes = ("ranks", "refreshed_at")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.compatibility import Compatibility
 from dspreg.algorithms.task import Task
 from dspreg.algorithms.warm_up import WarmUp
-from dspreg.batches import Outputs, at_least_float32, soft_labels
+from dspreg.batches import Outputs, loss_slopes
 from dspreg.distributions import LogUniform, Uniform
 from dspreg.errors import ConfigError
 from dspreg.networks import Network
@@ -22,7 +22,7 @@ class Fishr(WarmUp):
 
     over the entries k of the linear classifier, whose gradients have the closed form (p_i − y_i) fᵢᵀ and p_i − y_i. The
     average e_d starts at 0 and is kept without its graph. Until step `warmup` the weight is 0; there the optimiser
-    starts anew.
+    starts anew. Of other kinds of task p_i − y_i is `batches.loss_slopes`.
 
     Rame et al., ICML 2022, in DomainBed's form; the averages are saved with the model, which DomainBed forgets. Changes
     `loss`, and `update` once; no extra pass.
@@ -46,6 +46,9 @@ class Fishr(WarmUp):
 
     def build(self, task: Task) -> Network:
         net = self.base.build(task)
+        if not isinstance(net.classifier, nn.Linear):
+            kind = type(net.classifier).__name__
+            raise ConfigError(f"Fishr takes gradients of a linear classifier in closed form, and this one is {kind}")
         self.register_buffer("average", torch.zeros(task.num_domains, task.num_classes * (net.featurizer.width + 1)))
         return net
 
@@ -60,9 +63,8 @@ class Fishr(WarmUp):
 
 
 def head_gradients(out: Outputs) -> Tensor:
-    """∂CE_i of a linear classifier's bias and weight, every sample a row. (N, C + C·F)"""
-    z = at_least_float32(out.logits)
-    delta = z.softmax(1) - soft_labels(out.labels, z.shape[1], z.dtype)
+    """∂ℓ_i of a linear classifier's bias and weight, every sample a row. (N, C + C·F)"""
+    delta = loss_slopes(out.kind, out.logits, out.labels)
     return torch.cat([delta, (delta[:, :, None] * out.features[:, None]).flatten(1)], 1)
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm
-from dspreg.algorithms.compatibility import Compatibility
+from dspreg.algorithms.compatibility import ONLY_CLASSES, Compatibility
 from dspreg.algorithms.pretrained_oracle import LISTENS, WithOracle, bound, variance, variances
 from dspreg.algorithms.task import Task
 from dspreg.batches import Outputs, at_least_float32, soft_labels
@@ -45,6 +45,8 @@ class GMDG(WithOracle):
         reads_images=True,
         not_compiled=LISTENS,
         not_weighted="learns to embed labels by a loss of its own",
+        differentiates_features=True,
+        kinds=ONLY_CLASSES,
     )
     space = {
         "weight": Choice(0.01, 0.1),

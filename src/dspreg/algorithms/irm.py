@@ -7,8 +7,9 @@ from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.warm_up import WarmUp
-from dspreg.batches import Outputs, at_least_float32, soft_labels
+from dspreg.batches import Outputs, at_least_float32, loss_slopes
 from dspreg.distributions import LogUniform
+from dspreg.kinds import CLASSES
 
 
 class IRM(WarmUp):
@@ -34,14 +35,13 @@ class IRM(WarmUp):
         self.check()
 
     def loss(self, out: Outputs) -> Tensor:
-        slopes = out.by_domain(out.weigh(slope(out.logits, out.labels)))
+        slopes = out.by_domain(out.weigh(slope(out.logits, out.labels, out.kind)))
         products = [each[::2].mean() * each[1::2].mean() for each in slopes if len(each) > 1]  # one sample has no pair
         penalty = torch.stack(products or [out.logits.sum() * 0]).mean()
         self.note(penalty=penalty)
         return self.base.loss(out) + self.weight_now * penalty
 
 
-def slope(logits: Tensor, labels: Tensor) -> Tensor:
-    """d/ds CE(s·z_i, y_i) at s = 1 of every sample: Σ_c (p_ic − y_ic) z_ic. (N,)"""
-    z = at_least_float32(logits)
-    return ((z.softmax(1) - soft_labels(labels, z.shape[1], z.dtype)) * z).sum(1)
+def slope(logits: Tensor, labels: Tensor, kind: str = CLASSES) -> Tensor:
+    """d/ds ℓ(s·z_i, y_i) at s = 1 of every sample: of classes Σ_c (p_ic − y_ic) z_ic. (N,)"""
+    return (loss_slopes(kind, logits, labels) * at_least_float32(logits)).sum(1)

@@ -38,7 +38,7 @@ class JiGen(Algorithm):
     is `net.jigen`. Changes `build`, `forward` and `loss`; no extra pass.
     """
 
-    compatibility = Compatibility(reads_images=True)
+    compatibility = Compatibility(needs_samples_as_read=True, reads_images=True)
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 0.7, whole: float = 0.9, orders: int = 30):
         super().__init__(base)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from dspreg.algorithms.base import ERM, Algorithm
 from dspreg.algorithms.compatibility import overrides
-from dspreg.batches import Batch
+from dspreg.batches import Batch, sample_losses
 from dspreg.errors import ConfigError
+from dspreg.kinds import CLASSES
 from dspreg.precision import full_precision
 from dspreg.randomness import Key
 from dspreg.sensitivity import Meter, Profile
@@ -92,7 +93,26 @@ def metering(algorithm: Algorithm, key: tuple[Key, ...], **options: Any) -> Iter
 
     device = next(algorithm.net.parameters()).device.type
     with evaluation_mode(top), full_precision(device):  # c of a step is that of the profiles
+        options = loss_option(algorithm.task.kind, options.get("of", "loss")) | options
         yield Meter(algorithm.net, key=(*key, "measure"), on_pass=algorithm.task.on_progress, **options), f
+
+
+def loss_option(kind: str, of: str) -> dict[str, Any]:
+    """The `loss` that a meter is given, by name; none where it is its own, the cross-entropy, or is not asked for.
+
+    Raises:
+        ConfigError: Labels would be drawn from a softmax, and the task is of another kind.
+    """
+    if of == "fisher" and kind != CLASSES:
+        raise ConfigError(f"of='fisher' draws classes from the softmax, and this task is of the kind {kind!r}")
+    if of != "loss" or kind == CLASSES:
+        return {}
+
+    def loss(out: Tensor, y: Tensor) -> Tensor:
+        return sample_losses(kind, out, y)
+
+    loss.__name__ = kind
+    return {"loss": loss}
 
 
 def require_dependence(f: Callable[[Tensor], Tensor], x: Tensor, layer: Algorithm) -> None:

@@ -50,7 +50,7 @@ class MTL(Algorithm):
 
     def forward(self, batches: Sequence[Batch]) -> Outputs:
         f = self.net.featurizer(torch.cat([b.x for b in batches]))
-        out = Outputs.of(batches, f, self.net.classifier(f))
+        out = Outputs.of(batches, f, self.net.classifier(f), self.task.kind)
         means = torch.stack([each.mean(0) for each in out.by_domain(f)])
         e = self.ema * means + (1 - self.ema) * self.embeddings[list(out.domains)]
         self.stage("embeddings", e, rows=out.domains)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
-from dspreg.algorithms.compatibility import Compatibility
+from dspreg.algorithms.compatibility import ONLY_CLASSES, Compatibility
 from dspreg.algorithms.image_reader import repeat
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
@@ -39,7 +39,8 @@ class RandConv(Algorithm):
     times the images.
     """
 
-    compatibility = Compatibility(reads_images=True)
+    # it compares predictions by their softmax
+    compatibility = Compatibility(kinds=ONLY_CLASSES, rearranges_samples=True, reads_images=True)
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 10.0, mix: bool = True, p: float = 1.0):
         super().__init__(base)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import ONLY_CLASSES, Compatibility
 from dspreg.batches import Batch, Outputs, soft_labels
 from dspreg.devices import widest_float
 from dspreg.distributions import Uniform
@@ -26,6 +27,7 @@ class RSC(Algorithm):
     `forward`; no extra pass through the backbone, four through the classifier.
     """
 
+    compatibility = Compatibility(kinds=ONLY_CLASSES)
     space = {
         "f_drop": Uniform(0.0, 0.5, key="rsc_f_drop_factor"),
         "b_drop": Uniform(0.0, 0.5, key="rsc_b_drop_factor"),

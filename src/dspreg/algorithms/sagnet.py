@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dspreg.algorithms.base import Algorithm, Direction, Log
-from dspreg.algorithms.compatibility import Compatibility
+from dspreg.algorithms.compatibility import ONLY_CLASSES, Compatibility
 from dspreg.algorithms.stack import descend
 from dspreg.algorithms.task import Task
 from dspreg.batches import Batch, Outputs, at_least_float32
@@ -38,7 +38,7 @@ class SagNet(Algorithm):
 
     space = {"weight": LogUniform(-2, 1, key="sag_w_adv")}
     style_head: nn.Module
-    compatibility = Compatibility(trains_featurizer=True, reads_images=True)
+    compatibility = Compatibility(trains_featurizer=True, reads_images=True, kinds=ONLY_CLASSES)
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 0.1):
         super().__init__(base)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.algorithms.compatibility import Compatibility
 from dspreg.batches import Outputs, at_least_float32
 from dspreg.distributions import LogUniform
 from dspreg.errors import ConfigError
+from dspreg.kinds import CLASSES, MULTILABEL
 
 
 class SD(Algorithm):
@@ -22,6 +24,7 @@ class SD(Algorithm):
     the paper has half the sum over classes. Changes `loss`; no extra pass.
     """
 
+    compatibility = Compatibility(kinds=(CLASSES, MULTILABEL))  # of numbers, z is the prediction itself
     space = {"weight": LogUniform(-5, -1, key="sd_reg")}
 
     def __init__(self, base: Algorithm | None = None, *, weight: float = 0.1):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dspreg.batches import Batch
+from dspreg.kinds import CLASSES, require_kind
 from dspreg.networks import Featurizer, Network
 from dspreg.randomness import Key
 
@@ -22,10 +23,10 @@ def _as_it_is(net: Network) -> None:
 class Task:
     """All an algorithm learns about the experiment."""
 
-    num_classes: int
+    num_classes: int  # outputs of the network: classes, labels or numbers
     domains: tuple[str, ...]  # the source domains, in the order of `Batch.domain`
     steps_per_epoch: int  # counted over the sources alone
-    backbone: Callable[[], Featurizer]
+    backbone: Callable[[], Featurizer | Network]  # a network is a featurizer with a classifier of its own
     key: tuple[Key, ...] = ()  # of all randomness: data set, targets, trial, draw
     # samples(t, n): n batches of 32 images per source domain, evaluation transform, keyed by (key, t, "measure")
     samples: Callable[[int, int], Mapping[str, Sequence[Batch]]] = _no_samples
@@ -34,6 +35,10 @@ class Task:
     # called of the network of ERM when it is new: loads the weights to start from, freezes parts, adds adapters, sets
     # the start of the classifier
     adapt: Callable[[Network], None] = _as_it_is
+    kind: str = CLASSES  # "classes", "multilabel" or "regression": see `dspreg.kinds`
+
+    def __post_init__(self) -> None:
+        require_kind(self.kind)
 
     @property
     def can_measure(self) -> bool:
@@ -52,5 +57,5 @@ class SourceValidation:
     """
 
     step: int  # the last one taken, counted from 0
-    accuracy: Mapping[str, float]  # by domain
-    loss: Mapping[str, float]  # mean cross-entropy, by domain
+    accuracy: Mapping[str, float]  # by domain; of several labels the mean average precision, of numbers R²
+    loss: Mapping[str, float]  # mean over samples, by domain: for classes the cross-entropy

@@ -1,9 +1,10 @@
-"""`dspreg data`: which data sets there are, get one, and whether the files are sound."""
+"""`dspreg data`: which data sets there are, get one, whether the files are sound, and what the network sees of them."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import columns, dataset_with_columns
+from dspreg.cli.options import add_option, columns, dataset_with_columns, integer
 from dspreg.cli.parser import Commands, add_command
 from dspreg.config.dataset_ref import DatasetRef
+from dspreg.config.parse import parse_option
+from dspreg.config.train_config import TRAIN_OPTIONS, TrainConfig, resolve_config
 from dspreg.errors import ConfigError, Notice
 from dspreg.io.text import did_you_mean, escape_terminal
 
@@ -29,8 +32,17 @@ EXAMPLES = """examples:
   dspreg data verify index:photos.csv --columns path=filename,label=class,domain=site,group=patient
   dspreg data verify photos --group 'patient-([0-9]+)' --picture counts.png --list-bad bad.txt
   dspreg data verify hf:owner/set --domain-column site
+  dspreg data show photos --out sheet.png    what the network will see, by domain and class
 
 exit codes: 0; 3 if there is an error, which a training would refuse. Warnings are what it would say and go on."""
+
+SHOW_EXAMPLES = """examples:
+  dspreg data show PACS --root data                      into PACS.html
+  dspreg data show photos --out sheet.png                a folder of domain/class/image, as one picture
+  dspreg data show photos --resize pad --augment light   as a training with these options would read and change them
+  dspreg data show scans --window -1000:400 --class nodule --images 8"""
+
+SEEN = ("image_size", "augment", "exif", "alpha", "window", "channels", "resize", "shrink")  # options of a training
 
 GET_EXAMPLES = """examples:
   dspreg data get PACS                                   from the first place that has it, into data/PACS
@@ -46,10 +58,10 @@ exit codes: 0; 3 if what came is not the data set; 6 if no place could be reache
 
 
 def add(commands: Commands) -> None:
-    parser = add_command(commands, "data", "list the data sets, get one, or verify one image by image", EXAMPLES)
-    actions = parser.add_subparsers(required=True, metavar="list|get|verify", dest="action")
+    parser = add_command(commands, "data", "list the data sets, get one, verify one, or look at its images", EXAMPLES)
+    actions = parser.add_subparsers(required=True, metavar="list|get|verify|show", dest="action")
     listing = add_command(actions, "list", "list the data sets", EXAMPLES)
-    listing.set_defaults(run=show)
+    listing.set_defaults(run=list_datasets)
     says = "download a benchmark, verify it, and put it in DomainBed's layout"
     getting = add_command(actions, "get", says, GET_EXAMPLES)
     getting.add_argument("name", metavar="NAME", help="PACS, VLCS, OfficeHome, TerraIncognita, DomainNet, …")
@@ -71,9 +83,24 @@ def add(commands: Commands) -> None:
     verifying.add_argument("--picture", metavar="FILE.png", help=says)
     columns(verifying)
     verifying.set_defaults(run=verify)
+    says = "a contact sheet of what the network will see, with and without augmentation"
+    showing = add_command(actions, "show", says, SHOW_EXAMPLES)
+    showing.add_argument("path", metavar="DATASET", help="a folder, a CSV index, or the name of a data set")
+    showing.add_argument("--root", metavar="DIR", help="folder that holds the data sets (default: data)")
+    says = "a picture or a page (default: the data set's name, .html)"
+    showing.add_argument("--out", metavar="FILE.png|PAGE.html", help=says)
+    says = "images of each class in each domain (default: 3)"
+    showing.add_argument("--images", metavar="N", type=integer("images"), default=3, help=says)
+    showing.add_argument("--domain", metavar="D", nargs="+", default=[], help="only these domains (default: all)")
+    says = "only these classes (default: the first 20)"
+    showing.add_argument("--class", metavar="C", nargs="+", default=[], dest="classes", help=says)
+    for name in SEEN:
+        add_option(showing, TRAIN_OPTIONS[name])
+    columns(showing)
+    showing.set_defaults(run=show)
 
 
-def show(given: Any) -> int:  # noqa: ARG001
+def list_datasets(given: Any) -> int:  # noqa: ARG001
     from dspreg.data.registry import dataset_table
 
     print(dataset_table())
@@ -157,6 +184,33 @@ def verify(given: Any) -> int:
     remember_verification(data, found)
     put_verification(given, found.text(), found.as_json())
     return 0 if found.ok else 3
+
+
+def show(given: Any) -> int:
+    from dspreg.data.registry import dataset_names, open_dataset
+    from dspreg.io.atomic_files import write_output
+
+    out = Path(given.out) if given.out else None
+    if out is not None and out.suffix.lower() not in (".png", ".html"):
+        raise ConfigError(f"--out {str(out)!r}; wanted a name that ends in .png or .html")
+    ref = dataset_with_columns(str(guess_reference(given.path, dataset_names())), given)
+    chosen = {name: getattr(given, name) for name in SEEN if getattr(given, name) is not None}
+    options = {name: parse_option(name, text, f"--{name.replace('_', '-')}") for name, text in chosen.items()}
+    data = open_dataset(ref, given.root)
+    config = resolve_config(TrainConfig(dataset=ref, **options), data)
+
+    from dspreg.data.augmentation import require_augmentation
+    from dspreg.data.contact_sheet import contact_sheet
+
+    require_augmentation(config.augment)
+    sheet = contact_sheet(data, config, images=given.images, domains=given.domain, classes=given.classes)
+    place = out or Path(re.sub(r"[^\w.-]", "_", data.name)[:120] + ".html")
+    write_output(place, sheet.png() if place.suffix.lower() == ".png" else sheet.html().encode())
+    for reason in sheet.bad:
+        say(f"dspreg: {reason}")
+    print(escape_terminal(f"{data.name}: {' '.join(sheet.says)}"))
+    print(f"see {escape_terminal(str(place))}")
+    return 3 if sheet.bad else 0
 
 
 def put_verification(given: Any, text: str, found: dict[str, Any]) -> None:

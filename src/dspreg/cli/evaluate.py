@@ -94,7 +94,7 @@ def run(given: Any) -> int:
     out = Path(given.out) if given.out else Path(given.run_folder) / folder_name(found, given.domain)
     if not given.out:
         require_folder(out)
-    save(found, out, follow=bool(given.out))
+    names = save(found, out, follow=bool(given.out))
     if calibration is not None:
         print(calibration_text(calibration), file=sys.stderr, flush=True)
     if given.json:
@@ -102,8 +102,7 @@ def run(given: Any) -> int:
     else:
         print("\n".join(text(found)))
         folder = escape_terminal(str(out))
-        names = "scores.json, predictions.csv, per_class.csv, confusion.csv, confusion.png, roc.png, reliability.png"
-        print(f"\nin {folder}: {names}")
+        print(f"\nin {folder}: {', '.join(names)}")
     return 0
 
 

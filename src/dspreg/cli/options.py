@@ -32,7 +32,7 @@ def add_option(group: argparse._ActionsContainer, each: Option, help: str | None
     how: dict[str, Any] = {}
     if each.type is tuple:
         how = {"nargs": "+"}
-    if each.type is bool:
+    if each.type is bool or each.recorded:  # what was yes or no is still yes where it stands alone
         how = {"nargs": "?", "const": "true"}
     text = help_text(each) if help is None else help
     group.add_argument(flag, dest=each.name, metavar=metavar(each), help=text.replace("%", "%%"), **how)
@@ -41,6 +41,8 @@ def add_option(group: argparse._ActionsContainer, each: Option, help: str | None
 def metavar(each: Option) -> str:
     if "choices" in each.limits:
         return "|".join(each.limits["choices"])
+    if "form" in each.limits:
+        return str(each.limits["form"].metavar)
     by_type = {int: "N", float: "X", bool: "yes|no", str: "NAME", tuple: "DOMAIN"}
     return METAVARS.get(each.name, by_type[each.type])
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dspreg.cli.options import choose_device, device_flag, integer, share, trust, which
 from dspreg.cli.parser import Commands, add_command
 from dspreg.io.text import align_columns, escape_csv, escape_terminal
-from dspreg.runs.model_file import require_model
+from dspreg.runs.model_file import reading_of, require_model
 
 if TYPE_CHECKING:
     from dspreg.inference.predict import Prediction
@@ -50,7 +50,8 @@ def run(given: Any) -> int:
     from dspreg.inference.image_files import image_files
 
     require_model(given.run_folder, given.which)
-    files = image_files(given.images)  # both before torch is loaded, which takes seconds
+    kinds = reading_of(given.run_folder).kinds
+    files = image_files(given.images, kinds)  # both before torch is loaded, which takes seconds
 
     from rich.console import Console
     from rich.progress import Progress

@@ -15,6 +15,7 @@ from dspreg.config.parse import parse_assignment, parse_integer, parse_option
 from dspreg.config.train_config import EXECUTION_OPTIONS, TRAIN_OPTIONS, Execution
 from dspreg.errors import ConfigError
 from dspreg.io.text import escape_terminal
+from dspreg.kinds import KINDS, figures_of, kind_of
 from dspreg.launch.launcher import Launcher, check_specs, domains_of, make_launcher
 from dspreg.launch.launcher import sweep as launch_sweep
 from dspreg.launch.queue import ATTEMPTS
@@ -286,8 +287,9 @@ def outcome(state: RunState) -> str:
     """How a run ended, in a few words."""
     if state.result is None:
         return f"{state.status}: {escape_terminal(state.reason)}"
-    accuracy, targets = state.result["selected"]["accuracy"], state.result["targets"]
-    return "unseen " + ", ".join(f"{escape_terminal(name)} {100 * accuracy[name]['in']:.1f} %" for name in targets)
+    chosen, targets = state.result["selected"], state.result["targets"]
+    kind, figures = KINDS[kind_of(chosen)], figures_of(chosen)
+    return "unseen " + ", ".join(f"{escape_terminal(name)} {kind.phrase(figures[name]['in'])}" for name in targets)
 
 
 def _flag(name: str) -> str:

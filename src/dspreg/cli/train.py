@@ -19,6 +19,8 @@ from dspreg.config.parse import format_config, parse_assignment, parse_option, p
 from dspreg.config.train_config import EXECUTION_OPTIONS, OPTIONS, TRAIN_OPTIONS, Execution, TrainConfig, resolve_config
 from dspreg.errors import ConfigError, Notice, Preempted
 from dspreg.io.text import escape_terminal
+from dspreg.kinds import KINDS, figures_of, kind_of
+from dspreg.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,7 +68,8 @@ def train_one(given: Any, pause: Any) -> int:
     values = collect_options(given)
     asked, execution = split_config(values)
     data = open_data(asked, execution, quiet=given.print_config)
-    config = resolve_config(asked, data)
+    config = resolve_config(asked, data, RunFolder(given.out).begun_settings() if given.out else None)
+    data.read_as(config.reading)
     if given.print_config:
         print(format_config(with_method_options(config), execution), end="")
         return 0
@@ -179,12 +182,12 @@ def collect_options(given: Any) -> dict[str, Any]:
 
 def summary(result: dict[str, Any], out: Path, finished_before: bool) -> str:
     chosen = result["selected"]
-    unseen = [f"{escape_terminal(name)} {100 * chosen['accuracy'][name]['in']:.1f} %" for name in result["targets"]]
-    held_out = chosen["validation"]
+    kind, figures, held_out = KINDS[kind_of(chosen)], figures_of(chosen), chosen["validation"]
+    unseen = [f"{escape_terminal(name)} {kind.phrase(figures[name]['in'])}" for name in result["targets"]]
     lines = [
         f"trained on all images of the sources; the model is that of step {chosen['step']}"
         if held_out is None
-        else f"held-out sources {100 * held_out:.1f} %, selected at step {chosen['step']}"
+        else f"held-out sources {kind.phrase(held_out)}, selected at step {chosen['step']}"
     ]
     if unseen:
         lines.insert(0, f"unseen {', '.join(unseen)}")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dspreg.config.reading import DOMAINBED, OWN
 from dspreg.distributions import Choice, Distribution, LogUniform
 from dspreg.domainbed.seeds import seed_hash
 
@@ -24,11 +25,13 @@ class DatasetFacts(Protocol):
     steps: int
     evaluate_every: int
     image_size: int
+    channels: int
     small: bool
+    tensors: bool
     own: bool
 
 
-FROM_DATASET = ("steps", "evaluate_every", "image_size")  # a data set says these itself
+FROM_DATASET = ("steps", "evaluate_every", "image_size", "channels")  # a data set says these itself
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class ProtocolDefaults:
         common: Of all data sets.
         photographs: Of data sets of large images.
         small: Of data sets of small images.
+        tensors: Of data sets of tensors, where they differ from those of small images.
         own: Of a user's own images, folders and tables.
         datasets: Of single data sets, by their names.
     """
@@ -48,11 +52,12 @@ class ProtocolDefaults:
     common: Table = field(default_factory=dict)
     photographs: Table = field(default_factory=dict)
     small: Table = field(default_factory=dict)
+    tensors: Table = field(default_factory=dict)
     own: Table = field(default_factory=dict)
     datasets: Mapping[str, Table] = field(default_factory=dict)
 
     def of(self, data: DatasetFacts) -> dict[str, Any]:
-        kind = self.small if data.small else self.photographs
+        kind = {**self.small, **self.tensors} if data.tensors else self.small if data.small else self.photographs
         return {**self.common, **kind, **(self.own if data.own else {}), **self.datasets.get(data.name, {})}
 
 
@@ -63,8 +68,9 @@ PROTOCOLS = {
             "weights": "default", "batch_size": 32, "weight_decay": 0.0, "dropout": 0.0, "frozen_bn": True,
             "split": "domainbed", "image_weights": False, "holdout": 0.2, "evaluation_batch": 64, "features": "default",
         },
-        photographs={"model": "resnet50.tv_in1k", "lr": 5e-5, "augment": True, "augment_validation": True},
-        small={"model": "small-cnn", "lr": 1e-3, "augment": False, "augment_validation": False},
+        photographs={"model": "resnet50.tv_in1k", "lr": 5e-5, "augment": "domainbed", "augment_validation": True},
+        small={"model": "small-cnn", "lr": 1e-3, "augment": "none", "augment_validation": False},
+        tensors={"model": "", "frozen_bn": False},
         own={"split": "grouped", "image_weights": True},
     ),
     "domainbed-stratified": ProtocolDefaults(
@@ -84,7 +90,8 @@ ALGORITHM = "DSPReg"  # of the benchmarks and of data sets that are classes
 OWN_ALGORITHM = "SWA"  # of images of your own: what the evidence supports (docs/use/training.md), at the cost of ERM
 EXCEPTIONS = {  # what `resolve_config` makes of other options, for `--help`
     "frozen_bn": "with --weights none: no",
-    "augment": "with --train head: no",
+    "augment": "with --train head: none; with --channels other than 3: light",
+    "augment_validation": "with another --augment than domainbed: no",
     "features": "with --head FILE: embedding",
 }
 FROM_SCRATCH_LR: float = PROTOCOLS["domainbed"].small["lr"]  # of a network that is not pretrained, whatever the images
@@ -108,14 +115,18 @@ SEARCH_DATASETS: dict[str, dict[str, Distribution]] = {  # of photographs, where
 def default_options(protocol: str, data: DatasetFacts) -> dict[str, Any]:
     """The default of everything that may be left open."""
     said = {name: getattr(data, name) for name in FROM_DATASET}
-    said["algorithm"] = OWN_ALGORITHM if getattr(data, "own", False) else ALGORITHM  # a class need not say it
-    return {**PROTOCOLS["domainbed"].of(data), **said, **PROTOCOLS[protocol].of(data)}
+    own = getattr(data, "own", False)  # a class need not say it
+    said["algorithm"] = OWN_ALGORITHM if own else ALGORITHM
+    return {**PROTOCOLS["domainbed"].of(data), **said, **(OWN if own else DOMAINBED), **PROTOCOLS[protocol].of(data)}
 
 
 def default_text(name: str) -> str:
     """The default of an option for `--help`: one value, or what it depends on."""
     if name in FROM_DATASET:
         return "by data set"
+    if name in DOMAINBED:
+        own, others = _text(OWN[name]), _text(DOMAINBED[name])
+        return own if own == others else f"images of your own: {own}; benchmarks: {others}"
     if name == "algorithm":
         return f"{ALGORITHM}; {OWN_ALGORITHM} for images of your own"
     base = PROTOCOLS["domainbed"]
@@ -124,6 +135,8 @@ def default_text(name: str) -> str:
         values["small images"] = base.small[name]
     if name in base.own:
         values["own images"] = base.own[name]
+    if base.tensors.get(name, "") != "":
+        values["tensors"] = base.tensors[name]
     for protocol, table in PROTOCOLS.items():
         if table is not base and name in (changed := {**table.common, **table.photographs}):
             values[protocol] = changed[name]
@@ -133,7 +146,9 @@ def default_text(name: str) -> str:
 
 def search_space(data: DatasetFacts) -> dict[str, Distribution]:
     """Where random search draws the options that all methods share."""
-    return SEARCH_SMALL if data.small else SEARCH_PHOTOGRAPHS | SEARCH_DATASETS.get(data.name, {})
+    if data.small or data.tensors:
+        return SEARCH_SMALL
+    return SEARCH_PHOTOGRAPHS | SEARCH_DATASETS.get(data.name, {})
 
 
 def search_seed(draw: int, trial: int, same_draws: bool) -> int:

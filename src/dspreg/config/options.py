@@ -20,6 +20,7 @@ LIMITS: dict[str, Callable[[Any, Any], bool]] = {
     "at_most": lambda value, limit: value <= limit,
     "below": lambda value, limit: value < limit,
     "choices": lambda value, limit: value in limit,
+    "form": lambda value, limit: limit.fits(value),
 }
 WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number", tuple: "a list of names"}
 
@@ -28,6 +29,7 @@ WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a nu
 MOST: dict[str, tuple[float, str]] = {
     "attempts": (1_000, "what fails a thousand times fails always"),
     "batch_size": (65_536, "it is read into memory at once, for each domain"),
+    "channels": (256, "no network for images is made for so many"),
     "draw": (2**63 - 1, "a seed has 64 bits"),
     "draws": (1_000_000, "each is a training"),
     "evaluate_every": (1_000_000_000, "no training is that long"),
@@ -52,11 +54,27 @@ MOST: dict[str, tuple[float, str]] = {
 LONGEST = 4_096  # characters of a text, as of a path
 
 
+@dataclass(frozen=True)
+class Form:
+    """What a text may be, where it is more than one of some words.
+
+    Attributes:
+        metavar: For `--help`.
+        text: In words.
+        fits: Whether a text is such a one.
+    """
+
+    metavar: str
+    text: str
+    fits: Callable[[str], bool]
+
+
 def option(help: str, default: Any = MISSING, **limits: Any) -> Any:
-    """A field that is an option: `at_least`, `above`, `at_most`, `below` and `choices` are its range; `aliases` are
-    other words for values. `before` is what all runs had before there was the option: records leave it out where it is
-    that, so that ids stay as they were. `resumes` says that its default has changed: where it is left open, a training
-    that is resumed goes on with what it was begun with.
+    """A field that is an option: `at_least`, `above`, `at_most`, `below`, `choices` and `form` are its range; `aliases`
+    are other words for values. `before` is what all runs had before there was the option: records leave it out where it
+    is that, so that ids stay as they were. `resumes` says that its default has changed: where it is left open, a
+    training that is resumed goes on with what it was begun with. `recorded` has the values that records write
+    otherwise, as they did when the option was of another type.
 
     The default None of a type that does not include None leaves the option open: it is filled in later.
     """
@@ -77,6 +95,7 @@ class Option:
         aliases: Other words for values, such as earlier ones, that are read as these.
         before: What all runs had before there was the option; `MISSING` of the first options.
         resumes: Whether a resumed training goes on with its own value where the option is left open.
+        recorded: Value → what records have instead.
     """
 
     name: str
@@ -88,6 +107,7 @@ class Option:
     aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
     before: Any = dataclasses.field(default_factory=lambda: MISSING)  # a plain default of MISSING would be none
     resumes: bool = False
+    recorded: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def is_open(self) -> bool:
@@ -99,12 +119,24 @@ class Option:
         """Its values in words."""
         if "choices" in self.limits:
             return "one of " + ", ".join(self.limits["choices"])
+        if "form" in self.limits:
+            return str(self.limits["form"].text)
         words = {"at_least": "at least", "above": "above", "at_most": "at most", "below": "below"}
         parts = [f"{word} {format_limit(self.limits[name])}" for name, word in words.items() if name in self.limits]
         return " ".join([WORDS[self.type], " and ".join(parts)]).strip()
 
+    def to_record(self, value: Any) -> Any:
+        """The value as records and ids have it."""
+        return self.recorded.get(value, value) if self.recorded else value
+
+    def from_record(self, value: Any) -> Any:
+        """The value of a record, of this or of an earlier version."""
+        words = (word for word, then in self.recorded.items() if type(then) is type(value) and then == value)
+        return next(words, value)
+
     def check(self, value: Any) -> None:
-        """Refuse a value of another type or outside the range."""
+        """Refuse a value of another type or outside the range. What records have is one, too."""
+        value = self.from_record(value)
         if value is None and self.nullable:
             return
         if not self._is_typed(value) or not all(LIMITS[name](value, limit) for name, limit in self.limits.items()):
@@ -135,9 +167,9 @@ def declared_options(cls: type) -> dict[str, Option]:
         nullable = NoneType in get_args(hints[field.name])
         if field.name in MOST and kinds[0] in (int, float):
             each["at_most"] = MOST[field.name][0]
-        says, aliases, before = each.pop("help"), each.pop("aliases", {}), each.pop("before", MISSING)
-        resumes = each.pop("resumes", False)
-        found[field.name] = Option(field.name, kinds[0], nullable, field.default, says, each, aliases, before, resumes)
+        says, before = each.pop("help"), each.pop("before", MISSING)
+        words = each.pop("aliases", {}), before, each.pop("resumes", False), each.pop("recorded", {})
+        found[field.name] = Option(field.name, kinds[0], nullable, field.default, says, each, *words)
     return found
 
 

@@ -48,6 +48,8 @@ def parse_typed(each: Option, given: Any) -> Any:
         return None
     if each.type is tuple and isinstance(given, str | list):
         return parse_targets(given.split(",") if isinstance(given, str) else given)
+    if each.recorded and str(given).lower() in TRUE + FALSE:  # the words of when it was yes or no
+        return each.from_record(str(given).lower() in TRUE)
     if each.type is str and isinstance(given, str | int | float) and not isinstance(given, bool):
         return each.aliases.get(str(given), str(given))
     if each.type is bool and str(given).lower() in TRUE + FALSE:

@@ -15,6 +15,7 @@ from dspreg.config.defaults import (
     search_space,
 )
 from dspreg.config.options import declared_options, option, require_option
+from dspreg.config.reading import ALPHA, AUGMENT, COLOURS, DOMAINBED, RESIZE, WINDOW, Reading
 from dspreg.config.trained_part import TrainedPart
 from dspreg.errors import ConfigError
 from dspreg.metrics import ACCURACY, SELECT_BY
@@ -45,7 +46,7 @@ class TrainConfig:
     trial: int = option("seed of the split, the initial weights and the batch order", 0, at_least=0)
     draw: int = option("0: default options; n: the n-th random draw of them", 0, at_least=0)
     same_draws: bool = option("use the same n-th draw in all trials; DomainBed draws anew in each", False)
-    model: str = option("any timm name, or small-cnn", None)
+    model: str = option("any timm name, small-cnn, or the import path of your own, e.g. my_networks.Encoder", None)
     weights: str = option("pretrained weights: default (the hub's), none, or a safetensors file", None)
     image_size: int = option("height and width of images in pixels", None, at_least=1)
     steps: int = option("training steps", None, at_least=1)
@@ -54,7 +55,10 @@ class TrainConfig:
     weight_decay: float = option("weight decay", None, at_least=0)
     dropout: float = option("dropout after the pooled features", None, at_least=0, below=1)
     frozen_bn: bool = option("freeze batch-norm running statistics (affine parameters still train)", None)
-    augment: bool = option("augment training images: random crop, flip, colour jitter, greyscale", None)
+    augment: str = option("random changes of training images. domainbed: crop, flip, colours, grey; light: crop and "
+                          "flip; trivial, augmix: TrivialAugment or AugMix after crop and flip; or your function from "
+                          "a PIL image to another", None, form=AUGMENT,
+                          recorded={"domainbed": True, "none": False})  # fmt: skip
     augment_validation: bool = option("augment the validation images of source domains, as DomainBed does", None)
     split: str = option("how a domain is split into training and validation images: by position as DomainBed does, by "
                         "class, or by class with whole groups and the parts that the images' table gives", None,
@@ -70,6 +74,18 @@ class TrainConfig:
     evaluate: str = option("splits to evaluate: those that model selection needs, or all of all domains", "needed",
                            choices=("needed", "all"))  # fmt: skip
     evaluation_batch: int = option("images per batch in evaluation", None, at_least=1)
+    exif: bool = option("turn images as their EXIF orientation says", None, before=DOMAINBED["exif"])
+    alpha: str = option("what is behind transparent images; drop: their hidden colours", None, choices=ALPHA,
+                        before=DOMAINBED["alpha"])  # fmt: skip
+    window: str = option("values of 16-bit, float and DICOM images that become black and white: MIN:MAX, percentiles "
+                         "0.5 and 99.5 of each image, or auto: the window that a DICOM file names, else percentiles",
+                         None, form=WINDOW, before=DOMAINBED["window"])  # fmt: skip
+    channels: int = option("channels of images: 3 for RGB, 1 for grey, or as many as files have; unless 3, they are "
+                           "normalised as the sources' training images are", None, at_least=1, before=3)  # fmt: skip
+    resize: str = option("how an image becomes a square: squash it, crop its middle, or pad it with black", None,
+                         choices=RESIZE, before=DOMAINBED["resize"])  # fmt: skip
+    shrink: bool = option("decode images at a lower resolution where they are at least four times as large as the "
+                          "network needs", None, before=DOMAINBED["shrink"])  # fmt: skip
     optimizer: str = option("adam is torch's; others are timm's, of which sgd has Nesterov's momentum", "adam",
                             choices=OPTIMIZERS, before="adam")  # fmt: skip
     schedule: str = option("of the learning rate; all but constant end at 0", "constant", choices=SCHEDULES,
@@ -90,10 +106,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name, each in TRAIN_OPTIONS.items():
-            value = getattr(self, name)
+            value = each.from_record(getattr(self, name))
             if value is None and each.is_open:
                 continue
             each.check(value)
+            if each.recorded:
+                object.__setattr__(self, name, value)
             if each.type is float:  # 0 and 0.0 are one training, and the id of a run is made of what is written
                 object.__setattr__(self, name, float(value))
         object.__setattr__(self, "train", str(TrainedPart.parse(self.train)))
@@ -136,12 +154,37 @@ class TrainConfig:
 
     def to_record(self) -> dict[str, Any]:
         """All options as run.json has them: those that came later are left out where they are what they were before."""
-        return {name: value for name, value in asdict(self).items() if value != TRAIN_OPTIONS[name].before}
+        given = {name: value for name, value in asdict(self).items() if value != TRAIN_OPTIONS[name].before}
+        return {name: TRAIN_OPTIONS[name].to_record(value) for name, value in given.items()}
 
     @staticmethod
     def from_record(settings: Mapping[str, Any]) -> TrainConfig:
         """From the settings in run.json, of this or of an earlier version."""
         return TrainConfig.of(complete_record(settings))
+
+    @property
+    def validation_augment(self) -> str:
+        """How validation images of sources are changed."""
+        if not self.augment_validation:
+            return "none"
+        return "domainbed" if self.augment == "none" else self.augment
+
+    @property
+    def reading(self) -> Reading:
+        """How image files are read, where every option is filled in."""
+        return Reading.of(vars(self))
+
+    def describe_reading(self) -> str:
+        """How files become what the network sees, in words; every option is filled in."""
+        parts = ["RGB" if self.channels == 3 else "grey" if self.channels == 1 else f"{self.channels} channels"]
+        parts.append("turned as EXIF says" if self.exif else "as they are stored, whatever EXIF says")
+        if self.channels in (1, 3):
+            parts.append(f"on {self.alpha} where transparent" if self.alpha != "drop" else "without their transparency")
+        if self.window != "none":
+            parts.append(f"more than 8 bits through the window {self.window}")
+        parts += ["large ones decoded at a lower resolution"] if self.shrink else []
+        how = {"squash": "squashed to", "crop": "the middle cut to", "pad": "padded with black to"}[self.resize]
+        return ", ".join([*parts, f"{how} {self.image_size} × {self.image_size}"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +242,22 @@ OPTIONS = TRAIN_OPTIONS | EXECUTION_OPTIONS
 def complete_record(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings in run.json, with what goes without saying: options that came after the run was begun."""
     unsaid = {name: each.before for name, each in TRAIN_OPTIONS.items() if each.before is not MISSING}
-    return {**unsaid, **settings}
+    said = {name: TRAIN_OPTIONS[name].from_record(v) if name in TRAIN_OPTIONS else v for name, v in settings.items()}
+    return {**unsaid, **said}
+
+
+def require_options_of_tensors(values: Mapping[str, Any], data: DatasetFacts) -> None:
+    """Refuse options of images, and ask for a network: none is usual for all tensors."""
+    if not values["model"]:
+        raise ConfigError(
+            f"{data.name} is of tensors, for which there is no usual network: give model=, the import path of yours, "
+            "such as my_networks.Encoder"
+        )
+    for name in ("augment", "augment_validation"):
+        if values[name]:
+            raise ConfigError(f"{name} is for images, and {data.name} is of tensors; augment them in your data set")
+    if values["image_size"] != data.image_size:
+        raise ConfigError(f"image_size is for images, and {data.name} is of tensors; leave it out")
 
 
 def resolve_config(config: TrainConfig, data: DatasetFacts, begun: Mapping[str, Any] | None = None) -> TrainConfig:
@@ -217,18 +275,27 @@ def resolve_config(config: TrainConfig, data: DatasetFacts, begun: Mapping[str, 
         kept = {n for n, each in TRAIN_OPTIONS.items() if (each.before is not MISSING or each.resumes) and each.is_open}
         given = {name: then[name] for name in kept if name in then} | given
     if len(given) == len(TRAIN_OPTIONS):
-        return config
+        return TrainConfig(**given)
     values = default_options(config.protocol, data)
     usual_steps = values["steps"]
     if config.draw:
         seed = search_seed(config.draw, config.trial, config.same_draws)
         values |= {name: prior.draw(seed, name) for name, prior in search_space(data).items()}
     values |= given
+    if data.tensors:
+        require_options_of_tensors(values, data)
     if config.model == "small-cnn" and "lr" not in given and not config.draw:
         values["lr"] = FROM_SCRATCH_LR
     if values["train"] == "head" and "augment" not in given:
-        values["augment"] = False  # so that features of a frozen backbone are computed once
-    if not values["augment"] and "augment_validation" not in given:
+        values["augment"] = "none"  # so that features of a frozen backbone are computed once
+    if values["channels"] != 3 and values["augment"] in COLOURS:
+        if "augment" in given:
+            raise ConfigError(
+                f"augment={values['augment']} changes colours, and images of {values['channels']} channels have none; "
+                "use light, none, or a function of yours"
+            )
+        values["augment"] = "light"
+    if values["augment"] != "domainbed" and "augment_validation" not in given:
         values["augment_validation"] = False
     if config.init != NOTHING and "weights" not in given:
         values["weights"] = "none"  # they would be replaced

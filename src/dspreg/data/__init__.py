@@ -2,6 +2,7 @@
 
 - Known: `Digits`, and the benchmarks `PACS`, `VLCS`, `OfficeHome`, `TerraIncognita`, `DomainNet`.
 - Your own: `Folder` (domain/class/image), `Index` (a CSV), or a subclass of `DomainDataset`.
+- Any map-style data sets, one per domain: `join_domains`.
 - In memory: `TensorDomains`, images as tensors, with `split` into training and validation images.
 - By name: `open_dataset`, `dataset_names`, `dataset_table`. Before training: `verify`, `fingerprint`, `open_cache`.
 """
@@ -17,6 +18,7 @@ from dspreg.data.digits import Digits
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.folders import Folder, ImageFolders
 from dspreg.data.images import Images
+from dspreg.data.joined import join_domains
 from dspreg.data.registry import dataset_names, dataset_table, open_dataset
 from dspreg.data.splits import split
 from dspreg.data.verify import Verification, verify
@@ -45,6 +47,7 @@ __all__ = [
     "dataset_table",
     "decode_image",
     "fingerprint",
+    "join_domains",
     "labels_of",
     "open_cache",
     "open_dataset",

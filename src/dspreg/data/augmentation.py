@@ -1,4 +1,4 @@
-"""DomainBed's random change of a training image: crop, mirror, colours, grey.
+"""Random changes of a training image: DomainBed's (crop, mirror, colours, grey), and others by name or function.
 
 The numbers are drawn as torchvision's transforms draw them, in their order and from torch's global generator, and the
 pixels are theirs byte for byte: a run that was begun with those goes on with these.
@@ -7,16 +7,26 @@ pixels are theirs byte for byte: a run that was begun with those goes on with th
 from __future__ import annotations
 
 import math
+import random
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from dspreg.data.colours import Colours
-from dspreg.data.pixels import put_pixels, resize
+from dspreg.config.reading import Reading
+from dspreg.data.bands import Bands, Box, Picture, planes_of
+from dspreg.data.colours import Colours, agrees_with_pillow
+from dspreg.data.convert import picture_from
+from dspreg.data.pixels import make_square, put_pixels, resize
+from dspreg.errors import ConfigError, DataError
+from dspreg.io.importing import Trust, import_object, is_import_path
+from dspreg.randomness import untouched
 
 AREA = (0.7, 1.0)  # of the image that a crop covers
 SHAPE = (3 / 4, 4 / 3)  # width by height of a crop
@@ -25,8 +35,6 @@ TRIES = 10
 MIRRORED = 0.5
 JITTER = 0.3  # largest change of brightness, contrast, saturation and hue
 GREY = 0.1
-
-Box = tuple[int, int, int, int]  # left, top, right, bottom
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,84 @@ class Change:
     order: tuple[int, ...]  # of brightness (0), contrast (1), saturation (2) and hue (3)
     factors: tuple[float, ...]  # of these four
     grey: bool
+
+
+def put_augmented(image: Picture, out: NDArray[np.uint8], augment: str, how: str) -> None:
+    """Write an image, changed at random, to `out` (channels, size, size), which must be contiguous.
+
+    Args:
+        image: With the wanted channels.
+        out: Where to.
+        augment: One of `AUGMENTATIONS` but `"none"`, or the import path of a function.
+        how: As in `make_square`.
+    """
+    size = out.shape[-1]
+    if is_import_path(augment):
+        image = apply_function(augment, image, len(out))
+        put_pixels(resize(make_square(image, how), size), out)
+        return
+    image = make_square(image, how)
+    if augment == "light":
+        box = draw_box(*image.size)
+        put_pixels(resize(image.crop(box), size), out, mirrored=_uniform(0.0, 1.0) < MIRRORED)
+    elif isinstance(image, Bands):
+        raise ConfigError(f"augment={augment} changes colours, which images of {len(out)} channels don't have")
+    elif augment == "domainbed" and agrees_with_pillow():
+        change_image(image, draw_change(*image.size), out)
+    else:
+        put_pixels(by_torchvision(augment, size)(image), out)
+
+
+@cache
+def by_torchvision(augment: str, size: int) -> Callable[[Image.Image], Image.Image]:
+    """By torchvision itself, whose import takes seconds; `"domainbed"` is what `change_image` does faster."""
+    from torchvision.transforms import v2
+
+    steps = [v2.RandomResizedCrop(size, scale=AREA), v2.RandomHorizontalFlip()]
+    if augment == "domainbed":
+        steps += [v2.ColorJitter(JITTER, JITTER, JITTER, JITTER), v2.RandomGrayscale(GREY)]
+    else:
+        steps.append({"trivial": v2.TrivialAugmentWide, "augmix": v2.AugMix}[augment]())
+    return cast("Callable[[Image.Image], Image.Image]", v2.Compose(steps))
+
+
+@cache
+def import_augmentation(path: str, trust: Trust = None) -> Callable[[Any], Any]:
+    """A function of the user's by its import path.
+
+    Raises:
+        ConfigError: There is none, or it can't be called.
+        IntegrityError: A file holds the name, and its module is not trusted.
+    """
+    found = import_object(path, trust)
+    if not callable(found) or isinstance(found, type):
+        kind = "a class; give a function, such as an object of it" if isinstance(found, type) else type(found).__name__
+        raise ConfigError(f"augment={path} is {kind}; wanted a function from a PIL image to a PIL image")
+    return cast("Callable[[Any], Any]", found)
+
+
+def require_augmentation(augment: str, trust: Trust = None) -> None:
+    """Refuse a function that can't be imported, before anything is trained; names of ours are fine."""
+    if is_import_path(augment):
+        import_augmentation(augment, trust if trust is None else tuple(trust))
+
+
+def apply_function(path: str, image: Picture, channels: int) -> Picture:
+    """What a function of the user's makes of an image: a PIL image, or a tensor for other channels than 1 and 3.
+
+    Random numbers of torch, numpy and Python are those of the image's key: drawn from torch's global generator.
+    """
+    given = image if channels in (1, 3) else torch.from_numpy(planes_of(image))
+    seed = int(torch.randint(2**32, (1,)).item())
+    with untouched():
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        made = import_augmentation(path)(given)
+    try:
+        return picture_from(made, Reading(channels=channels))
+    except DataError as error:
+        raise DataError(f"augment={path}: {error}") from None
 
 
 def draw_change(width: int, height: int) -> Change:

@@ -20,12 +20,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dspreg.config.reading import DOMAINBED_READING, Reading
+from dspreg.data.bands import Bands, picture_of, planes_of
 from dspreg.errors import ConfigError, DataError, Notice, ResourceError, missing_resource
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from PIL.Image import Image
+
+    from dspreg.data.bands import Picture
 
 Kind = Literal["none", "disk", "ram"]
 GIGABYTE = 10**9
@@ -34,12 +37,15 @@ SHARED_MEMORY = Path("/dev/shm")
 
 HEADER = struct.Struct("<4sIIII")  # magic, decoder, width, height, CRC-32 of the rest
 MAGIC = b"dspr"
+PLANES = b"dspc"  # of an image that is not RGB: channel after channel
 LEDGER = "used"  # the file that says how many bytes all entries have
 RESIZED = b"dspz"  # the same of an image that was resized: all of red, then all of green, then all of blue
 
 
 class Cache:
     """Decoded images in a folder: `<directory>/<aa>/<sha>.rgb`, a header and the raw bytes; resized, `<sha>.224.rgb`.
+
+    Of files that are read otherwise than DomainBed reads them, the tag of the reading stands after `<sha>`.
 
     Reading takes no lock. Writing takes one, so that runs at the same time never exceed the limit together.
 
@@ -65,39 +71,53 @@ class Cache:
                 f"folder you may write, or train without a cache."
             ) from None
 
-    def read(self, sha: str) -> Image | None:
+    def read(self, sha: str, reading: Reading = DOMAINBED_READING) -> Picture | None:
         """The image of a file by the SHA-256 of its bytes; None if it isn't there, is damaged or of another decoder."""
         from PIL import Image
 
         try:
-            entry = self._place(sha).read_bytes()
+            entry = self._place(sha, reading.tag).read_bytes()
             magic, by, width, height, crc = HEADER.unpack_from(entry)
         except (OSError, struct.error):
             return None
         pixels = memoryview(entry)[HEADER.size :]
-        sound = (magic, by, len(pixels)) == (MAGIC, decoder(), 3 * width * height)
+        kind = MAGIC if reading.channels == 3 else PLANES
+        sound = (magic, by, len(pixels)) == (kind, decoder(), reading.channels * width * height)
         if not sound or crc != _checksum(width, height, pixels):
             return None
-        return Image.frombytes("RGB", (width, height), pixels)
+        if kind == MAGIC:
+            return Image.frombytes("RGB", (width, height), pixels)
+        import numpy as np
 
-    def write(self, sha: str, image: Image) -> None:
-        """Keep an RGB image. If that fails, training continues without."""
+        return picture_of(np.frombuffer(pixels, np.uint8).reshape(reading.channels, height, width))
+
+    def write(self, sha: str, image: Picture, reading: Reading = DOMAINBED_READING) -> None:
+        """Keep an image. If that fails, training continues without."""
         if self._full:
             return
         width, height = image.size
-        pixels = image.tobytes()
-        self._keep(self._place(sha), MAGIC, width, height, pixels)
+        place = self._place(sha, reading.tag)
+        if reading.channels == 3 and not isinstance(image, Bands):
+            self._keep(place, MAGIC, width, height, image.tobytes())
+        else:
+            self._keep(place, PLANES, width, height, planes_of(image).tobytes())
 
-    def contains(self, sha: str) -> bool:
+    def contains(self, sha: str, reading: Reading = DOMAINBED_READING) -> bool:
         """Whether there is an entry of this file, sound or not."""
-        return self._place(sha).exists()
+        return self._place(sha, reading.tag).exists()
 
-    def read_resized(self, sha: str, out: NDArray[np.uint8]) -> bool:
-        """Write an image of the size of `out` (3, height, width), contiguous, to it; False if there is no sound one."""
+    def read_resized(
+        self, sha: str, out: NDArray[np.uint8], reading: Reading = DOMAINBED_READING, how: str = "squash"
+    ) -> bool:
+        """Write an image of the size of `out` (channels, height, width), contiguous, to it.
+
+        Returns:
+            False if there is no sound one, made square in this way.
+        """
         _, height, width = out.shape
         into = out.reshape(-1).data
         try:
-            with open(self._place(sha, width), "rb", buffering=0) as file:
+            with open(self._place(sha, reading.tag, width, how), "rb", buffering=0) as file:
                 magic, by, *size, crc = HEADER.unpack(file.read(HEADER.size))
                 sound = file.readinto(into) == len(into) and not file.read(1)
         except (OSError, struct.error):
@@ -105,11 +125,13 @@ class Cache:
         sound = sound and (magic, by, size) == (RESIZED, decoder(), [width, height])
         return sound and bool(crc == _checksum(width, height, into))
 
-    def write_resized(self, sha: str, pixels: NDArray[np.uint8]) -> None:
+    def write_resized(
+        self, sha: str, pixels: NDArray[np.uint8], reading: Reading = DOMAINBED_READING, how: str = "squash"
+    ) -> None:
         """Keep what `read_resized` is to give. If that fails, training continues without."""
         if not self._full:
             _, height, width = pixels.shape
-            self._keep(self._place(sha, width), RESIZED, width, height, pixels.tobytes())
+            self._keep(self._place(sha, reading.tag, width, how), RESIZED, width, height, pixels.tobytes())
 
     def _keep(self, place: Path, magic: bytes, width: int, height: int, pixels: bytes) -> None:
         entry = HEADER.pack(magic, decoder(), width, height, _checksum(width, height, pixels)) + pixels
@@ -168,8 +190,9 @@ class Cache:
     def _ledger(self) -> Path:
         return self.directory / LEDGER
 
-    def _place(self, sha: str, size: int | None = None) -> Path:
-        return self.directory / sha[:2] / (f"{sha}.rgb" if size is None else f"{sha}.{size}.rgb")
+    def _place(self, sha: str, tag: str = "", size: int | None = None, how: str = "squash") -> Path:
+        parts = [sha, tag, "" if how == "squash" else how, "" if size is None else str(size), "rgb"]
+        return self.directory / sha[:2] / ".".join(filter(None, parts))
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from dspreg.config.reading import Reading
 from dspreg.data.base import DomainDataset
 from dspreg.data.cache import DISK_LIMIT, GIGABYTE, Cache, Kind, cache_directory, kept_bytes, open_cache
 from dspreg.data.decode import BadImage, image_size
 from dspreg.data.images import Images
 from dspreg.errors import DataError, Notice
 
+IN_MEMORY = "images are small, or in memory"
 SAMPLE = 64  # images whose size is looked at, spread over all
 
 
@@ -44,11 +46,13 @@ def choose_cache(kind: str, dataset: DomainDataset, size: int) -> CacheChoice:
     """
     if kind != "auto":
         return CacheChoice(cast(Kind, kind))
+    if dataset.small:  # asked first: it may make its images when a domain is opened
+        return CacheChoice("none", IN_MEMORY)
     domains = [dataset.domain(name) for name in dataset.domains]
     files = [file for images in domains if isinstance(images, Images) for file in images.files]
-    if dataset.small or not all(isinstance(images, Images) for images in domains):
-        return CacheChoice("none", "images are small, or in memory")
-    needed = round(len(files) * (mean_decoded_bytes(files) + 3 * size * size))
+    if not all(isinstance(images, Images) for images in domains):
+        return CacheChoice("none", IN_MEMORY)
+    needed = round(len(files) * (mean_decoded_bytes(files, dataset.reading) + dataset.reading.channels * size * size))
     directory = cache_directory()
     there = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
@@ -70,13 +74,14 @@ def open_chosen_cache(kind: str, dataset: DomainDataset, size: int) -> tuple[Cac
         return CacheChoice("none", str(error)), None
 
 
-def mean_decoded_bytes(files: list[Path]) -> float:
+def mean_decoded_bytes(files: list[Path], reading: Reading) -> float:
     """Bytes of a decoded image, on average over some. What is no image does not count: reading it will say so."""
     sizes = []
     for file in files[:: max(1, len(files) // SAMPLE)]:
         try:
-            width, height = image_size(file)
+            width, height = image_size(file, reading)
         except BadImage:
             continue
-        sizes.append(3 * width * height)
+        factor = max(1, min(width, height) // reading.shrink) if reading.shrink else 1
+        sizes.append(reading.channels * (width // factor) * (height // factor))
     return sum(sizes) / len(sizes) if sizes else 0.0

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dspreg.config.dataset_ref import OPTIONAL, REQUIRED
+from dspreg.config.reading import OWN_READING
 from dspreg.data.annotations import PARTS, Annotations
 from dspreg.data.base import DomainDataset
 from dspreg.data.findings import Finding, name_collisions, odd_labels, refuse, torn_groups, wide_groups
@@ -42,7 +43,8 @@ class Index(DomainDataset):
     """Images listed in a CSV file with the columns path, label and domain.
 
     Input (x):
-        `path` of a JPEG, PNG, WebP or BMP, read as RGB. Relative to the folder of the CSV, or to `root`.
+        `path` of an image of a kind that `Folder` reads, and read in the same way. Relative to the folder of the CSV,
+        or to `root`.
 
     Label (y):
         `label`, the name of a class. Classes are sorted by name; if all are whole numbers, by number.
@@ -63,6 +65,7 @@ class Index(DomainDataset):
     """
 
     own = True
+    reading = OWN_READING
 
     def __init__(
         self,
@@ -112,7 +115,7 @@ class Index(DomainDataset):
     def domain(self, name: str) -> Images:
         self.check_domain(name)
         images = self._domains[name]
-        images.cache = self.cache
+        images.cache, images.reading = self.cache, self.reading
         return images
 
 

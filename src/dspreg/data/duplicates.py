@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
+from dspreg.data.bands import Bands, Picture
 
 WIDTH, HEIGHT = 18, 16  # of the grey copies
 DISTANCE = 4  # bits in which two hashes may differ: 99 of 100 JPEGs of PACS at half the size, or at quality 30
@@ -26,11 +24,12 @@ TOGETHER = 1 << 14  # pairs
 ONES = np.array([number.bit_count() for number in range(1 << 16)], np.uint8)  # numpy counts bits itself from 2.0 on
 
 
-def grey_copy(image: Image) -> NDArray[np.uint8]:
-    """(16, 18), each pixel the mean of what it covers."""
+def grey_copy(image: Picture) -> NDArray[np.uint8]:
+    """(16, 18), each pixel the mean of what it covers; of many channels the first one's."""
     from PIL import Image as Pillow
 
-    return np.asarray(image.convert("L").resize((WIDTH, HEIGHT), Pillow.Resampling.BOX))
+    grey = image.split()[0] if isinstance(image, Bands) else image.convert("L")
+    return np.asarray(grey.resize((WIDTH, HEIGHT), Pillow.Resampling.BOX))
 
 
 def difference_hashes(copies: NDArray[np.uint8]) -> NDArray[np.uint64]:

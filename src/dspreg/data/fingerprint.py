@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+
+from dspreg.data.bands import Bands, planes_of
 from dspreg.data.images import TOGETHER, Images
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 
 def fingerprint(
-    domain: Sequence[tuple[Image, int]],
+    domain: Sequence[tuple[Any, Any]],
     on_progress: Callable[[], None] = lambda: None,
     hashes: list[str] | None = None,
 ) -> str:
@@ -23,7 +23,8 @@ def fingerprint(
     Of image files: over the name, the name of the class and the SHA-256 of the bytes of each, in order. Moving or
     renaming the folder or touching its files changes nothing; a flipped byte, a renamed file, an image more does.
 
-    Of any other sequence: over the sizes, RGB pixels and labels, in order.
+    Of any other sequence of images: over the sizes, RGB pixels and labels, in order. Of tensors: over their types,
+    shapes, numbers and labels.
 
     Args:
         domain: All its images are read.
@@ -43,17 +44,34 @@ def fingerprint(
     else:
         for i in range(len(domain)):
             image, label = domain[i]
-            total.update(_line(*image.size, int(label)))
-            total.update(image.convert("RGB").tobytes())
-            if hashes is not None:
-                hashes.append(hash_pixels(image))
+            if hasattr(image, "convert"):
+                total.update(_line(*image.size, *_numbers(label)))
+                total.update(image.convert("RGB").tobytes())
+                if hashes is not None:
+                    hashes.append(hash_pixels(image))
+            else:
+                from dspreg.data.transforms import as_input  # needs torch, and image files do not
+
+                given = as_input(image)
+                total.update(_line(str(given.dtype), *given.shape, *_numbers(label)))
+                total.update(given.numpy().tobytes())
+                if hashes is not None:
+                    hashes.append(hash_pixels(image))
             if i % TOGETHER == TOGETHER - 1:
                 on_progress()
     return total.hexdigest()
 
 
-def hash_pixels(image: Image) -> str:
-    """SHA-256, in hexadecimal, of size and RGB pixels: the same for an image saved again without loss."""
+def hash_pixels(image: Any) -> str:
+    """SHA-256, in hexadecimal, of size and RGB pixels: the same for an image saved again without loss.
+
+    Of an input that is a tensor: of its shape and numbers. Of other channels than RGB: of all of them.
+    """
+    if not hasattr(image, "convert"):
+        from dspreg.data.transforms import as_input  # needs torch, and image files do not
+
+        given = as_input(planes_of(image) if isinstance(image, Bands) else image)
+        return hashlib.sha256(repr((str(given.dtype), *given.shape)).encode() + given.numpy().tobytes()).hexdigest()
     pixels = image if image.mode == "RGB" else image.convert("RGB")
     return hashlib.sha256(repr(pixels.size).encode() + pixels.tobytes()).hexdigest()
 
@@ -65,5 +83,14 @@ def content_hashes(domain: Sequence[Any], positions: Iterable[int], *, pixels: b
     return [hash_pixels(domain[i][0]) for i in positions]
 
 
-def _line(*values: str | int) -> bytes:
+def _numbers(label: Any) -> list[float]:
+    """A class, or any single whole number, as such; the numbers of any other label."""
+    numbers = np.asarray(label)
+    if numbers.ndim == 0 and int(numbers) == numbers:
+        return [int(numbers)]
+    values: list[float] = numbers.reshape(-1).tolist()
+    return values
+
+
+def _line(*values: str | float) -> bytes:
     return json.dumps(values).encode() + b"\n"  # quoted, so that no two lists of values run into the same bytes

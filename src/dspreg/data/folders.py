@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dspreg.config.dataset_ref import check_group
+from dspreg.config.reading import FIRST_KINDS, LATER_KINDS, OWN_READING, Reading
 from dspreg.data.annotations import Annotations
 from dspreg.data.base import DomainDataset
 from dspreg.data.findings import Finding, Severity, name_collisions, odd_labels, refuse, wide_groups
@@ -22,8 +23,11 @@ from dspreg.data.images import Images
 from dspreg.errors import ConfigError, DataError, Notice, ResourceError, missing_resource
 from dspreg.io.text import join_few, path_name, plural
 
-READ = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-UNREAD = (".ppm", ".pgm", ".tif", ".tiff", ".gif", ".heic", ".avif", ".jp2", ".jxl", ".svg")
+READ = FIRST_KINDS + LATER_KINDS
+UNREAD = (
+    ".ppm", ".pgm", ".jp2", ".j2k", ".jxl", ".svg", ".eps", ".psd", ".raw", ".cr2", ".nef", ".dng", ".arw", ".exr",
+    ".hdr", ".npy", ".nii", ".mha",
+)  # fmt: skip
 LAYOUT = "Wanted: ROOT/domain/class/image.jpg"
 SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "crossval", "full"}
 LEFT_BEHIND = {  # by systems and programs, in small letters
@@ -67,10 +71,11 @@ class ImageFolders(DomainDataset):
             kept = [i for i, name in enumerate(names) if self._is_sound(check_name, name)]
             self._domains[domain] = images if len(kept) == len(names) else images.select(kept)
             if not kept:
+                kinds, others = self.reading.kinds, _others_there(self.folder / domain, self.reading)
                 self._at_fault(
                     "empty domain",
                     f"the domain {domain!r} of {self.name} has no images: nothing in {self.folder / domain} ends in "
-                    f".jpg, .png, .webp or .bmp. {LAYOUT}. Add its images, or remove the folder.",
+                    f"{', '.join(kinds)}.{others} {LAYOUT}. Add its images, or remove the folder.",
                 )
         if not self.lenient:
             refuse(self.faults)
@@ -85,7 +90,7 @@ class ImageFolders(DomainDataset):
     def domain(self, name: str) -> Images:
         self.check_domain(name)
         images = self._domains[name]
-        images.cache = self.cache
+        images.cache, images.reading = self.cache, self.reading
         return images
 
     def in_domains(self) -> dict[str, Images]:
@@ -98,7 +103,7 @@ class ImageFolders(DomainDataset):
     def _below(self, folder: Path) -> Found:
         """The files of a class; none where they can't be listed, which is a fault."""
         try:
-            return images_below(folder, leave_out=LEFT_BEHIND if self.own else ())
+            return images_below(folder, self.reading.kinds, LEFT_BEHIND if self.own else ())
         except DataError as error:
             self._at_fault("folder", str(error))
             return Found()
@@ -123,8 +128,9 @@ class ImageFolders(DomainDataset):
         return ""
 
     def _oddities(self, found: Found) -> Iterator[Finding]:
+        unread = f"of a kind that is not read ({count_kinds(found.unread)}; convert to PNG or JPEG)"
         for paths, kind, what in (
-            (found.unread, "kind", "of a kind that is not read (convert to PNG or JPEG)"),
+            (found.unread, "kind", unread),
             (found.other, "no image", "not images by their extension"),
             (found.hidden, "hidden", "hidden (a name that starts with a dot)"),
             (found.left_behind, "left behind", "that systems and programs leave behind"),
@@ -142,7 +148,8 @@ class Folder(ImageFolders):
     """Your own images: `folder:PATH`, with `PATH/domain/class/…/image`.
 
     Input (x):
-        JPEG, PNG, WebP or BMP of any size, read as RGB.
+        JPEG, PNG, WebP, BMP, TIFF, GIF (the first frame), AVIF, or DICOM (with pydicom), of any size; turned as EXIF
+        says, and on white where they are transparent.
 
     Label (y):
         The folder within the domain. Classes are those of all domains together, sorted by name.
@@ -159,6 +166,7 @@ class Folder(ImageFolders):
     """
 
     own = True
+    reading = OWN_READING
 
     def __init__(
         self, root: str | Path, name: str | None = None, group: str | None = None, *, lenient: bool = False
@@ -168,6 +176,12 @@ class Folder(ImageFolders):
         self.name = name or path_name(self.folder)
         self._find()
 
+    def read_as(self, reading: Reading) -> None:
+        kinds, self.reading = self.reading.kinds, reading
+        listed = (Path(name).suffix.lower() for images in self._domains.values() for name in images.names)
+        if kinds != reading.kinds and any(suffix in LATER_KINDS for suffix in listed):
+            self._find()
+
     def _find(self) -> None:
         self.notices, self.findings, self.faults = (), (), ()
         if not self.folder.is_dir():
@@ -175,9 +189,10 @@ class Folder(ImageFolders):
             raise DataError(f"{self.folder} {what}. {LAYOUT}; give the path of ROOT.")
         self.domains = tuple(self._folders_in(self.folder))
         if not self.domains:
-            direct = images_in(self.folder)
-            lies = f"{plural(len(direct), 'image')} in it directly, e.g. {direct[0]}" if direct else "nothing in it"
-            raise DataError(f"{self.folder} has no sub-folders to be domains, and {lies}. {LAYOUT}.")
+            direct = images_in(self.folder, self.reading.kinds)
+            lies = f"{plural(len(direct), 'image')} in it directly, e.g. {direct[0]}" if direct else "no image in it"
+            others = _others_there(self.folder, self.reading)
+            raise DataError(f"{self.folder} has no sub-folders to be domains, and {lies}.{others} {LAYOUT}.")
         self._check_depth()
         with_images, empty = self._classes()
         self.classes = tuple(with_images)
@@ -224,7 +239,7 @@ class Folder(ImageFolders):
         return [name for name in folders_in(folder) if not is_left_behind(name)]
 
     def _check_depth(self) -> None:
-        loose = {domain: images_in(self.folder / domain) for domain in self.domains}
+        loose = {domain: images_in(self.folder / domain, self.reading.kinds) for domain in self.domains}
         loose = {domain: names for domain, names in loose.items() if names}
         if not loose:
             return
@@ -253,15 +268,17 @@ class Folder(ImageFolders):
         return sorted(name for name in full if full[name]), sorted(name for name in full if not full[name])
 
     def _has_images(self, folder: Path) -> bool:
+        kinds = self.reading.kinds
         try:
-            return bool(images_in(folder) or images_below(folder, leave_out=LEFT_BEHIND).images)
+            return bool(images_in(folder, kinds) or images_below(folder, kinds, LEFT_BEHIND).images)
         except DataError:
             return True  # it is said when they are listed
 
     def _check_nesting(self) -> None:
         """Is there a folder too many between? Folders within classes are fine, so only clear cases are refused."""
         places = [self.folder / d / c for d in self.domains for c in self.classes if (self.folder / d / c).is_dir()]
-        if not places or any(images_in(place) for place in places if os.access(place, os.R_OK)):
+        kinds = self.reading.kinds
+        if not places or any(images_in(place, kinds) for place in places if os.access(place, os.R_OK)):
             return
         if len(self.domains) == 1:
             inner = self.folder / self.domains[0]
@@ -318,8 +335,27 @@ class Found:
         return self
 
 
-def images_below(folder: Path, leave_out: Collection[str] = ()) -> Found:
-    """All files below `folder`, at any depth, but for folders named as in `leave_out`, in small letters."""
+def _others_there(folder: Path, reading: Reading) -> str:
+    """How many files of kinds that are not read lie there, for a message; nothing if there are none."""
+    try:
+        found = images_below(folder, reading.kinds)
+    except DataError:  # which is said elsewhere
+        return ""
+    others = [*found.unread, *found.other]
+    return f" Not read there: {plural(len(others), 'file')} ({count_kinds(others)})." if others else ""
+
+
+def count_kinds(paths: Iterable[Path]) -> str:
+    """How many files there are of each extension: `"40 .svg, 2 .psd"`."""
+    counted = Counter(path.suffix.lower() or "without an extension" for path in paths)
+    return join_few([f"{number:,} {suffix}" for suffix, number in counted.most_common()])
+
+
+def images_below(folder: Path, kinds: tuple[str, ...] = READ, leave_out: Collection[str] = ()) -> Found:
+    """All files below `folder`, at any depth, but for folders named as in `leave_out`, in small letters.
+
+    Images are those of some kinds, by their extensions.
+    """
     found = Found()
     for place, names in sorted(_walk(folder)):  # by the text of the path, as in torchvision, not by its parts
         parts = Path(place).relative_to(folder).parts
@@ -327,10 +363,10 @@ def images_below(folder: Path, leave_out: Collection[str] = ()) -> Found:
         if any(part.lower() in leave_out for part in parts):
             found.left_behind += [Path(place, name) for name in sorted(names)]
             continue
-        if Path(place) != folder and place.lower().endswith(READ):
+        if Path(place) != folder and place.lower().endswith(kinds):
             found.folders.append(Path(place))
         for name in sorted(names):
-            kept = found.hidden if hidden or name.startswith(".") else getattr(found, _kind(name))
+            kept = found.hidden if hidden or name.startswith(".") else getattr(found, _kind(name, kinds))
             if not hidden and is_left_behind(name):
                 kept = found.left_behind
             kept.append(Path(place, name))
@@ -342,9 +378,9 @@ def is_left_behind(name: str) -> bool:
     return name.lower() in LEFT_BEHIND or name.startswith("._")
 
 
-def _kind(name: str) -> str:
+def _kind(name: str, kinds: tuple[str, ...]) -> str:
     lower = name.lower()
-    return "images" if lower.endswith(READ) else "unread" if lower.endswith(UNREAD) else "other"
+    return "images" if lower.endswith(kinds) else "unread" if lower.endswith(READ + UNREAD) else "other"
 
 
 def _walk(folder: Path) -> list[tuple[str, list[str]]]:
@@ -367,12 +403,12 @@ def folders_in(folder: Path) -> list[str]:
     return sorted(entry.name for entry in _entries(folder) if os.path.isdir(entry) and not entry.name.startswith("."))
 
 
-def images_in(folder: Path) -> list[str]:
+def images_in(folder: Path, kinds: tuple[str, ...] = READ) -> list[str]:
     """Names of the image files that lie directly in a folder, sorted."""
     return sorted(
         entry.name
         for entry in _entries(folder)
-        if not os.path.isdir(entry) and not entry.name.startswith(".") and entry.name.lower().endswith(READ)
+        if not os.path.isdir(entry) and not entry.name.startswith(".") and entry.name.lower().endswith(kinds)
     )
 
 

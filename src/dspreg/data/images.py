@@ -8,17 +8,18 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
+from dspreg.config.reading import DOMAINBED_READING, Reading
 from dspreg.data.annotations import NONE, Annotations
+from dspreg.data.bands import Picture
 from dspreg.data.decode import decode_bytes, stamped_contents
-from dspreg.data.pixels import put_pixels, resize
+from dspreg.data.pixels import make_square, put_pixels, resize
 from dspreg.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from PIL.Image import Image
 
     from dspreg.data.cache import Cache
 
@@ -26,7 +27,7 @@ TOGETHER = 64  # files that a thread hashes at a time
 THREADS = min(4, os.cpu_count() or 1)  # each may hold one decoded image of the largest size
 
 
-class Images(Sequence[tuple["Image", int]]):
+class Images(Sequence[tuple[Any, int]]):
     """(image, label) pairs of image files, decoded when asked for, in a fixed order.
 
     Attributes:
@@ -36,6 +37,7 @@ class Images(Sequence[tuple["Image", int]]):
         labels: Positions in `classes`.
         classes: Of the data set, not only of this domain.
         cache: Where decoded pixels are kept, if anywhere.
+        reading: How files are read.
         annotations: Group, part and weight of each, as far as they are given.
     """
 
@@ -48,13 +50,14 @@ class Images(Sequence[tuple["Image", int]]):
         labels: Sequence[int],
         classes: Sequence[str],
         cache: Cache | None = None,
+        reading: Reading = DOMAINBED_READING,
     ) -> None:
         if not len(files) == len(names) == len(labels):
             raise DataError(
                 f"as many files as names as labels wanted, but got {len(files)}, {len(names)} and {len(labels)}"
             )
         self.files, self.names, self.labels = list(files), list(names), list(labels)
-        self.classes, self.cache = tuple(classes), cache
+        self.classes, self.cache, self.reading = tuple(classes), cache, reading
         self._hashes: list[str | None] = [None] * len(self.files)
         self._stamps = array("q", bytes(8 * len(self.files)))  # of the files when their hashes were taken
 
@@ -73,35 +76,44 @@ class Images(Sequence[tuple["Image", int]]):
         return self.annotations.metadata
 
     @overload
-    def __getitem__(self, i: int) -> tuple[Image, int]: ...
+    def __getitem__(self, i: int) -> tuple[Picture, int]: ...
 
     @overload
     def __getitem__(self, i: slice) -> Images: ...
 
-    def __getitem__(self, i: int | slice) -> tuple[Image, int] | Images:
+    def __getitem__(self, i: int | slice) -> tuple[Picture, int] | Images:
         if isinstance(i, slice):
             return self.select(range(len(self))[i])
         return self.image(i), self.labels[i]
 
-    def image(self, i: int) -> Image:
+    def image(self, i: int) -> Picture:
         """The i-th image, from the cache if it is there."""
         if self.cache is None:
-            return decode_bytes(self._contents(i), self.files[i])
-        found = self.cache.read(self.hash(i))
+            return self._decoded(i)
+        found = self.cache.read(self.hash(i), self.reading)
         if found is None:
-            found = decode_bytes(self._contents(i), self.files[i])
-            self.cache.write(self.hash(i), found)
+            found = self._decoded(i)
+            self.cache.write(self.hash(i), found, self.reading)
         return found
 
-    def put_resized(self, i: int, out: NDArray[np.uint8]) -> None:
-        """Write the i-th image, resized to the size of `out` (3, size, size), to it; from the cache if it is there."""
-        if self.cache is not None and self.cache.read_resized(self.hash(i), out):
+    def put_resized(self, i: int, out: NDArray[np.uint8], how: str = "squash") -> None:
+        """Write the i-th image to `out` (channels, size, size), brought to its size; from the cache if it is there.
+
+        Args:
+            i: Its position.
+            out: Where to.
+            how: As in `make_square`.
+        """
+        if self.cache is not None and self.cache.read_resized(self.hash(i), out, self.reading, how):
             return
-        found = self.cache.read(self.hash(i)) if self.cache is not None else None
-        image = decode_bytes(self._contents(i), self.files[i]) if found is None else found
-        put_pixels(resize(image, out.shape[-1]), out)
+        found = self.cache.read(self.hash(i), self.reading) if self.cache is not None else None
+        image = self._decoded(i) if found is None else found
+        put_pixels(resize(make_square(image, how), out.shape[-1]), out)
         if self.cache is not None:  # it alone: whoever only evaluates has no use for the original
-            self.cache.write_resized(self.hash(i), out)
+            self.cache.write_resized(self.hash(i), out, self.reading, how)
+
+    def _decoded(self, i: int) -> Picture:
+        return decode_bytes(self._contents(i), self.files[i], self.reading)
 
     def _contents(self, i: int) -> bytes:
         """The bytes of the i-th file, which must be those of its hash, if that was taken."""
@@ -122,7 +134,7 @@ class Images(Sequence[tuple["Image", int]]):
         at = list(positions)
         part = Images(
             [self.files[i] for i in at], [self.names[i] for i in at], [self.labels[i] for i in at],
-            self.classes, self.cache,
+            self.classes, self.cache, self.reading,
         )  # fmt: skip
         part.annotations = self.annotations.select(at)
         part._hashes = [self._hashes[i] for i in at]

@@ -7,23 +7,22 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dspreg.batches import Batch
 from dspreg.data.balance import positions_by_class
-from dspreg.data.base import labels_of
+from dspreg.data.base import labels_of, split_pair
 from dspreg.data.images import Images
 from dspreg.data.readers import ReaderPool, iterate_batches
 from dspreg.data.sampling import draw_balanced_batch, draw_measure_batches, draw_training_batch
-from dspreg.data.transforms import Transform
+from dspreg.data.tasks import label_of
+from dspreg.data.transforms import Transform, Unchanged
 from dspreg.devices import send
+from dspreg.kinds import CLASSES
 from dspreg.randomness import Key, seeded
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 XY = tuple[Tensor, Tensor]
 
@@ -33,11 +32,13 @@ class DomainSplit:
     """Some images of one domain, such as its training or validation split, in order, as a transform shows them."""
 
     domain: str
-    images: Sequence[tuple[Image, int]]
+    images: Sequence[tuple[Any, Any]]
     positions: Sequence[int]
-    transform: Transform
+    transform: Transform | Unchanged
     # domain → features and labels of all its images, in the order of `images`; where there are any, they are read
     kept: Mapping[str, XY] = field(default_factory=dict, compare=False)
+    kind: str = CLASSES
+    num_classes: int = 0  # of another kind than classes: how many numbers a label has
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -54,28 +55,39 @@ class DomainSplit:
         return positions_by_class(self.labels)
 
     def batch(self, chosen: Sequence[int], *key: Key) -> XY:
-        """Pixels (B, 3, H, W), uint8, and labels of the chosen ones: small, for they travel between processes.
+        """Pixels (B, channels, H, W), uint8, and labels of the chosen ones: small, for they travel between processes.
 
         Where features are kept, it is those (B, width), which `Transform.normalise` hands on as they are. The random
-        numbers of each image are keyed by its position in the batch.
+        numbers of each image are keyed by its position in the batch. Of a data set of tensors, the inputs themselves.
         """
         if self.domain in self.kept:
             rows = [self.positions[i] for i in chosen]
             features, classes = self.kept[self.domain]
             return features[rows], classes[rows]
-        size, labels = self.transform.size, []
-        pixels = torch.empty((len(chosen), 3, size, size), dtype=torch.uint8)
+        if isinstance(self.transform, Unchanged):
+            pairs = [split_pair(self.images[self.positions[place]]) for place in chosen]
+            inputs = [self.transform(x) for x, _ in pairs]
+            return torch.stack(inputs), self.join_labels([y for _, y in pairs])
+        shown, labels = self.transform, []
+        changed = shown.augment != "none"
+        pixels = torch.empty((len(chosen), shown.channels, shown.size, shown.size), dtype=torch.uint8)
         for place, i in enumerate(chosen):
             at, out = self.positions[i], pixels[place]
-            if isinstance(self.images, Images) and not self.transform.augment:
-                self.images.put_resized(at, out.numpy())
+            if isinstance(self.images, Images) and not changed:
+                self.images.put_resized(at, out.numpy(), shown.resize)
                 labels.append(self.images.labels[at])
                 continue
             image, label = self.images[at]
             labels.append(label)
-            with seeded(*key, self.domain, place, "augment") if self.transform.augment else nullcontext():
-                self.transform.put_pixels(image, out)
-        return pixels, torch.tensor(labels)
+            with seeded(*key, self.domain, place, "augment") if changed else nullcontext():
+                shown.put_pixels(image, out)
+        return pixels, self.join_labels(labels)
+
+    def join_labels(self, labels: Sequence[Any]) -> Tensor:
+        """(B,) classes, or (B, C) numbers."""
+        if self.kind == CLASSES:
+            return torch.tensor([int(y) for y in labels])
+        return torch.stack([label_of(y, self.kind, self.num_classes) for y in labels])
 
 
 @dataclass(frozen=True)

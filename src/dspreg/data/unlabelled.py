@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+from dspreg.config.reading import OWN_READING
 from dspreg.data.base import DomainDataset
 from dspreg.data.folders import check_name, folders_in, images_below, images_in
 from dspreg.data.images import Images
@@ -18,7 +19,7 @@ class Unlabelled(DomainDataset):
     """`root/domain/…/image`: domains, and no classes.
 
     Input (x):
-        JPEG, PNG, WebP or BMP of any size, read as RGB.
+        Images of the kinds that `Folder` reads, and read in the same way.
 
     Label (y):
         0 for every image, and no name for it: nothing may be made of it.
@@ -30,6 +31,9 @@ class Unlabelled(DomainDataset):
         root: The folder that contains the domains.
         name: Of the data set in records and tables; the last part of `root` unless given.
     """
+
+    own = True
+    reading = OWN_READING
 
     def __init__(self, root: str | Path, name: str | None = None) -> None:
         super().__init__(root)
@@ -56,7 +60,9 @@ class Unlabelled(DomainDataset):
 
     def domain(self, name: str) -> Images:
         self.check_domain(name)
-        return self._domains[name]
+        images = self._domains[name]
+        images.reading = self.reading
+        return images
 
 
 def without_classes(root: str | Path) -> str | None:

@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dspreg.config.reading import Reading
 from dspreg.data.annotations import annotations_of
 from dspreg.data.base import DomainDataset
+from dspreg.data.convert import picture_from
 from dspreg.data.decode import BadImage, contents, decode_bytes
 from dspreg.data.duplicates import connect, grey_copy, near_pairs
 from dspreg.data.findings import Finding, Severity, file_collisions
@@ -21,9 +23,10 @@ from dspreg.data.fingerprint import hash_pixels
 from dspreg.data.folders import ImageFolders, rare_classes
 from dspreg.data.images import THREADS, Images
 from dspreg.data.splits import parts_of
-from dspreg.errors import DataError
+from dspreg.errors import ConfigError, DataError
 from dspreg.io.text import align_columns, escape_terminal, join_few, plural
 from dspreg.io.user_cache import user_cache
+from dspreg.kinds import CLASSES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,6 +73,8 @@ class Verification:
         across: Groups of images with equal pixels in several domains: what is learnt in one is known in the other.
         within: The same within one domain: an image may be both trained on and held out.
         near: Groups of images that are nearly equal, such as one saved again.
+        touched: How many images are turned, transparent, of more than 8 bits, of several frames; by names of `TOUCHED`.
+        reading: How they were read, which decides what that means.
         notices: What was odd when the files were listed.
         seconds: It took.
         findings: All of it in sentences, errors first: what a training refuses is an error, what it says a warning.
@@ -86,6 +91,8 @@ class Verification:
     across: tuple[tuple[str, ...], ...]
     within: tuple[tuple[str, ...], ...]
     near: tuple[tuple[str, ...], ...]
+    touched: Mapping[str, int]
+    reading: Reading
     notices: tuple[str, ...]
     seconds: float
     findings: tuple[Finding, ...]
@@ -174,6 +181,7 @@ class Look(NamedTuple):
     sha: str | None  # of the pixels; None where there are none to be compared
     fault: str | None
     copy: NDArray[np.uint8] | None = None  # small and grey, to find what is nearly equal
+    touched: frozenset[str] = frozenset()  # what reading it did, or leaves: names of `TOUCHED`
 
 
 class Place(NamedTuple):
@@ -202,7 +210,15 @@ def verify(
         progress: Is called with the number of images done and of all.
         cache: Where images of files are put, since they have been decoded. It is not read.
         near: Also look for images that are nearly equal.
+
+    Raises:
+        ConfigError: It is no data set of images and their classes.
     """
+    if dataset.tensors or dataset.kind != CLASSES:
+        what = "tensors" if dataset.tensors else f"the kind {dataset.kind!r}"
+        raise ConfigError(
+            f"{dataset.name} is of {what}, and images of classes are verified. A training looks at every sample first"
+        )
     started = time.monotonic()
     domains = {name: dataset.domain(name) for name in dataset.domains}
     total, done = sum(len(domain) for domain in domains.values()), 0
@@ -212,12 +228,14 @@ def verify(
     places: list[Place] = []
     copies: list[NDArray[np.uint8]] = []
     pixels: list[str] = []
+    touched: Counter[str] = Counter()
     with ThreadPoolExecutor(THREADS) as pool:
         for name, domain in domains.items():
             said = annotations_of(domain)
             parts = parts_of(said, len(domain))
-            for i, look in _looks(pool, domain, cache, near):
+            for i, look in _looks(pool, domain, cache, near, dataset.reading):
                 done += 1
+                touched.update(look.touched)
                 image = domain.names[i] if isinstance(domain, Images) else f"{name}[{i}]"
                 fault = look.fault or _wrong_label(look, len(dataset.classes))
                 if fault:
@@ -250,6 +268,8 @@ def verify(
         across=tuple(_names_of(g) for g in twins if len({place.domain for place in g}) > 1),
         within=tuple(_names_of(g) for g in twins if len({place.domain for place in g}) == 1),
         near=tuple(map(_names_of, alike)),
+        touched=dict(touched),
+        reading=dataset.reading,
         notices=dataset.notices,
         seconds=time.monotonic() - started,
         findings=(),
@@ -309,6 +329,7 @@ def _all_findings(
         )
         yield Finding("warning", "file names", f"{title}; some systems keep one file of them", twice)
     yield from dataset.findings
+    yield from describe_touched(found.touched, found.reading)
     told = {*found.mismatches, *(each.title for each in dataset.findings), *rare_classes(domains, dataset.classes)}
     for notice in dataset.notices:
         if notice not in told:
@@ -377,7 +398,7 @@ def check_once(
         DataError: Some can't be decoded, or one's own are there under several labels; names the first and how to see
             all.
     """
-    fingerprints = list(fingerprints)
+    fingerprints = [*fingerprints, *filter(None, [dataset.reading.tag])]  # another reading may refuse other images
     if _stamp(fingerprints).exists():
         return
     found = verify(dataset, progress, cache, near=False)
@@ -449,9 +470,13 @@ def stamps() -> Path:
     return user_cache("sound")
 
 
-def _looks(pool: ThreadPoolExecutor, domain: Domain, cache: Cache | None, near: bool) -> Iterator[tuple[int, Look]]:
+def _looks(
+    pool: ThreadPoolExecutor, domain: Domain, cache: Cache | None, near: bool, reading: Reading
+) -> Iterator[tuple[int, Look]]:
     def look(i: int) -> Look:
-        return _look_at_file(domain, i, cache, near) if isinstance(domain, Images) else _look_at_item(domain, i, near)
+        if isinstance(domain, Images):
+            return _look_at_file(domain, i, cache, near)
+        return _look_at_item(domain, i, near, reading)
 
     for start in range(0, len(domain), TOGETHER):
         at = range(start, min(start + TOGETHER, len(domain)))
@@ -460,22 +485,43 @@ def _looks(pool: ThreadPoolExecutor, domain: Domain, cache: Cache | None, near: 
 
 def _look_at_file(images: Images, i: int, cache: Cache | None, near: bool) -> Look:
     """From the file itself, never from a cache: a cached image says nothing about its file."""
+    touched: set[str] = set()
     try:
         content = contents(images.files[i])
-        image = decode_bytes(content, images.files[i])
-        if cache is not None and not cache.contains(sha := hashlib.sha256(content).hexdigest()):
-            cache.write(sha, image)
+        image = decode_bytes(content, images.files[i], images.reading, touched)
+        if cache is not None:
+            sha = hashlib.sha256(content).hexdigest()
+            if not cache.contains(sha, images.reading):
+                cache.write(sha, image, images.reading)
     except BadImage as error:
         return Look(images.labels[i], None, error.reason)
-    return Look(images.labels[i], hash_pixels(image), None, grey_copy(image) if near else None)
+    return Look(images.labels[i], hash_pixels(image), None, grey_copy(image) if near else None, frozenset(touched))
 
 
-def _look_at_item(domain: Domain, i: int, near: bool) -> Look:
+def _look_at_item(domain: Domain, i: int, near: bool, reading: Reading) -> Look:
     try:
         image, label = domain[i]
-        return Look(int(label), hash_pixels(image), None, grey_copy(image) if near else None)
+        picture = picture_from(image, reading)
+        return Look(int(label), hash_pixels(picture), None, grey_copy(picture) if near else None)
     except Exception as error:  # the user's own code, which may raise anything
         return Look(None, None, f"{type(error).__name__}: {error}")
+
+
+TOUCHED = {  # name → what is counted, what is done to it, and what is done where the reading leaves it alone
+    "turned": ("stored sideways (EXIF)", "turned upright", "left as it is stored, as DomainBed does"),
+    "transparent": ("transparent", "shown on {alpha}", "shown without its transparency, as DomainBed does"),
+    "windowed": ("of more than 8 bits", "brought to 8 bits by the window {window}", ""),
+    "frames": ("of several frames or pages", "read as its first one", ""),
+}
+
+
+def describe_touched(touched: Mapping[str, int], reading: Reading) -> Iterator[Finding]:
+    """How many images are not simply as they are stored, and what is made of them."""
+    does = {"turned": reading.exif, "transparent": reading.alpha != "drop"}
+    for name, (what, done, left) in TOUCHED.items():
+        if touched.get(name):
+            says = done.format(alpha=reading.alpha, window=reading.window) if does.get(name, True) else left
+            yield Finding("note", name, f"{plural(touched[name], 'image')} {what}: {says}")
 
 
 def _wrong_label(look: Look, classes: int) -> str | None:

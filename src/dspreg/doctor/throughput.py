@@ -177,7 +177,7 @@ def make_jpeg() -> bytes:
 def read(picture: bytes, image_size: int, augment: bool) -> None:
     half = (0.5, 0.5, 0.5)
     with Image.open(io.BytesIO(picture)) as image:
-        Transform(image_size, half, half, augment).pixels(image.convert("RGB"))
+        Transform(image_size, half, half, "domainbed" if augment else "none").pixels(image.convert("RGB"))
 
 
 def seconds_of(work: Callable[[], object], budget: float, device: str) -> float:

@@ -39,7 +39,7 @@ def format_records(
         arguments: Those of a sweep, in place of ours.
     """
     hparams = {
-        "data_augmentation": settings["augment"],
+        "data_augmentation": settings["augment"] is not False,  # or the name of another one than DomainBed's
         "resnet_dropout": settings["dropout"],
         "freeze_bn": settings["frozen_bn"],
         **{name: settings[name] for name in ("lr", "weight_decay", "batch_size")},

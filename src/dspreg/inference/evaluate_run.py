@@ -19,13 +19,13 @@ from dspreg.data.base import labels_of
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.loader import DomainSplit, SequentialBatches, reader_processes
 from dspreg.data.registry import open_dataset
-from dspreg.data.transforms import Transform
+from dspreg.data.transforms import Transform, Unchanged
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, DspregError, IntegrityError, Notice, resource_errors
 from dspreg.inference.adapt_bn import adapted, batch_norms
 from dspreg.inference.answers import Answers, answers_of
 from dspreg.inference.intervals import Interval, interval_of, interval_of_share, resampled_figures
-from dspreg.inference.load import load, step_of
+from dspreg.inference.load import load, require_classes, step_of
 from dspreg.inference.metrics import Scores
 from dspreg.inference.operating_points import Demand, OperatingPoint, operating_points, require_positive
 from dspreg.inference.seen_images import SeenImages, source_of, split_source
@@ -187,12 +187,14 @@ def evaluate_run(
     """
     folder, device, demands = RunFolder(run), resolve_device(device), [Demand.parse(each) for each in at]
     model, transform = load(run, which, device, trust=trust)
+    require_classes(model, run, "evaluate")
     if demands:
         require_positive(model.classes, positive)
     trained, result = RunDescription.from_json(folder.description()), folder.result() or {}
     if adapt != "none":
         batch_norms(model)  # said before any image is read
     data = data_of(trained, dataset, root, name, trust)
+    data.read_as(transform.reading)
     for each in domains:
         data.check_domain(each)
     chosen = [each for each in data.domains if each in domains or not domains]
@@ -265,7 +267,7 @@ def _warn_of_seen(data: str, domain: str, role: str, seen: int | None, number: i
         warnings.warn(f"{data}: {text}", Notice, stacklevel=3)
 
 
-def _parts(data: DomainDataset, name: str, trained: RunDescription, transform: Transform) -> list[Part]:
+def _parts(data: DomainDataset, name: str, trained: RunDescription, transform: Transform | Unchanged) -> list[Part]:
     """What to score of a domain: all of it, or what training held out, and what its table sets apart for testing."""
     images = data.domain(name)
     prints = fingerprint(images)

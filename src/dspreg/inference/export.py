@@ -13,8 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from dspreg import __version__
+from dspreg.config.reading import READ
+from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError, IntegrityError
 from dspreg.inference.export_formats import EQUAL, ModelFile, difference, random_images, require_onnx, serialize_model
+from dspreg.inference.load import require_images
 from dspreg.io.atomic_files import make_folder, os_errors_as_cant_write, require_folder, write, write_output
 from dspreg.runs.calibration_file import temperature_of
 from dspreg.runs.folder import RunFolder
@@ -45,15 +48,15 @@ class ExportedFile:
 
 
 class NormalizedModel(nn.Module):
-    """RGB images (B, 3, H, W) of values 0 … 1 to logits: the model with its normalisation before it."""
+    """Images (B, channels, H, W) of values 0 … 1 to logits: the model with its normalisation before it."""
 
     def __init__(self, model: nn.Module, mean: tuple[float, ...], std: tuple[float, ...]):
         super().__init__()
         self.model = model
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
-        self.register_buffer("std", torch.tensor(std).view(3, 1, 1))
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.model((x - self.mean) / self.std))
@@ -99,17 +102,18 @@ def export(
         require_folder(path.parent)  # a run may come from a stranger
     if path.suffix != ENDINGS[format]:
         raise ConfigError(f"--out {str(path)!r}; a {format} file ends in {ENDINGS[format]}")
-    model, transform = load_model_file(source, trust=trust)
+    model, loaded = load_model_file(source, trust=trust)
+    transform = require_images(model, loaded, run, "export")
     merge_adapters(model)
     calibrated = model.temperature = temperature_of(run, source.relative_to(run).as_posix())
     if format == "safetensors":
         model = with_temperature_inside(model)
     how, _ = read_model_file(source)
     module: nn.Module = NormalizedModel(model, transform.mean, transform.std).eval() if normalise else model
-    about_run = _description(RunFolder(run), how, which, normalise) | {"temperature": calibrated}
+    about_run = _description(RunFolder(run), how, transform, which, normalise) | {"temperature": calibrated}
     with torch.no_grad():
         made = serialize_model(module, model, how, about_run, format)
-        largest = _compare_logits(made, module, path, how["image_size"], TOLERANCE[format])
+        largest = _compare_logits(made, module, path, (transform.channels, transform.size), TOLERANCE[format])
     if out:
         write_output(path, made.data)
     else:
@@ -139,7 +143,7 @@ def with_temperature_inside(model: Model) -> Model:
     return model
 
 
-def _compare_logits(made: ModelFile, module: nn.Module, path: Path, image_size: int, tolerance: float) -> float:
+def _compare_logits(made: ModelFile, module: nn.Module, path: Path, shape: tuple[int, int], tolerance: float) -> float:
     """Write the file under another name, and compare. Returns the largest difference."""
     make_folder(path.parent)
     with (
@@ -148,7 +152,7 @@ def _compare_logits(made: ModelFile, module: nn.Module, path: Path, image_size: 
     ):
         unfinished = Path(folder) / path.name
         write(unfinished, made.data)
-        found = _compared(made, unfinished, module, image_size)
+        found = _compared(made, unfinished, module, shape)
         if not all(each <= tolerance for each in found):  # not the largest alone: what is not a number has none
             raise IntegrityError(
                 f"the exported model does not give the logits of the run: for batches of "
@@ -158,11 +162,11 @@ def _compare_logits(made: ModelFile, module: nn.Module, path: Path, image_size: 
     return max(found)
 
 
-def _compared(made: ModelFile, path: Path, module: nn.Module, image_size: int) -> list[float]:
+def _compared(made: ModelFile, path: Path, module: nn.Module, shape: tuple[int, int]) -> list[float]:
     """The difference for every size of batch."""
     try:
         read = made.read(path)
-        return [difference(read, module, random_images(n, image_size)) for n in SIZES]
+        return [difference(read, module, random_images(n, *shape)) for n in SIZES]
     except OSError:
         raise
     except Exception as error:  # readers of other people raise errors of their own
@@ -170,16 +174,25 @@ def _compared(made: ModelFile, path: Path, module: nn.Module, image_size: int) -
         raise IntegrityError(f"the exported model can't be read back and run: {said}. Nothing was kept") from error
 
 
-def _description(folder: RunFolder, how: dict[str, Any], which: str, normalise: bool) -> dict[str, Any]:
+def _description(
+    folder: RunFolder, how: dict[str, Any], transform: Transform, which: str, normalise: bool
+) -> dict[str, Any]:
     """What a user of the file must know."""
-    size = how["image_size"]
+    size, reading = transform.size, transform.reading
+    channels = {1: "grey", 3: "RGB"}.get(reading.channels, f"{reading.channels} channels")
+    square = {"squash": "resized to", "crop": "the middle square resized to", "pad": "padded with black, resized to"}
+    before = ", turned as EXIF says" * reading.exif
+    before += f", transparent ones on {reading.alpha}" * (reading.alpha != "drop" and reading.channels in (1, 3))
+    before += f", shrunk by whole factors to {reading.shrink} pixels or more" * bool(reading.shrink)
     values = "values 0 … 1" if normalise else "values 0 … 1, then (x − mean) / std per channel"
     return {
         "format": FORMAT,
         "dspreg": __version__,
         "run": folder.description()["id"],
         "which": which,
-        "input": f"images (B, 3, {size}, {size}), float32: RGB, resized to {size} × {size} (bilinear), {values}",
+        "input": f"images (B, {reading.channels}, {size}, {size}), float32: {channels}{before}, "
+        f"{square[transform.resize]} {size} × {size} (bilinear), {values}",
         "output": "logits (B, C), one column per class; softmax makes them probabilities",
         **{key: how[key] for key in ("model", "algorithm", "step", "classes", "image_size", "mean", "std")},
+        **{key: how[key] for key in READ if key in how},
     }

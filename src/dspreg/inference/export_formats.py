@@ -41,7 +41,7 @@ def serialize_model(
 ) -> ModelFile:
     if format == "safetensors":
         return _weights(model, how, about_run)
-    images = random_images(2, how["image_size"])
+    images = random_images(2, how.get("channels", 3), how["image_size"])
     shapes = ({0: torch.export.Dim("batch", min=1)},)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about what torch will change one day
@@ -55,7 +55,7 @@ def serialize_model(
 
 
 def _weights(model: Model, how: dict[str, Any], about_run: dict[str, Any]) -> ModelFile:
-    net, images = model.algorithm.net, random_images(3, how["image_size"])
+    net, images = model.algorithm.net, random_images(3, how.get("channels", 3), how["image_size"])
     try:
         alone = difference(net, model, images) <= EQUAL
     except RuntimeError:  # it takes other inputs than images
@@ -65,7 +65,7 @@ def _weights(model: Model, how: dict[str, Any], about_run: dict[str, Any]) -> Mo
             f"{how['algorithm']} predicts by more than its network, so that the weights alone are not the model; use "
             f"--format torch.export or onnx"
         )
-    for layout in layouts(net, how["model"], how["image_size"]):
+    for layout in layouts(net, how["model"], how["image_size"], how.get("channels", 3)):
         if difference(_loaded(layout, layout.tensors), model, images) <= EQUAL:
             about = json.dumps(about_run | {"load": layout.code}, ensure_ascii=False, sort_keys=True)
             # one entry, because safetensors writes several in an order that changes from process to process
@@ -119,8 +119,8 @@ def difference(a: Function, b: Function, images: Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-30))
 
 
-def random_images(n: int, size: int) -> Tensor:
-    return torch.rand(n, 3, size, size, generator=generator("export", n))
+def random_images(n: int, channels: int, size: int) -> Tensor:
+    return torch.rand(n, channels, size, size, generator=generator("export", n))
 
 
 def require_onnx() -> None:

@@ -24,7 +24,7 @@ from dspreg.data.transforms import Transform
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, resource_errors
 from dspreg.inference.evaluate_run import columns, data_of
-from dspreg.inference.load import load, step_of
+from dspreg.inference.load import load, require_images, step_of
 from dspreg.inference.profile_run import (
     QUIET,
     SMALLER,
@@ -33,6 +33,7 @@ from dspreg.inference.profile_run import (
     choose_domains,
     describe_input,
     open_images,
+    require_colours,
 )
 from dspreg.inference.seen_images import source_of, split_source
 from dspreg.networks.full_network import make_full_network
@@ -107,13 +108,15 @@ def compare_held_out_network(
     if config.dataset is None:
         raise ConfigError("on which images? Add --dataset NAME, folder:PATH or index:FILE")
     data = open_images(config, config.dataset)
+    require_colours(data)
     sources = choose_sources(data, config.domains, data.domains, held_out)
     size = image_size or data.image_size
     whole = make_full_network(
         model, weights=weights, image_size=size, classes=data.num_classes or None, labels=config.of == "loss",
         key=config.seed,
     )  # fmt: skip
-    transform = Transform(size, tuple(config.mean or whole.mean), tuple(config.std or whole.std))
+    mean, std = tuple(config.mean or whole.mean), tuple(config.std or whole.std)
+    transform = Transform(size, mean, std, reading=data.reading)
     net = whole.net.to(config.device)
     check_before(net, config, whole.outputs)
     key: tuple[Key, ...] = (data.name, config.seed)
@@ -150,13 +153,15 @@ def compare_held_out_run(
     are of the split that it was not trained on, as those of the held-out domain are. `trust` as in `dspreg.evaluate`.
     """
     folder, config = RunFolder(run), replace(config, device=resolve_device(config.device, float64=True))
-    model, transform = load(run, which, config.device, trust=trust)
+    model, loaded = load(run, which, config.device, trust=trust)
+    transform = require_images(model, loaded, run, "measure --held-out")
     check_before(model.algorithm.net, config, len(model.classes))
     trained, step = RunDescription.from_json(folder.description()), step_of(folder.result() or {}, which)
     if config.dataset is None:
         data = data_of(trained, None, config.root, config.name, trust)
     else:
         data = open_images(config, config.dataset)
+    data.read_as(transform.reading)
     own = [name for name in data.domains if name in trained.sources] if config.dataset is None else list(data.domains)
     data.check_domain(held_out)
     if data.classes and source_of(trained, data.domain(held_out)) is not None:

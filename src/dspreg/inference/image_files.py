@@ -16,8 +16,8 @@ from dspreg.io.text import join_few, plural
 COLUMNS = ("path", "image", "file")  # of a CSV file, whichever it has first
 
 
-def image_files(given: Sequence[str | Path]) -> list[Path]:
-    """Files as they are, the images below folders, those that a pattern matches, and those that a CSV file lists.
+def image_files(given: Sequence[str | Path], kinds: tuple[str, ...] = READ) -> list[Path]:
+    """Files as they are, the images of some kinds below folders, those that a pattern matches or a CSV file lists.
 
     Raises:
         DataError: A path does not exist, or there is no image at all.
@@ -26,17 +26,17 @@ def image_files(given: Sequence[str | Path]) -> list[Path]:
     files: list[Path] = []
     for each in _expanded(given):
         if each.is_dir():
-            found = images_below(each)
+            found = images_below(each, kinds)
             if found.unread:
-                kinds = ", ".join(sorted({p.suffix.lower() for p in found.unread}))
+                others = ", ".join(sorted({p.suffix.lower() for p in found.unread}))
                 warnings.warn(
-                    f"{plural(len(found.unread), 'image')} below {str(each)!r} of a kind that is not read ({kinds}); "
+                    f"{plural(len(found.unread), 'image')} below {str(each)!r} of a kind that is not read ({others}); "
                     f"convert to PNG to have them predicted",
                     Notice,
                     stacklevel=2,
                 )
             if not found.images:
-                raise DataError(f"no image is below the folder {str(each)!r}; looked for {', '.join(READ)}")
+                raise DataError(f"no image is below the folder {str(each)!r}; looked for {', '.join(kinds)}")
             files += found.images
         elif os.path.lexists(each):  # also a link that leads nowhere: that is a bad image, and said with its reason
             files.append(each)

@@ -127,29 +127,37 @@ def by_metadata(domains: Sequence[DomainScores]) -> Iterator[tuple[str, str, str
                 yield each.domain, column, str(value), len(part), share, ends
 
 
-def save(found: RunEvaluation, out: Path, *, follow: bool = True) -> None:
+def save(found: RunEvaluation, out: Path, *, follow: bool = True) -> list[str]:
     """Write scores.json, per_class.csv, confusion.csv, predictions.csv and the pictures.
 
     Args:
         found: What to write.
         out: The folder.
         follow: Write to what links in the folder point to; not where the folder may come from a stranger.
+
+    Returns:
+        Names of the files.
     """
     from dspreg.inference.confusion import png
     from dspreg.inference.curve_pictures import reliability_picture, roc_picture
 
+    whole = all(each.answers is not None for each in found.domains)
+    further = any(each.answers is not None and each.answers.metadata for each in found.domains)
+    makers: dict[str, Callable[[], bytes]] = {
+        **({"predictions.csv": lambda: _csv(_predictions(found))} if whole else {}),
+        "per_class.csv": lambda: _csv(_per_class(found)),
+        "confusion.csv": lambda: _csv(_confusion(found)),
+        **({"by_metadata.csv": lambda: _csv(_by_metadata(found))} if further else {}),
+        "confusion.png": lambda: png(found),
+        **({"roc.png": lambda: roc_picture(found)} if whole else {}),
+        **({"reliability.png": lambda: reliability_picture(found)} if whole else {}),
+        "scores.json": lambda: format_json(as_json(found)),  # last: where it is, the others are
+    }
     put = write_output if follow else write
     make_folder(out)
-    put(out / "per_class.csv", _csv(_per_class(found)))
-    put(out / "confusion.csv", _csv(_confusion(found)))
-    put(out / "confusion.png", png(found))
-    if all(each.answers is not None for each in found.domains):
-        put(out / "predictions.csv", _csv(_predictions(found)))
-        put(out / "roc.png", roc_picture(found))
-        put(out / "reliability.png", reliability_picture(found))
-    if any(each.answers is not None and each.answers.metadata for each in found.domains):
-        put(out / "by_metadata.csv", _csv(_by_metadata(found)))
-    put(out / "scores.json", format_json(as_json(found)))  # last: where it is, the others are
+    for name, make in makers.items():
+        put(out / name, make())
+    return list(makers)
 
 
 def _per_class(found: RunEvaluation) -> Iterator[Sequence[Any]]:

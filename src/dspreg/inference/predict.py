@@ -12,12 +12,13 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
+from dspreg.data.bands import Picture
 from dspreg.data.decode import BadImage, decode_image
 from dspreg.data.transforms import Transform
 from dspreg.devices import resolve_device, send
 from dspreg.errors import DataError
 from dspreg.inference.image_files import image_files
-from dspreg.inference.load import load
+from dspreg.inference.load import load, require_images
 from dspreg.precision import full_precision
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.model import Model
@@ -80,8 +81,9 @@ def predict_images(
         One prediction per file. A file that is not a usable image has a `fault` instead of probabilities.
     """
     device = resolve_device(device)
-    model, transform = load(run, which, device, trust=trust)
-    files = image_files([images] if isinstance(images, str | Path) else images)
+    model, loaded = load(run, which, device, trust=trust)
+    transform = require_images(model, loaded, run, "predict")
+    files = image_files([images] if isinstance(images, str | Path) else images, transform.reading.kinds)
     how: dict[str, Any] = {"batch": batch, "device": device, "progress": progress, "unknown_below": unknown_below}
     return predict_files(model, transform, files, **how)
 
@@ -157,7 +159,9 @@ def predict_batch(
             for i, each in enumerate(items[start : start + batch], start):
                 try:
                     shown[i] = (
-                        each if isinstance(each, Tensor) else transform.normalise(transform.pixels(_opened(each)))
+                        each
+                        if isinstance(each, Tensor)
+                        else transform.normalise(transform.pixels(_opened(each, transform)))
                     )
                 except BadImage as bad:
                     reasons[i] = f"unreadable: {bad.reason}"
@@ -171,19 +175,19 @@ def predict_batch(
     return PredictedBatch(tuple(labels), rows, tuple(flags), model.classes)
 
 
-def _opened(image: Any) -> Image:
+def _opened(image: Any, transform: Transform) -> Picture:
     if isinstance(image, str | Path):
-        return decode_image(Path(image))
+        return decode_image(Path(image), transform.reading)
     if not isinstance(image, Image):
         raise DataError(f"a {type(image).__name__}; wanted a PIL image, a path, or transformed images (B, 3, H, W)")
-    return image.convert("RGB")
+    return image
 
 
 def _batch(model: Model, transform: Transform, files: Sequence[Path], device: str) -> list[Prediction]:
     pixels, faults = {}, {}
     for path in files:
         try:
-            pixels[path] = transform.pixels(decode_image(path))
+            pixels[path] = transform.pixels(decode_image(path, transform.reading))
         except BadImage as bad:
             faults[path] = bad.reason
     probabilities: dict[Path, tuple[float, ...]] = {}

@@ -18,17 +18,19 @@ from dspreg.algorithms.weight_average import WeightAverage
 from dspreg.batches import Batch
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.config.measure_config import MeasureConfig
+from dspreg.config.reading import Reading
 from dspreg.data import DomainDataset
 from dspreg.data.loader import DomainSplit, MeasureSampler, reader_processes
 from dspreg.data.registry import open_dataset
 from dspreg.data.sampling import draw_batches
-from dspreg.data.transforms import Transform
+from dspreg.data.transforms import Transform, Unchanged
 from dspreg.data.unlabelled import Unlabelled, without_classes
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, Notice, resource_errors
 from dspreg.inference.evaluate_run import columns, data_of
 from dspreg.inference.load import load, step_of
 from dspreg.inference.seen_images import source_of, split_source
+from dspreg.kinds import CLASSES
 from dspreg.networks.full_network import make_full_network
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key
@@ -73,13 +75,15 @@ def profile_network(
     if config.variance != "one":
         raise ConfigError(f"--variance {config.variance} is of a run, and {model} is a network: give a run's folder")
     data = open_images(config, config.dataset)
+    require_colours(data)
     chosen = choose_domains(data, config.domains, data.domains)
     size = image_size or data.image_size
     whole = make_full_network(
         model, weights=weights, image_size=size, classes=data.num_classes or None, labels=config.of == "loss",
         key=config.seed,
     )  # fmt: skip
-    transform = Transform(size, tuple(config.mean or whole.mean), tuple(config.std or whole.std))
+    mean, std = tuple(config.mean or whole.mean), tuple(config.std or whole.std)
+    transform = Transform(size, mean, std, reading=data.reading)
     parts = [DomainSplit(name, images := data.domain(name), range(len(images)), transform) for name in chosen]
     net = whole.net.to(config.device)
     check_before(net, config, whole.outputs)
@@ -120,6 +124,7 @@ def profile_run(
         data = data_of(trained, None, config.root, config.name, trust)
     else:
         data = open_images(config, config.dataset)
+    data.read_as(transform.reading)
     own = [name for name in data.domains if name in trained.sources] if config.dataset is None else list(data.domains)
     chosen = choose_domains(data, config.domains, own)
     parts, kinds = [], {}
@@ -127,13 +132,17 @@ def profile_run(
         images = data.domain(name)
         source = source_of(trained, images) if data.classes else None
         positions = range(len(images)) if source is None else split_source(trained, images, source)[0]
-        parts.append(DomainSplit(name, images, positions, transform))
+        parts.append(DomainSplit(name, images, positions, transform, kind=data.kind, num_classes=data.num_classes))
         kinds[name] = "all" if source is None else "in"
     s = trained.config
     key: tuple[Key, ...] = randomness_key(s.dataset, s)  # as in training
     if config.seed or config.dataset is not None:
         key = (*key, "measure", data.name, config.seed)
-    matched = data.classes and config.of == "loss"  # others need no labels, and the classes may be other ones
+    if data.classes and data.kind != model.kind:
+        raise ConfigError(f"{run} is of the kind {model.kind!r}, and {data.name} of the kind {data.kind!r}")
+    matched = (
+        data.classes and config.of == "loss" and data.kind == CLASSES
+    )  # others need no labels, and the classes may be other ones
     to_model = columns(data, parts, model.classes).to(config.device) if matched else None
     with (
         resource_errors(SMALLER),
@@ -142,7 +151,10 @@ def profile_run(
         progress_bar(progress.bar) as walk,
     ):
         domains = {
-            name: (Samples(b.x, None if to_model is None else to_model[b.y]) for b in each)
+            name: (
+                Samples(b.x, to_model[b.y] if to_model is not None else b.y if model.kind != CLASSES else None)
+                for b in each
+            )
             for name, each in batches.items()
         }
         profile = build_profile(meter, f, domains, variance=variance, eps=config.eps, null=config.null, walk=walk)
@@ -186,6 +198,15 @@ def open_images(config: MeasureConfig, dataset: str) -> DomainDataset:
             "--of output or --of fisher, which need none, or arrange the images as ROOT/domain/class/image.jpg"
         )
     return Unlabelled(ref.target, config.name)
+
+
+def require_colours(data: DomainDataset) -> None:
+    """Refuse images of other channels for a network by name, which is one for RGB."""
+    if data.channels != 3:
+        raise ConfigError(
+            f"images of {data.name} have {data.channels} channels, and networks by name are measured on RGB. Train "
+            "one, and give the run's folder"
+        )
 
 
 def choose_domains(data: DomainDataset, asked: Sequence[str], otherwise: Iterable[str]) -> list[str]:
@@ -253,8 +274,13 @@ def _pairs(batches: Iterable[Batch], *, labels: bool) -> Iterator[Any]:
     return ((batch.x, batch.y) if labels else batch.x for batch in batches)
 
 
-def describe_input(transform: Transform) -> dict[str, Any]:
-    return {"image_size": transform.size, "mean": list(transform.mean), "std": list(transform.std)}
+def describe_input(transform: Transform | Unchanged) -> dict[str, Any]:
+    if isinstance(transform, Unchanged):
+        return {"inputs": list(transform.shape)}
+    seen = {"image_size": transform.size, "mean": list(transform.mean), "std": list(transform.std)}
+    how = {"resize": transform.resize, **asdict(transform.reading)}
+    always = {"resize": "squash", **asdict(Reading())}  # what was said of no profile before
+    return seen | {name: value for name, value in how.items() if value != always[name]}
 
 
 def _with(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from dspreg.data import DomainDataset
 from dspreg.data.fingerprint import fingerprint
 from dspreg.data.loader import XY, DomainSplit, reader_processes
 from dspreg.data.readers import iterate_batches
-from dspreg.data.transforms import Transform
 from dspreg.devices import send
 from dspreg.errors import DataError
 from dspreg.inference.adapt_bn import Shuffled
@@ -27,6 +26,7 @@ from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.evaluate import tallies
 from dspreg.training.experiment import digests, evaluated_parts, randomness_key, split_domain
 from dspreg.training.model import build_stack, load_tensors, tensors_of
+from dspreg.training.stored_model import transform_of
 
 MOST_BATCHES = 500  # of images that running statistics of batch norm are taken from
 
@@ -56,8 +56,8 @@ class Candidates:
         self.trained, self.execution, self.on_image = trained, execution, on_image
         self.config = trained.config
         self.stack = build_stack(how, execution.device)
-        last = execution.layout == CHANNELS_LAST
-        self._transforms = [Transform(how["image_size"], how["mean"], how["std"], aug, last) for aug in (False, True)]
+        self._plain = replace(transform_of(how), channels_last=execution.layout == CHANNELS_LAST)
+        data.read_as(self._plain.reading)
         self.images = {name: data.domain(name) for name in data.domains}
         self._require_same_images(data)
         self.splits = {name: self._split(name) for name in trained.domains}
@@ -152,7 +152,8 @@ class Candidates:
 
     def _part(self, name: str, which: str, *, augment: bool) -> DomainSplit:
         positions = self.splits[name][("in", "out").index(which)]
-        return DomainSplit(name, self.images[name], positions, self._transforms[augment])
+        shown = replace(self._plain, augment=self.config.validation_augment) if augment else self._plain
+        return DomainSplit(name, self.images[name], positions, shown)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from dspreg.config.train_config import Execution
+from dspreg.data.augmentation import require_augmentation
 from dspreg.errors import ConfigError, resource_errors
 from dspreg.inference.evaluate_run import data_of
 from dspreg.inference.soup_candidates import Candidates
@@ -64,6 +65,7 @@ def write_soup(
     execution = resolve_execution(replace(plan.execution, keep="best"), "ERM")
     data = data_of(first.trained, plan.dataset, plan.root, plan.name, plan.trust)
     refuse_inside(folder.path, data)
+    require_augmentation(first.trained.config.validation_augment, plan.trust)
     if any(folder.path.resolve() == each.path.resolve() for each in plan.members):
         raise ConfigError(f"--out {out} is one of the runs; give a new folder")
     step = first.trained.config.steps - records

@@ -13,11 +13,13 @@ from torch import Tensor
 from dspreg.algorithms import Task, parse
 from dspreg.algorithms.base import ERM
 from dspreg.algorithms.compatibility import overrides
+from dspreg.config.reading import READ
 from dspreg.config.train_config import NOTHING, complete_record
 from dspreg.config.trained_part import named_by_contents
 from dspreg.errors import ConfigError, IntegrityError, Notice
-from dspreg.inference.load import step_of
+from dspreg.inference.load import require_images, step_of
 from dspreg.io.atomic_files import sha256_of_file
+from dspreg.networks.own import is_own_network
 from dspreg.networks.pretrained import make_backbone
 from dspreg.networks.text_head import TextHead, read_text_head
 from dspreg.protocol.description import RunDescription
@@ -69,7 +71,10 @@ def read_member(run: str | Path, which: str = "selected", trust: Sequence[str] =
     """A model of a finished run, verified; `trust` as in `load`."""
     file = model_file(run, which)
     folder = RunFolder(run)
-    model, _ = load_model_file(file, "cpu", trust)
+    model, loaded = load_model_file(file, "cpu", trust)
+    require_images(model, loaded, run, "an average of runs")
+    if is_own_network(RunDescription.from_json(folder.description()).config.model):
+        raise ConfigError(f"{run} is of a network of your own; averages of runs are of timm's and dspreg's")
     how, _ = read_model_file(file)
     if adapters := how.get("train"):
         raise ConfigError(
@@ -148,6 +153,9 @@ def _differences(first: Member, other: Member) -> Iterator[tuple[str, Any, Any]]
     for name in ("mean", "std"):
         if list(first.how[name]) != list(other.how[name]):
             yield f"the {name} of their images", first.how[name], other.how[name]
+    for name in READ:
+        if (a := getattr(ours.config, name)) != (b := getattr(theirs.config, name)):
+            yield name, a, b
 
 
 def _brief(value: Any) -> str:
@@ -247,6 +255,8 @@ def tensors_at_start(member: Member, weights: str | None = None, trust: Sequence
         image_size=member.how["image_size"],
         dropout=member.how["dropout"],
         frozen_bn=member.how["frozen_bn"],
+        channels=config.channels,
+        trust=(),
         features=config.features,
     )
     if backbone.weights.sha256 != trained.weights.get("sha256"):

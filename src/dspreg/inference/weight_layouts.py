@@ -33,13 +33,14 @@ class Layout:
     code: str
 
 
-def layouts(net: Network, name: str, image_size: int) -> Iterator[Layout]:
+def layouts(net: Network, name: str, image_size: int, channels: int = 3) -> Iterator[Layout]:
     """Ways to name the tensors of `net`, the most convenient first.
 
     Args:
         net: A backbone and a linear classifier.
         name: Of the backbone.
         image_size: It was made for.
+        channels: Of its images.
     """
     features, head = net.featurizer, net.classifier
     if isinstance(features, TimmFeaturizer) and features.features != "default":
@@ -48,10 +49,10 @@ def layouts(net: Network, name: str, image_size: int) -> Iterator[Layout]:
             "--format torch.export or onnx"
         )
     if isinstance(features, SmallCNN) and isinstance(head, nn.Linear):
-        yield _sequential(features, head)
+        yield _sequential(features, head, channels)
     elif isinstance(features, TimmFeaturizer) and isinstance(head, nn.Linear):
-        yield from _whole(features.model, head, name, image_size)
-        yield _apart(features.model, head, name, image_size)
+        yield from _whole(features.model, head, name, image_size, channels)
+        yield _apart(features.model, head, name, image_size, channels)
     else:
         kinds = f"{type(features).__name__} and {type(head).__name__}"
         raise ConfigError(
@@ -59,12 +60,12 @@ def layouts(net: Network, name: str, image_size: int) -> Iterator[Layout]:
         )
 
 
-def _sequential(features: SmallCNN, head: nn.Linear) -> Layout:
+def _sequential(features: SmallCNN, head: nn.Linear, channels: int) -> Layout:
     """small-cnn: its layers and the classifier, one after the other."""
 
     def fresh() -> nn.Sequential:
         with untouched():
-            return nn.Sequential(*SmallCNN().layers, nn.Linear(head.in_features, head.out_features))
+            return nn.Sequential(*SmallCNN(channels).layers, nn.Linear(head.in_features, head.out_features))
 
     # torch prints modules as they are called; `bias` is said by new versions and not known to old ones
     lines = "".join(f"    nn.{module!r},\n".replace(", bias=True", "") for module in fresh())
@@ -72,15 +73,15 @@ def _sequential(features: SmallCNN, head: nn.Linear) -> Layout:
     return Layout(_tensors(nn.Sequential(*features.layers, head)), fresh, code + LOAD)
 
 
-def _whole(backbone: nn.Module, head: nn.Linear, name: str, image_size: int) -> Iterator[Layout]:
+def _whole(backbone: nn.Module, head: nn.Linear, name: str, image_size: int, channels: int) -> Iterator[Layout]:
     """A network of timm with its own head, where that is one linear layer and nothing else."""
 
     def fresh() -> nn.Module:
         with untouched():
-            return create_with_head(name, image_size, head.out_features)[0]
+            return create_with_head(name, image_size, head.out_features, channels)[0]
 
     with untouched():
-        model, call = create_with_head(name, image_size, head.out_features)
+        model, call = create_with_head(name, image_size, head.out_features, channels)
     theirs, ours = model.state_dict(), _tensors(backbone)
     missing = sorted(theirs.keys() - ours.keys())
     place = missing[0].rpartition(".")[0] if missing else ""
@@ -92,17 +93,17 @@ def _whole(backbone: nn.Module, head: nn.Linear, name: str, image_size: int) -> 
     yield Layout(tensors, fresh, f"import timm\n{READ}\nmodel = {call}\n" + LOAD)
 
 
-def _apart(backbone: nn.Module, head: nn.Linear, name: str, image_size: int) -> Layout:
+def _apart(backbone: nn.Module, head: nn.Linear, name: str, image_size: int, channels: int) -> Layout:
     """A network of timm without its head, and a linear layer behind it: `0.…` and `1.…`."""
 
     def fresh() -> nn.Module:
         with untouched():
             return nn.Sequential(
-                create_with_head(name, image_size, 0)[0], nn.Linear(head.in_features, head.out_features)
+                create_with_head(name, image_size, 0, channels)[0], nn.Linear(head.in_features, head.out_features)
             )
 
     with untouched():
-        _, call = create_with_head(name, image_size, 0)
+        _, call = create_with_head(name, image_size, 0, channels)
     linear = f"nn.Linear({head.in_features}, {head.out_features})"
     code = f"import timm\nfrom torch import nn\n{READ}\nmodel = nn.Sequential({call}, {linear})\n"
     return Layout(_tensors(nn.Sequential(backbone, head)), fresh, code + LOAD)

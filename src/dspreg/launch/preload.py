@@ -1,8 +1,6 @@
 """What every process of a pool needs, loaded once in the process that they are forked from."""
 
-import dspreg.launch.pool_worker
+import dspreg.launch.pool_worker  # noqa: F401
 from dspreg.networks.lean_imports import import_timm
-
-__all__ = ["dspreg"]
 
 import_timm()

@@ -115,7 +115,9 @@ def by_network(runs: Sequence[Run]) -> list[list[Run]]:
     """The runs with the same network, at the same size."""
     found: dict[tuple[object, ...], list[Run]] = {}
     for run in runs:
-        found.setdefault(tuple(run.options.get(name) for name in ("model", "image_size", "augment")), []).append(run)
+        found.setdefault(
+            tuple(run.options.get(name) for name in ("model", "image_size", "augment", "channels")), []
+        ).append(run)
     return list(found.values())
 
 

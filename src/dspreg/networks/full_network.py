@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
-from dspreg.errors import ConfigError, DspregError
-from dspreg.io.importing import import_object, is_import_path
+from dspreg.errors import ConfigError
+from dspreg.io.importing import import_object
 from dspreg.io.text import nearest
 from dspreg.networks import torchvision_models
+from dspreg.networks.backbones import SmallCNN
 from dspreg.networks.hub import download_weights
 from dspreg.networks.lean_imports import import_timm
 from dspreg.networks.network import Network
-from dspreg.networks.pretrained import NO_WEIGHTS, make_backbone
+from dspreg.networks.own import call_factory, is_own_network
+from dspreg.networks.pretrained import IMAGENET, NO_WEIGHTS, PerChannel, make_backbone
 from dspreg.networks.timm_models import (
     create_with_head,
     heads_of,
@@ -27,9 +28,6 @@ from dspreg.networks.timm_models import (
 )
 from dspreg.networks.weights import Weights, count_outputs, load_file
 from dspreg.randomness import Key, seeded
-
-PerChannel = tuple[float, float, float]
-IMAGENET: tuple[PerChannel, PerChannel] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def make_full_network(
             return _small_cnn(weights, image_size, classes)
         if name.startswith(torchvision_models.PREFIX):
             return _torchvision(name, weights, image_size, wanted, classes)
-        if is_import_path(name) and not _known_to_timm(name):
+        if is_own_network(name):
             return _from_factory(name, weights)
         return _timm(name, weights, image_size, wanted, classes)
 
@@ -140,13 +138,13 @@ def _small_cnn(weights: str, image_size: int, classes: int | None) -> FullNetwor
     if classes is None:
         raise ConfigError("small-cnn has no outputs of its own; give images in class folders, domain/class/image")
     backbone = make_backbone("small-cnn", weights=weights, image_size=image_size)
-    features = backbone.make()
+    features = cast(SmallCNN, backbone.make())
     net = Network(features, nn.Linear(features.width, classes))
     return FullNetwork("small-cnn", net, backbone.mean, backbone.std, backbone.weights, "new", classes)
 
 
 def _from_factory(name: str, weights: str) -> FullNetwork:
-    net = _call_factory(name, _import_factory(name))
+    net = call_factory(name, _import_factory(name))
     source = NO_WEIGHTS
     if weights not in ("default", "none"):
         path = Path(weights).expanduser()
@@ -162,24 +160,3 @@ def _import_factory(name: str) -> Any:
         near = nearest(name.partition(".")[0], import_timm().list_models(), 0.7)
         hint = f" Or did you mean timm's {near!r}?" if near and "no module" in str(error) else ""
         raise ConfigError(f"{error}{hint}") from error
-
-
-def _call_factory(name: str, factory: Callable[[], Any]) -> nn.Module:
-    if not callable(factory):
-        raise ConfigError(
-            f"{name!r} is a {type(factory).__name__}; wanted a function or class that returns an nn.Module"
-        )
-    try:
-        net = factory()
-    except DspregError:
-        raise
-    except Exception as error:
-        detail = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"{name}(), called without arguments, raised {type(error).__name__}: {detail}") from error
-    if not isinstance(net, nn.Module):
-        raise ConfigError(f"{name}() returned a {type(net).__name__}; wanted an nn.Module")
-    return net
-
-
-def _known_to_timm(name: str) -> bool:
-    return name.partition(".")[0] in import_timm().list_models()

@@ -50,16 +50,20 @@ def hub_location(name: str, config: Any) -> tuple[str, str]:
     return config.hf_hub_id, f"{architecture}.{config.tag}" if config.tag else architecture
 
 
-def create_with_head(name: str, image_size: int | None, num_classes: int | None) -> tuple[nn.Module, str]:
+def create_with_head(
+    name: str, image_size: int | None, num_classes: int | None, channels: int = 3
+) -> tuple[nn.Module, str]:
     """A new network with timm's own head, and the timm call that creates it.
 
     Args:
         name: As timm knows it.
         image_size: Height and width in pixels; None for the network's default.
         num_classes: Outputs of the head; 0 for no head, None for the network's default.
+        channels: Of the images.
     """
     timm = import_timm()
     classes: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
+    classes |= {} if channels == 3 else {"in_chans": channels}
     call = f"timm.create_model({name!r}" + "".join(f", {option}={value}" for option, value in classes.items())
     if image_size is not None:
         try:
@@ -74,15 +78,20 @@ def create_with_head(name: str, image_size: int | None, num_classes: int | None)
 
 
 def load_pretrained(
-    name: str, image_size: int, path: Path, num_classes: int | None = 0, *, new_head: bool = False
+    name: str, image_size: int, path: Path, num_classes: int | None = 0, *, new_head: bool = False, channels: int = 3
 ) -> tuple[nn.Module, str]:
     """The network with the weights of a file, and the file's SHA-256.
+
+    Weights of a network for RGB are made fit for other `channels`.
 
     `num_classes` as in `create_with_head`, `new_head` as in `load_file`.
 
     A transformer's weights are for one image size: `image_size`, or the network's default size, in which case timm
     resamples the position embedding.
     """
+    if channels != 3:
+        model, sha256 = load_pretrained(name, image_size, path, num_classes, new_head=new_head)
+        return with_channels(model, name, image_size, num_classes, channels), sha256
     with untouched():
         model = create_with_head(name, image_size, num_classes)[0]
         try:
@@ -101,6 +110,23 @@ def load_pretrained(
         except UNFIT as error:
             raise _size_error(name, image_size, error) from error
         return model, sha256
+
+
+def with_channels(
+    model: nn.Module, name: str, image_size: int | None, num_classes: int | None, channels: int
+) -> nn.Module:
+    """The same network for images of other channels than RGB, its first convolution made fit as timm does."""
+    from timm.models import adapt_input_conv
+
+    first = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv") or ()
+    places = [f"{place}.weight" for place in ((first,) if isinstance(first, str) else first)]
+    state = model.state_dict()
+    if not places or any(place not in state for place in places):
+        raise ConfigError(f"timm does not say how {name} reads images that are not RGB; use --weights none")
+    with untouched():
+        made = create_with_head(name, image_size, num_classes, channels)[0]
+    made.load_state_dict({**state, **{place: adapt_input_conv(channels, state[place]) for place in places}})
+    return made
 
 
 def _load(model: nn.Module, name: str, path: Path, new_head: bool) -> str:
@@ -122,7 +148,7 @@ def _heads(model: nn.Module, state: dict[str, Tensor]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*heads, *removed)))
 
 
-def width_of(model: nn.Module, name: str, image_size: int) -> int:
+def width_of(model: nn.Module, name: str, image_size: int, channels: int = 3) -> int:
     """The number of features, by a forward pass: for some networks `num_features` is a different number.
 
     Within `shapes_alone`, of a network made there, the pass takes no memory.
@@ -130,7 +156,7 @@ def width_of(model: nn.Module, name: str, image_size: int) -> int:
     model.eval()
     try:
         with torch.no_grad():
-            features = model(torch.zeros(2, 3, image_size, image_size))
+            features = model(torch.zeros(2, channels, image_size, image_size))
     except UNFIT as error:
         raise _size_error(name, image_size, error) from error
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:

@@ -39,9 +39,9 @@ DTYPES = {
 class Weights:
     """Origin of the weights at the start of training. Written to every record."""
 
-    source: str  # "none" | "file" | "hub"
+    source: str  # "none" | "file" | "hub" | "own": as a network of the user's own was created
     tag: str  # e.g. "resnet50.tv_in1k", or the file's name; "none"
-    sha256: str | None  # of the file's bytes
+    sha256: str | None  # of the file's bytes; of an own network, see `networks.own.describe_weights`
 
 
 @dataclass(frozen=True)

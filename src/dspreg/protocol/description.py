@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from dspreg.config.train_config import TrainConfig
+from dspreg.kinds import CLASSES
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class RunDescription:
         settings: All options, by the names of `TrainConfig`; the data set by its name, weights by their tag. No paths,
             for moving a folder changes nothing.
         domains: Of the data set, in its own order, by which they are split.
-        classes: Names of the labels.
+        classes: Names of the labels, or of the numbers predicted.
+        kind: Of the task, as in `dspreg.kinds`.
         sizes: Domain → number of "in" and "out" images.
         fingerprints: Domain → fingerprint of its images.
         annotations: Domain → SHA-256 of the groups, parts and weights of its images, as far as training used any.
@@ -40,6 +42,7 @@ class RunDescription:
     soup: Mapping[str, Any] = field(default_factory=dict)
     id: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
+    kind: str = CLASSES
 
     def to_json(self) -> dict[str, Any]:
         """As `RunFolder.agree` takes it, which adds the id."""
@@ -48,6 +51,7 @@ class RunDescription:
             "data": {
                 "domains": list(self.domains),
                 "classes": list(self.classes),
+                **({} if self.kind == CLASSES else {"kind": self.kind}),
                 "sizes": {name: dict(each) for name, each in self.sizes.items()},
                 "fingerprints": dict(self.fingerprints),
                 **({"annotations": dict(self.annotations)} if self.annotations else {}),
@@ -74,6 +78,7 @@ class RunDescription:
             soup=value.get("soup", {}),
             id=value.get("id", ""),
             annotations=data.get("annotations", {}),
+            kind=data.get("kind", CLASSES),
         )
 
     @cached_property

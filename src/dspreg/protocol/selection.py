@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dspreg.errors import ConfigError
+from dspreg.kinds import CLASSES, figures_of
 from dspreg.metrics import ACCURACY, WORST, mean, missing_figures, selection_value
 from dspreg.protocol.estimate import seconds_of
 from dspreg.runs.folder import RunFolder
@@ -55,13 +56,15 @@ class RunResult:
         conditions: Whatever else decides the result: steps, network, weights, threads, …
         settings: Every setting, as in run.json; empty for a run that is not started.
         records: One for each evaluation of a finished run: `step`, `validation`, `accuracy` (domain → `"in"` and
-            `"out"`, between 0 and 1), `log` (loss, and what the method logs), `seconds`.
+            `"out"`, between 0 and 1; of another kind its own figures instead), `log` (loss, and what the method logs),
+            `seconds`.
         state: Status, and the reason of a failure.
         elsewhere: Whether it was run under other conditions than its row, and counts in another one.
         id: Hash of what was trained; empty for a run that is not started.
         folder: Where it lies; empty for a run that is not started.
         plan: In a store, what was asked for besides data set, targets, algorithm, trial and draw.
         made: Versions, weights and fingerprints of images, to be shown.
+        kind: Of the task, as in `dspreg.kinds`.
     """
 
     dataset: str
@@ -81,6 +84,7 @@ class RunResult:
     folder: str = ""
     plan: str = ""
     made: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = CLASSES
 
     @property
     def finished(self) -> bool:
@@ -288,6 +292,6 @@ def _choice(run: RunResult, record: Record, target: str, validation: float | Non
 
 
 def _accuracy(record: Record, domain: str, split: str) -> float | None:
-    splits = record["accuracy"].get(domain)
+    splits = figures_of(record).get(domain)
     found = splits.get(split) if splits else None
     return None if found is None else float(found)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar, overload
 
+from dspreg.kinds import KINDS, figures_of, kind_of
 from dspreg.protocol.selection import Record, RunResult
 
 T = TypeVar("T")
@@ -24,6 +25,7 @@ class Layout(NamedTuple):
     accuracy: tuple[tuple[str, tuple[str, ...]], ...]  # domains, each with its splits
     logs_loss: bool
     metrics: tuple[tuple[str, tuple[str, ...]], ...] = ()  # sources, each with the names of further figures
+    figure: str = "accuracy"  # or the one that another kind of task selects by
 
 
 class CompactRecords(Sequence[Record]):
@@ -46,11 +48,11 @@ class CompactRecords(Sequence[Record]):
 
     def __iter__(self) -> Iterator[Record]:
         numbers = iter(self.numbers)
-        for step, (accuracy, logs_loss, metrics) in zip(self.steps, self.layouts, strict=True):
+        for step, (accuracy, logs_loss, metrics, figure) in zip(self.steps, self.layouts, strict=True):
             record: dict[str, Any] = {"step": step, "validation": _number(next(numbers))}
             if logs_loss:
                 record["log"] = {"loss": next(numbers)}
-            record["accuracy"] = {
+            record[figure] = {
                 name: dict(zip(splits, islice(numbers, len(splits)), strict=True)) for name, splits in accuracy
             }
             if metrics:
@@ -94,9 +96,9 @@ class Compactor:
         """Of a run whose records `check_records` has found to be sound."""
         steps, layouts, numbers = [], [], array("d")
         for each in records:
-            accuracy, loss = each["accuracy"], each.get("log", {}).get("loss")
+            accuracy, loss = figures_of(each), each.get("log", {}).get("loss")
             metrics = each.get("metrics") or {}
-            layout = _names(accuracy), loss is not None, _names(metrics)
+            layout = _names(accuracy), loss is not None, _names(metrics), KINDS[kind_of(each)].figure
             if layout not in self._kept:
                 self._kept[layout] = Layout(*layout)
             steps.append(each["step"])

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from dspreg.config.train_config import complete_record
 from dspreg.errors import ConfigError, DspregError, IntegrityError, Notice
 from dspreg.io.atomic_files import canonical_json, sha256
+from dspreg.kinds import CLASSES
 from dspreg.protocol.selection import RunResult
 from dspreg.reporting.compact import Compactor
 from dspreg.runs.archive import is_archive, open_store
@@ -217,6 +218,7 @@ def load_run(folder: RunFolder, planned: Planned | None = None) -> RunResult:
         folder=str(folder.path),
         plan=_asked_for(planned.run) if planned else "",
         made=_made(described, result),
+        kind=data.get("kind", CLASSES),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dspreg.errors import ConfigError
+from dspreg.kinds import KINDS
 from dspreg.metrics import ACCURACY, check_select_by
 from dspreg.protocol.selection import BY_METRIC, RULES, TITLES, Choice, RunResult
 from dspreg.reporting import published
@@ -180,7 +181,7 @@ def _dataset(found: list[SelectedRow]) -> Table:
         if theirs:
             made += published_rows(each.label, [*cells, whole], theirs, 2)
             notes += [published.NOTE, *_unlike(each)]
-    title = f"{name}: accuracy on each domain held out, in %; {selection_title(found)}"
+    title = f"{name}: {KINDS[found[0].runs[0].kind].title} on each domain held out, in %; {selection_title(found)}"
     every = (*explain_marks(made), *dict.fromkeys(notes))
     return Table(name, title, rule, (*domains, "mean", "worst", "runs"), tuple(made), every)
 

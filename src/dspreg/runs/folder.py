@@ -162,6 +162,11 @@ class RunFolder:
         """The contents of run.json, verified."""
         return self._described(self._run())
 
+    def begun_settings(self) -> dict[str, Any] | None:
+        """The settings in run.json, if there are any; what else is wrong with that file `agree` will say."""
+        settings = self.description().get("settings") if (self / "run.json").exists() else None
+        return settings if isinstance(settings, dict) else None
+
     def _run(self) -> bytes:
         if not self._holds("run.json"):
             raise ConfigError(f"{self.path} holds no run: there is no run.json. Give the --out folder of a training")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dspreg.config.reading import Reading
+from dspreg.config.train_config import TrainConfig
 from dspreg.errors import ConfigError, IntegrityError
 from dspreg.runs.folder import RunFolder
-from dspreg.runs.schema import check_run
+from dspreg.runs.schema import check_description, check_run
 from dspreg.runs.status import FAILURE, read_failure
 
 
@@ -28,6 +30,14 @@ def model_file(run: str | Path, which: str = "selected") -> Path:
     if not path.exists():
         raise _not_kept(folder, which)
     return path
+
+
+def reading_of(run: str | Path) -> Reading:
+    """How the images of a run were read, by its run.json, which is checked."""
+    folder = RunFolder(run)
+    described = folder.description()
+    check_description(f"{folder.path}/run.json", described)
+    return TrainConfig.from_record(described["settings"]).reading
 
 
 def require_model(run: str | Path, which: str = "selected") -> None:

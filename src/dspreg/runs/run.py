@@ -136,7 +136,10 @@ class Run:
 
 def _sort_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options in canonical form: sorted, floats as floats, without values equal to the default."""
-    typed = {name: float(v) if TRAIN_OPTIONS[name].type is float else v for name, v in sorted(options.items())}
+    typed = {
+        name: float(v) if TRAIN_OPTIONS[name].type is float else TRAIN_OPTIONS[name].to_record(v)
+        for name, v in sorted(options.items())
+    }
     if "train" in typed:
         typed["train"] = str(TrainedPart.parse(str(typed["train"])))
     return {name: value for name, value in typed.items() if value != TRAIN_OPTIONS[name].default}

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from dspreg.config.train_config import TRAIN_OPTIONS
 from dspreg.errors import ConfigError, IntegrityError
+from dspreg.kinds import CLASSES, KINDS
 from dspreg.runs.folder import Contents
 
 FORMAT = "dspreg.result/1"
@@ -25,7 +26,6 @@ WHOLE = 2**63  # whole numbers are below: larger ones count nothing, and overflo
 FINITE = sys.float_info.max  # 10**400 is finite, too, and no float
 LONGEST = 4_096  # characters of a name, a spec or a version
 MOST_DOMAINS, MOST_CLASSES, MOST_ENVIRONMENTS, MOST_MEMBERS = 10_000, 1_000_000, 10_000, 10_000
-QUOTED = ("step", "validation", "accuracy")  # what result.json repeats of a record
 LATER = {name for name, each in TRAIN_OPTIONS.items() if each.before is not MISSING}
 SETTINGS = (
     TRAIN_OPTIONS.keys() - LATER - {"same_draws", "targets"}
@@ -33,6 +33,7 @@ SETTINGS = (
 
 NUMBERS = (float, int)  # and not bool, which is an int to `isinstance`
 COUNT, SHARE, NUMBER = "a whole number, 0 or more", "a number from 0 to 1", "a finite number"
+AT_MOST_1 = "a finite number of at most 1"
 TEXT, OBJECT = f"a text of at most {LONGEST:,} characters", "an object"
 PLAIN = f"a finite number, true, false, null or {TEXT}"
 BRIEF = reprlib.Repr()  # a value of any size and depth, in a line
@@ -63,6 +64,8 @@ def check_description(file: str, described: Mapping[str, Any]) -> None:
     )
     domains = _names(file, "data.domains", data.get("domains"), 1, MOST_DOMAINS)
     _names(file, "data.classes", data.get("classes"), 1, MOST_CLASSES)
+    if data.get("kind", CLASSES) not in KINDS:
+        _refuse(file, "data.kind", data["kind"], f"one of {', '.join(KINDS)}")
     sizes, prints = (_object(file, f"data.{name}", data.get(name)) for name in ("sizes", "fingerprints"))
     for field, value in (("data.sizes", sizes), ("data.fingerprints", prints)):
         if value.keys() != domains.keys():
@@ -129,33 +132,35 @@ def check_records(file: str, records: Sequence[Any], described: Mapping[str, Any
     """
     settings, domains = described["settings"], described["data"]["domains"]
     needed = {name: "in" if name in settings["targets"] else "out" for name in domains}
+    kind = KINDS[described["data"].get("kind", CLASSES)]
     validates = settings.get("holdout") != 0
     known = needed if validates else {n: which for n, which in needed.items() if which == "in"}
     sources = [name for name in domains if needed[name] == "out"]
     steps, before = settings["steps"], -1
+    figure, lowest, share = kind.figure, 0 if kind.shares else -FINITE, SHARE if kind.shares else AT_MOST_1
     step: Any
     accuracy: Any
     validation: Any
     for number, record in enumerate(records, 1):
         if type(record) is not dict:
             _refuse(file, f"line {number}", record, OBJECT)
-        step, accuracy, validation = record.get("step"), record.get("accuracy"), record.get("validation")
+        step, accuracy, validation = record.get("step"), record.get(kind.figure), record.get("validation")
         if type(step) is not int or not before < step < steps:
             _refuse(file, f"line {number}: step", step, f"a whole number above {before} and below {steps}")
         before = step
         if not validates:
             if validation is not None:
                 _refuse(file, f"line {number}: validation", validation, "null, where holdout is 0")
-        elif type(validation) not in NUMBERS or not 0 <= validation <= 1:
-            _refuse(file, f"line {number}: validation", validation, SHARE)
+        elif type(validation) not in NUMBERS or not lowest <= validation <= 1:
+            _refuse(file, f"line {number}: validation", validation, share)
         if type(accuracy) is not dict or not (known.keys() <= accuracy.keys() <= needed.keys()):
-            _refuse(file, f"line {number}: accuracy", accuracy, f"an object with the domains {BRIEF.repr(domains)}")
+            _refuse(file, f"line {number}: {figure}", accuracy, f"an object with the domains {BRIEF.repr(domains)}")
         for name, splits in accuracy.items():
             if type(splits) is not dict or (name in known and needed[name] not in splits):
-                _refuse(file, f"line {number}: accuracy[{name!r}]", splits, f"an object with {needed[name]!r}")
-            for split, share in splits.items():
-                if type(share) not in NUMBERS or not 0 <= share <= 1:
-                    _refuse(file, f"line {number}: accuracy[{name!r}][{BRIEF.repr(split)}]", share, SHARE)
+                _refuse(file, f"line {number}: {figure}[{name!r}]", splits, f"an object with {needed[name]!r}")
+            for split, value in splits.items():
+                if type(value) not in NUMBERS or not lowest <= value <= 1:
+                    _refuse(file, f"line {number}: {figure}[{name!r}][{BRIEF.repr(split)}]", value, share)
         if "metrics" in record:
             _check_metrics(file, number, record["metrics"], sources)
         for part in ("log", "seconds"):
@@ -200,14 +205,14 @@ def check_result(
         _refuse(file, "remarks", remarks, "a list of texts")
     if not is_count(result.get("refreshes")):
         _refuse(file, "refreshes", result.get("refreshes"), COUNT)
-    by_step = {each["step"]: each for each in records}
+    figure, by_step = KINDS[described["data"].get("kind", CLASSES)].figure, {each["step"]: each for each in records}
     for which in ("selected", "last"):
         quoted = _object(file, which, result.get(which))
         step = quoted.get("step")
         there = by_step.get(step) if type(step) is int else None
         if there is None or (which == "last" and there is not records[-1]):
             _refuse(file, f"{which}.step", step, f"{'the last' if which == 'last' else 'a'} step of records.jsonl")
-        for name in QUOTED:
+        for name in ("step", "validation", figure):
             if quoted.get(name) != there[name]:
                 wanted = f"{BRIEF.repr(there[name])} as in records.jsonl"
                 _refuse(file, f"{which}.{name}", quoted.get(name), wanted)

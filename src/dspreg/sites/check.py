@@ -19,6 +19,7 @@ from dspreg.data.registry import open_dataset
 from dspreg.data.verify import check_once
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.io.text import join_few, plural
+from dspreg.kinds import CLASSES
 
 NEW = "new"  # what the files of `--new` call its only site
 
@@ -32,6 +33,8 @@ def open_sites(dataset: str, root: str | None = None, name: str | None = None) -
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)  # what follows says more about sites
         data = open_dataset(dataset, root, name)
+    if data.tensors or data.kind != CLASSES:
+        raise DataError(f"{data.name} is not of images of classes, which an estimate is for")
     if len(data.domains) < 2:
         raise DataError(
             f"{data.name} has one site, {data.domains[0]!r}. What a model does on a site that it has not seen can "
@@ -110,7 +113,7 @@ def typical_side(data: DomainDataset, looked_at: int = 40) -> int:
     for site in data.domains:
         images = data.domain(site)
         sides += [min(images[i][0].size) for i in spaced(len(images), each)]
-    return sorted(sides)[len(sides) // 2]
+    return int(sorted(sides)[len(sides) // 2])
 
 
 def spaced(length: int, most: int) -> list[int]:

@@ -167,7 +167,7 @@ def check_new(inbox: Images, data: DomainDataset, say: Say) -> list[str]:
 
     for path in inbox.files:
         try:
-            decode_image(path)
+            decode_image(path, inbox.reading)
         except BadImage as bad:
             raise DataError(f"--new: {path} can't be read: {bad.reason}. Mend or remove it") from None
     known = refuse_the_same(inbox, data)

@@ -19,7 +19,7 @@ from dspreg.data.loader import DomainSplit, SequentialBatches
 from dspreg.data.transforms import Transform
 from dspreg.errors import DataError, IntegrityError
 from dspreg.forecast.label_free import FeatureStatistics
-from dspreg.inference.load import load
+from dspreg.inference.load import load, require_images
 from dspreg.inference.seen_images import split_source
 from dspreg.io.atomic_files import canonical_json, holds_file, read_regular_file, sha256, write
 from dspreg.protocol.description import RunDescription
@@ -135,7 +135,8 @@ def score_new_site(
     pause: Callable[[], None] = lambda: None,
 ) -> SitePredictions:  # fmt: skip
     """What the model of a run says about images without labels."""
-    model, transform = load(folder.path, WHICH, device, trust=trust)
+    model, loaded = load(folder.path, WHICH, device, trust=trust)
+    transform = require_images(model, loaded, folder.path, "an estimate")
     (found,) = score_sites(model, [new_part(images, transform)], device=device, pause=pause)
     return found
 

@@ -7,7 +7,9 @@
 
 1. It names itself, its domains (sorted) and its classes, each once.
 2. A domain read twice is the same twice: as many images, the same labels, the same pixels. Splits go by position.
-3. Every item is an image of Pillow and a label, a position in `classes`.
+3. Every item is an image and a label, a position in `classes`. The image is Pillow's, or a tensor (channels, height,
+   width) of uint8 or of floats from 0 to 1, with the channels that `channels` says; of `tensors` and of other kinds
+   what these say.
 4. A domain can be sent to another process, because images are loaded there.
 5. An unknown domain is refused.
 """
@@ -18,7 +20,15 @@ from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-from dspreg.data import DomainDataset, labels_of
+import numpy as np
+
+from dspreg.config.reading import Reading
+from dspreg.data import DomainDataset, fingerprint, labels_of
+from dspreg.data.bands import planes_of
+from dspreg.data.convert import picture_from
+from dspreg.data.tasks import check_samples
+from dspreg.errors import DataError
+from dspreg.kinds import CLASSES
 from dspreg.testing.probes import LawBroken
 
 LOOKED_AT = 8  # images of a domain, spread over it; labels are all read
@@ -55,7 +65,7 @@ def _names(dataset: DomainDataset) -> None:
 
 
 def _numbers(dataset: DomainDataset) -> None:
-    for attribute in ("steps", "evaluate_every", "image_size"):
+    for attribute in ("steps", "evaluate_every", "image_size", "channels"):
         value = getattr(dataset, attribute)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise LawBroken(f"{attribute} must be a whole number of at least 1, but is {value!r}")
@@ -71,6 +81,10 @@ def _domain(dataset: DomainDataset, name: str) -> None:
         raise LawBroken(f"{where} has no images")
     if len(first) != len(second):
         raise LawBroken(f"{where} has {len(first)} images when first read and {len(second)} afterwards")
+    if dataset.tensors or dataset.kind != CLASSES:
+        _samples(dataset, name, first, second)
+        _pickled(where, first)
+        return
     labels, again = labels_of(first), labels_of(second)
     if labels != again:
         at = next(i for i, (a, b) in enumerate(zip(labels, again, strict=True)) if a != b)
@@ -79,21 +93,33 @@ def _domain(dataset: DomainDataset, name: str) -> None:
         if not 0 <= label < len(dataset.classes):
             raise LawBroken(f"{where}[{i}] has the label {label}, outside 0 … {len(dataset.classes) - 1}")
     for i in sorted({j * (len(first) - 1) // (LOOKED_AT - 1) for j in range(LOOKED_AT)}):
-        _item(f"{where}[{i}]", first[i], second[i], labels[i])
+        _item(f"{where}[{i}]", first[i], second[i], labels[i], dataset.channels)
     _pickled(where, first)
 
 
-def _item(where: str, item: Any, again: Any, label: int) -> None:
-    from PIL.Image import Image
+def _samples(dataset: DomainDataset, name: str, first: Sequence[Any], second: Sequence[Any]) -> None:
+    """Of tensors, or of another kind."""
+    try:
+        labels, again = (check_samples(dataset, name, each) for each in (first, second))
+    except DataError as error:
+        raise LawBroken(str(error)) from error
+    if not np.array_equal(labels, again):
+        raise LawBroken(f"domain({name!r}) has other labels when read again: a data set may not draw at random")
+    if fingerprint(first) != fingerprint(second):
+        raise LawBroken(f"domain({name!r}) has other inputs when read again: a data set may not draw at random")
 
+
+def _item(where: str, item: Any, again: Any, label: int, channels: int) -> None:
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise LawBroken(f"{where} must be (image, label), but is {_kind(item)}")
     image, own = item
-    if not isinstance(image, Image):
-        raise LawBroken(f"the image of {where} must be a PIL image, not {_kind(image)}: transforms come later")
+    try:
+        pixels, same = (picture_from(each, Reading(channels=channels)) for each in (image, again[0]))
+    except DataError as error:
+        raise LawBroken(f"the image of {where}: {error}") from error
     if int(own) != label:
         raise LawBroken(f"{where} has the label {own}, but its labels or targets say {label}")
-    if image.size != again[0].size or image.convert("RGB").tobytes() != again[0].convert("RGB").tobytes():
+    if not np.array_equal(planes_of(pixels), planes_of(same)):
         raise LawBroken(f"{where} has other pixels when read again: a data set may not draw at random")
 
 

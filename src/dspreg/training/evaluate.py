@@ -1,10 +1,12 @@
-"""Evaluation during training: correct predictions of each part."""
+"""Evaluation during training: correct predictions of each part, or figures of another kind of task."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dspreg.algorithms.base import Algorithm
+from dspreg.batches import sample_losses
 from dspreg.data.loader import DomainSplit, SequentialBatches
 from dspreg.data.readers import ReaderPool, iterate_batches
 from dspreg.devices import read_numbers, send, widest_float
+from dspreg.kinds import CLASSES, compute_figures
 from dspreg.precision import full_precision
 from dspreg.randomness import Key
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
@@ -48,6 +52,11 @@ class Tally:
     def loss(self) -> float:
         return float(self.cross_entropy) / self.total
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """What a record has of it, by name; the first selects."""
+        return {"accuracy": self.accuracy}
+
     def counting(self, logits: Tensor, y: Tensor, *, losses: bool = False) -> Tally:
         finite = logits.isfinite().all(dim=1)
         hits = ((logits.argmax(1) == y) & finite).sum()  # NaN is not a correct prediction
@@ -66,6 +75,46 @@ class Tally:
         return [Tally(int(hits), each.total, bool(finite), float(loss)) for each, hits, finite, loss in rows]
 
 
+@dataclass(frozen=True)
+class Predicted:
+    """In place of a `Tally` where the task is of another kind: figures are of all predictions of a part at once."""
+
+    kind: str
+    logits: tuple[Tensor, ...] = ()  # on the device, of every batch
+    labels: tuple[Tensor, ...] = ()
+    losses: bool = False
+
+    def counting(self, logits: Tensor, y: Tensor, *, losses: bool = False) -> Predicted:
+        return Predicted(self.kind, (*self.logits, logits), (*self.labels, y), losses)
+
+    @cached_property
+    def read(self) -> tuple[Tensor, Tensor]:
+        """All outputs (N, C) and labels (N, C), on the CPU in float64."""
+        return torch.cat(self.logits).cpu().double(), torch.cat(self.labels).cpu().double()
+
+    @property
+    def total(self) -> int:
+        return sum(map(len, self.labels))
+
+    @property
+    def finite(self) -> bool:
+        return bool(self.read[0].isfinite().all())
+
+    @property
+    def loss(self) -> float:
+        return float(sample_losses(self.kind, *self.read).mean()) if self.losses else 0.0
+
+    @cached_property
+    def figures(self) -> dict[str, float]:
+        """As of a `Tally`."""
+        return compute_figures(self.kind, *([each.numpy()] for each in self.read))
+
+    @property
+    def accuracy(self) -> float:
+        """The figure that selects."""
+        return next(iter(self.figures.values()))
+
+
 def tallies(
     algorithm: Algorithm,
     parts: Sequence[DomainSplit],
@@ -78,7 +127,7 @@ def tallies(
     observe: Callable[[int, Tensor, Tensor], None] = lambda *_: None,
     pause: Callable[[], None] = lambda: None,
     on_wait: Callable[[], None] = lambda: None,
-) -> list[Tally]:
+) -> Sequence[Tally | Predicted]:
     """One tally per part. Changes neither the algorithm nor any random state.
 
     Args:
@@ -93,13 +142,14 @@ def tallies(
         pause: Called between batches; may raise to stop early.
         on_wait: Called while a batch is waited for; may raise as well.
     """
-    result, batches = [Tally() for _ in parts], SequentialBatches(parts, size, key)
+    batches, kind = SequentialBatches(parts, size, key), algorithm.task.kind
+    result: list[Any] = [Tally() if kind == CLASSES else Predicted(kind) for _ in parts]
     with closing(predictions(algorithm, batches, device=device, workers=workers, on_wait=on_wait)) as predicted:
         for p, logits, y in predicted:
             result[p] = result[p].counting(logits, y, losses=losses)
             observe(p, logits, y)
             pause()
-    return Tally.read(result)
+    return Tally.read(result) if kind == CLASSES else result
 
 
 def as_arrays(answers: Sequence[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndarray]:

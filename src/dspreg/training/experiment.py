@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -22,25 +23,31 @@ from dspreg.algorithms.compatibility import overrides, require_weightable
 from dspreg.algorithms.registry import PUBLISHED, StackSpec
 from dspreg.config.defaults import search_seed
 from dspreg.config.options import MOST
-from dspreg.config.train_config import CHANNELS_LAST, Execution, TrainConfig, resolve_config
+from dspreg.config.reading import READ
+from dspreg.config.train_config import CHANNELS_LAST, TRAIN_OPTIONS, Execution, TrainConfig, resolve_config
 from dspreg.config.trained_part import files_of, named_by_contents, with_files
 from dspreg.data import DomainDataset
 from dspreg.data.annotations import TRAIN, annotations_of
+from dspreg.data.augmentation import require_augmentation
 from dspreg.data.balance import image_weights
 from dspreg.data.base import labels_of
 from dspreg.data.cache_choice import open_chosen_cache
 from dspreg.data.fingerprint import content_hashes, fingerprint
 from dspreg.data.images import Images
-from dspreg.data.loader import XY, DomainSplit, MeasureSampler, TrainingSteps, reader_processes
-from dspreg.data.readers import ReaderPool
+from dspreg.data.loader import XY, DomainSplit, MeasureSampler, SequentialBatches, TrainingSteps, reader_processes
+from dspreg.data.readers import ReaderPool, iterate_batches
 from dspreg.data.registry import open_dataset
 from dspreg.data.splits import parts_of, positions_of_test, split, split_grouped, split_stratified, steps_per_epoch
-from dspreg.data.transforms import Transform
+from dspreg.data.tasks import check_parts, check_samples, unchanged_inputs
+from dspreg.data.transforms import Transform, Unchanged
 from dspreg.data.verify import check_once
 from dspreg.devices import lacks_float64, resolve_device, send
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.io.text import join_few
+from dspreg.kinds import CLASSES, require_kind
+from dspreg.metrics import ACCURACY
 from dspreg.networks.network import Network
+from dspreg.networks.own import is_own_network
 from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.networks.text_head import TextHead, read_text_head
 from dspreg.precision import LossScaler, autocast, check_precision
@@ -55,6 +62,7 @@ from dspreg.training.kept_features import FeatureCache, compute_features, why_no
 from dspreg.training.optimizers import learning_rates, make_optimizer
 from dspreg.training.trained_part import entry_masks, freeze, read_profile, require_trainable
 
+Shown = Transform | Unchanged
 Progress = Callable[[int, int], None]
 PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # their versions may change results in the last bits
 
@@ -76,8 +84,9 @@ class Experiment:
     profile: Profile | None = None  # of which the entries that are trained are chosen
     profile_sha256: str = ""
     start: InitialWeights | None = None  # instead of the backbone's own
+    inputs: Unchanged | None = None  # shape and type, where they are tensors
     kept: dict[str, XY] = field(default_factory=dict, init=False, compare=False)  # features by domain
-    parts: dict[tuple[str, str, Transform], DomainSplit] = field(default_factory=dict, init=False, compare=False)
+    parts: dict[tuple[str, str, Shown], DomainSplit] = field(default_factory=dict, init=False, compare=False)
     # domain → SHA-256 of each image, known with the fingerprints
     hashes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list), init=False, compare=False)
 
@@ -142,7 +151,7 @@ class Experiment:
         if not balance and all(each is None for each in given.values()):
             return None
         parts = {name: self.part(name, "in", self.transform(self.settings.augment)) for name in self.sources}
-        labels = {name: part.labels for name, part in parts.items()}
+        labels = {name: part.labels if balance else [0] * len(part) for name, part in parts.items()}
         weights = {n: None if each is None else [each[i] for i in parts[n].positions] for n, each in given.items()}
         return image_weights(labels, weights, balance=balance)
 
@@ -153,11 +162,14 @@ class Experiment:
         chosen = self.steps().chosen(t)
         return [send(w[at], self.execution.device) for w, at in zip(self.loss_weights, chosen, strict=True)]
 
-    def part(self, domain: str, which: str, transform: Transform) -> DomainSplit:
+    def part(self, domain: str, which: str, transform: Shown) -> DomainSplit:
         """A split of a domain: the same object whenever it is asked for, so that readers know it."""
         positions = self.tests[domain] if which == "test" else self.splits[domain][("in", "out").index(which)]
         return self.parts.setdefault(
-            (domain, which, transform), DomainSplit(domain, self.images[domain], positions, transform, self.kept)
+            (domain, which, transform),
+            DomainSplit(
+                domain, self.images[domain], positions, transform, self.kept, self.data.kind, self.data.num_classes
+            ),
         )
 
     @cached_property
@@ -172,15 +184,21 @@ class Experiment:
     ) -> None:
         """Compute the features of all images, or find them in the user's cache; from then on, parts consist of them."""
         with seeded(*self.key, "backbone"):
-            featurizer = self.backbone.make().to(self.execution.device)
-        s, transform = self.settings, self.transform(False)
+            made = self.backbone.make()  # of the user's own, no features are kept
+            featurizer = (made.featurizer if isinstance(made, Network) else made).to(self.execution.device)
+        s, transform = self.settings, self.transform("none")
         stored = None
         if self.start is not None:
             self.start.load_features_into(featurizer)
         elif self.backbone.weights.sha256 and self.execution.cache != "none":
             about = {"model": s.model, "features": s.features, "image_size": s.image_size, "batch": s.evaluation_batch}
+            about |= {name: v for name in READ if (v := getattr(s, name)) != TRAIN_OPTIONS[name].before}
             stored = FeatureCache(self.backbone, **about, environment=environment(self.execution))
-        parts = [DomainSplit(name, each, range(len(each)), transform) for name, each in self.images.items()]
+        kind, count = self.data.kind, self.data.num_classes
+        parts = [
+            DomainSplit(name, each, range(len(each)), transform, kind=kind, num_classes=count)
+            for name, each in self.images.items()
+        ]
         with ReaderPool(self._image_workers, parts) as readers:
             for part in parts:
                 found = stored.find(self.fingerprints[part.domain]) if stored else None
@@ -193,7 +211,8 @@ class Experiment:
 
     def reader_pool(self) -> ReaderPool:
         """Processes that read images for all of a training: steps, evaluations, and what c is measured on."""
-        shown = [self.transform(augment) for augment in (False, True)]
+        s = self.settings
+        shown = [self.transform(augment) for augment in dict.fromkeys(("none", s.augment, s.validation_augment))]
         every = [self.part(name, which, each) for name in self.images for which in ("in", "out") for each in shown]
         every += [self.part(name, "test", shown[0]) for name in self.tests]
         if self.settings.balance == "sampling":
@@ -201,9 +220,11 @@ class Experiment:
                 _ = part.by_class  # before there are processes, which then have it
         return ReaderPool(self.workers, every)
 
-    def transform(self, augment: bool) -> Transform:
-        last = self.execution.layout == CHANNELS_LAST
-        return Transform(self.settings.image_size, self.backbone.mean, self.backbone.std, augment, last)
+    def transform(self, augment: str) -> Shown:
+        if self.inputs is not None:
+            return self.inputs
+        s, last = self.settings, self.execution.layout == CHANNELS_LAST
+        return Transform(s.image_size, self.backbone.mean, self.backbone.std, augment, last, s.resize, s.reading)
 
     def algorithm(
         self,
@@ -218,7 +239,7 @@ class Experiment:
             on_wait: Called while images to measure on are waited for; may raise.
             readers: Of the training. Without them, processes are started for each measurement.
         """
-        parts = [self.part(name, "in", self.transform(False)) for name in self.sources]
+        parts = [self.part(name, "in", self.transform("none")) for name in self.sources]
         workers = self.workers if readers is None else readers
         samples = MeasureSampler(parts, self.key, self.execution.device, workers, on_wait)
         adapted: list[Network] = []
@@ -228,8 +249,9 @@ class Experiment:
             adapted.append(net)
 
         task = Task(
-            self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress, adapt
-        )
+            self.data.num_classes, self.sources, self.epoch, self._network, self.key, samples, on_progress, adapt,
+            self.data.kind,
+        )  # fmt: skip
         s, algorithm = self.settings, self.stack.build()
 
         def optimizer(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -278,9 +300,9 @@ class Experiment:
         """
         s, chosen = self.settings, []
         for name, which in evaluated_parts(self.data.domains, s, last=last):
-            shown = self.transform(s.augment_validation and name not in s.targets)
+            shown = self.transform("none" if name in s.targets else s.validation_augment)
             chosen.append((name, which, self.part(name, which, shown)))
-        return chosen + [(name, "test", self.part(name, "test", self.transform(False))) for name in self.tests]
+        return chosen + [(name, "test", self.part(name, "test", self.transform("none"))) for name in self.tests]
 
     def autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.execution.precision, self.execution.device)
@@ -322,6 +344,7 @@ class Experiment:
             },
             domains=tuple(data.domains),
             classes=tuple(data.classes),
+            kind=data.kind,
             sizes={name: {"in": len(inside), "out": len(out)} | self._test_size(name)
                    for name, (inside, out) in self.splits.items()},
             fingerprints=self.fingerprints,
@@ -363,6 +386,8 @@ def prepare_experiment(
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
     config = resolve_config(config, data, begun)
+    data.read_as(config.reading)
+    require_augmentation(config.augment)
     for name in config.targets:
         data.check_domain(name)
     head = read_text_head(config.head) if config.head != "random" else None
@@ -376,6 +401,19 @@ def prepare_experiment(
     for change in scaled:
         text = f"{change}, for {config.steps:,} of {PUBLISHED:,} steps; set it in the spec to override this"
         warnings.warn(text, Notice, stacklevel=2)
+    require_kind(data.kind)
+    if data.kind != CLASSES and config.split != "domainbed":
+        raise ConfigError(
+            f"--split {config.split} goes by class, and {data.name} is of the kind {data.kind!r}; --split domainbed"
+        )
+    if data.kind != CLASSES:
+        require_plain_selection(config, data)
+    if data.kind != CLASSES and execution.domainbed_records:
+        raise ConfigError(f"DomainBed's records are of accuracies, and {data.name} is of the kind {data.kind!r}")
+    if is_own_network(config.model):
+        require_plain_training(config)
+    if is_own_network(config.model) and config.weights == "none":
+        raise ConfigError(f"--weights none is for networks with pretrained weights; {config.model} is as you create it")
     targets = tuple(name for name in data.domains if name in config.targets)  # in the data set's own order
     config = replace(config, algorithm=str(stack), targets=targets)
     if len(targets) == len(data.domains):
@@ -394,12 +432,17 @@ def prepare_experiment(
     check_layers(stack, config)
     if config.holdout == 0 and execution.domainbed_records:
         raise ConfigError("--domainbed-records has the accuracy on held-out images, and --holdout 0 holds none out")
+    if data.tensors or data.kind != CLASSES:
+        labels = {name: check_samples(data, name, each, on_read) for name, each in images.items()}
+        if data.kind != CLASSES:
+            check_parts(data, labels, splits)
     backbone = make_backbone(
         config.model,
         weights=config.weights,
         image_size=config.image_size,
         dropout=config.dropout,
         frozen_bn=config.frozen_bn,
+        channels=config.channels,
         features=config.features,
     )
     if begun_in is not None:
@@ -407,9 +450,11 @@ def prepare_experiment(
     else:
         execution = choose_layout(choose_folding(execution, config, backbone), config, threads(execution))
     start = read_initial_weights(config, backbone)
+    inputs = unchanged_inputs(data) if data.tensors else None
     experiment = Experiment(
-        config, execution, asked, stack, data, images, splits, backbone, on_read, head, profile, profile_sha256, start
-    )
+        config, execution, asked, stack, data, images, splits, backbone, on_read, head, profile, profile_sha256, start,
+        inputs=inputs,
+    )  # fmt: skip
     if experiment.loss_weights is not None:
         require_weightable(layers_of(stack))
     if start is not None:
@@ -421,7 +466,55 @@ def prepare_experiment(
         check_once(data, experiment.fingerprints.values(), progress, cache, begun=begun is not None)
     for each in files:
         each.cache = cache
-    return experiment
+    return experiment if config.channels == 3 else normalised_by_sources(experiment)
+
+
+def normalised_by_sources(experiment: Experiment) -> Experiment:
+    """With mean and standard deviation of each channel over the sources' training images, as the network sees them.
+
+    Exact sums of whole numbers: no order, number of processes or device changes a bit.
+    """
+    parts = [experiment.part(name, "in", experiment.transform("none")) for name in experiment.sources]
+    batches = SequentialBatches(parts, experiment.settings.evaluation_batch)
+    with closing(iterate_batches(batches, batches.order(), experiment.workers, experiment.on_read)) as read:
+        mean, std = channel_statistics(x for x, _ in read)
+    made = replace(experiment, backbone=replace(experiment.backbone, mean=mean, std=std))
+    vars(made)["fingerprints"] = experiment.fingerprints  # for which all files were read
+    return made
+
+
+def channel_statistics(batches: Iterable[torch.Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of values 0 … 1 for each channel of uint8 images (B, channels, H, W).
+
+    1 instead of a deviation of 0: a channel of one value is left at 0.
+    """
+    total, squares, pixels = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), 0
+    for x in batches:
+        values = x.transpose(0, 1).flatten(1).to(torch.int64)
+        total = values.sum(1) + (total if pixels else 0)
+        squares = values.square().sum(1) + (squares if pixels else 0)
+        pixels += values.shape[1]
+    sums = list(zip(total.tolist(), squares.tolist(), strict=True))
+    mean = tuple(s / pixels / 255 for s, _ in sums)
+    std = tuple(math.sqrt(pixels * q - s * s) / pixels / 255 or 1.0 for s, q in sums)  # whole numbers under the root
+    return mean, std
+
+
+def require_plain_training(config: TrainConfig) -> None:
+    """Refuse options that know the insides of timm's networks, or their weights, for one of the user's own."""
+    for name in ("train", "head", "features", "layer_decay", "init"):
+        if getattr(config, name) != TRAIN_OPTIONS[name].before:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} is for timm's networks, and {config.model} is your own; leave it out")
+
+
+def require_plain_selection(config: TrainConfig, data: DomainDataset) -> None:
+    """Refuse options that are about classes, for another kind of task."""
+    asked = {"--select-by": config.select_by != ACCURACY, "--balance": config.balance != "none"}
+    asked |= {"--head": config.head != "random"}
+    for flag, given in asked.items():
+        if given:
+            raise ConfigError(f"{flag} is about classes, and {data.name} is of the kind {data.kind!r}; leave it out")
 
 
 def resolve_stack(asked: StackSpec, config: TrainConfig) -> tuple[StackSpec, list[str]]:

@@ -25,6 +25,7 @@ from dspreg.errors import IntegrityError, Notice, ResourceError
 from dspreg.io.atomic_files import canonical_json, make_folder, read_json, sha256, write_json
 from dspreg.io.user_cache import user_cache
 from dspreg.networks.fold_batch_norm import fold_batch_norm
+from dspreg.networks.own import is_own_network
 from dspreg.networks.pretrained import Backbone, TimmFeaturizer
 from dspreg.networks.timm_models import create_with_head
 from dspreg.randomness import untouched
@@ -73,8 +74,10 @@ def choose_layout(execution: Execution, config: TrainConfig, threads: int) -> Ex
     if execution.layout != "auto":
         return execution
     layout = CHANNELS_FIRST
-    if execution.device == "cpu" and config.model != "small-cnn" and config.image_size >= SMALLEST:
-        share = layout_share(config.model, config.image_size, config.frozen_bn, _pays_to_fold(execution), threads)
+    small = config.model == "small-cnn" or is_own_network(config.model)  # or of no known size
+    if execution.device == "cpu" and not small and config.image_size >= SMALLEST:
+        fold = _pays_to_fold(execution)
+        share = layout_share(config.model, config.image_size, config.frozen_bn, fold, threads, config.channels)
         layout = CHANNELS_LAST if share < PAYS else CHANNELS_FIRST
         if layout == CHANNELS_LAST:
             says = f"{config.model} at {config.image_size} pixels takes {share:.2f} of the time so, by a short probe"
@@ -82,19 +85,20 @@ def choose_layout(execution: Execution, config: TrainConfig, threads: int) -> Ex
     return replace(execution, layout=layout)
 
 
-def layout_share(model: str, image_size: int, frozen_bn: bool, fold: bool, threads: int) -> float:
+def layout_share(model: str, image_size: int, frozen_bn: bool, fold: bool, threads: int, channels: int = 3) -> float:
     """What `probe_layouts` measured, kept in the user's cache for this processor and torch: later runs start at once.
 
     It also lets runs that are begun at different times, on a machine more or less busy, be computed in the same way.
     """
     asked = {"model": model, "image_size": image_size, "frozen_bn": frozen_bn, "fold": fold, "threads": threads}
+    asked |= {} if channels == 3 else {"channels": channels}
     asked |= {"processor": _processor(), "torch": torch.__version__, "images": IMAGES}
     place = user_cache("layouts") / f"{sha256(canonical_json(asked).encode())}.json"
     with suppress(OSError, IntegrityError, KeyError, TypeError):
         found = read_json(place)
         if found["asked"] == asked and isinstance(found["share"], float):
             return found["share"]
-    share = probe_layouts(model, image_size, frozen_bn, fold, threads)
+    share = probe_layouts(model, image_size, frozen_bn, fold, threads, channels)
     with suppress(OSError, IntegrityError, ResourceError):
         make_folder(place.parent)
         write_json(place, {"asked": asked, "share": share})
@@ -117,14 +121,15 @@ def _pays_to_fold(execution: Execution) -> bool:
     return execution.fold_bn != "never" and plain and not execution.compile  # which fuses by itself
 
 
-def probe_layouts(model: str, image_size: int, frozen_bn: bool, fold: bool, threads: int) -> float:
+def probe_layouts(model: str, image_size: int, frozen_bn: bool, fold: bool, threads: int, channels: int = 3) -> float:
     """CPU time of a pass and its gradient on channels-last images, divided by that on channels-first ones.
 
     1 for a network whose convolutions do not overlap, such as a transformer's patches.
     """
     with untouched():
-        net = TimmFeaturizer(create_with_head(model, image_size, 0)[0], 0, frozen_bn=frozen_bn)  # of any width
-        images = torch.rand(IMAGES, 3, image_size, image_size)
+        made = create_with_head(model, image_size, 0, channels)[0]
+        net = TimmFeaturizer(made, 0, frozen_bn=frozen_bn)  # of any width
+        images = torch.rand(IMAGES, channels, image_size, image_size)
     if not any(isinstance(m, nn.Conv2d) and m.kernel_size != m.stride for m in net.modules()):
         return 1.0
     before = torch.get_num_threads()

@@ -10,8 +10,10 @@ from pathlib import Path
 from torch import Tensor
 
 from dspreg.config.train_config import NOTHING, TrainConfig
+from dspreg.data.transforms import Unchanged
 from dspreg.errors import ConfigError, Notice
 from dspreg.io.atomic_files import sha256_of_file
+from dspreg.kinds import CLASSES
 from dspreg.networks.network import Featurizer, Network
 from dspreg.networks.pretrained import Backbone
 from dspreg.protocol.description import RunDescription
@@ -110,6 +112,8 @@ def read_initial_weights(config: TrainConfig, backbone: Backbone) -> InitialWeig
             raise ConfigError(
                 f"--init {path} was trained with {flag} {theirs}, and this is {ours}: add {flag} {theirs}"
             )
+    if isinstance(transform, Unchanged) or model.kind != CLASSES:
+        raise ConfigError(f"--init {path} is no classifier of images; take a run that is")
     if [*transform.mean, *transform.std] != [*backbone.mean, *backbone.std]:
         raise ConfigError(f"--init {path} normalises images by another mean and std than this network; use --weights")
     merge_adapters(model)

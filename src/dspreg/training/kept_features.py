@@ -40,7 +40,7 @@ def why_not_kept(config: TrainConfig, execution: Execution, layers: list[Algorit
     """
     if config.train != "head":
         return None
-    if config.augment or config.augment_validation:
+    if config.augment != "none" or config.augment_validation:
         return "images are augmented, and so have other features each time; --augment no is the default"
     if execution.compile:
         return "--compile is on"

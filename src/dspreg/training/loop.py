@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.compatibility import overrides
 from dspreg.algorithms.measure import profile_stack
 from dspreg.algorithms.task import SourceValidation
@@ -27,11 +29,16 @@ from dspreg.data.verify import find_leaks
 from dspreg.devices import resolve_device
 from dspreg.errors import ConfigError, DataError, Diverged, IntegrityError, Notice, Preempted, resource_errors
 from dspreg.io.atomic_files import sha256
+from dspreg.io.text import join_few
+from dspreg.kinds import CLASSES, KINDS
 from dspreg.metrics import ACCURACY, recorded_metrics, selection_value
+from dspreg.networks.own import is_own_network
 from dspreg.precision import LEAST_SCALE, multiplying
+from dspreg.randomness import untouched
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_path_at
 from dspreg.runs.status import FAILURE, read_failure
+from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.evaluate import as_arrays, count_classes, tallies
@@ -74,6 +81,8 @@ def train(
         callbacks: Called with the progress, such as `dspreg.training.callbacks.ProgressBar`.
         pause: Called where training can stop without loss; raises `Preempted` to stop it.
         plan: The run of a sweep, as JSON; kept in run.json, but not part of the result id.
+        data: The data set of `settings`, if it is already open, such as one of `join_domains`; its files are then not
+            listed again.
         data: The data set of `settings`, if it is already open; its files are then not listed again.
         note: Markdown that the card of the run ends with; no part of its id.
         display: Old name of `callbacks`, for a single one.
@@ -81,6 +90,8 @@ def train(
     if out is None:
         raise ConfigError("train needs a folder for the run: train(config, out='runs/first')")
     execution = execution or Execution()
+    if data is not None and isinstance(settings, Mapping):
+        settings = {"dataset": data.name, **settings}
     folder, config = out if isinstance(out, RunFolder) else RunFolder(out), TrainConfig.of(settings)
     if data is None:
         data = open_dataset(config.dataset, execution.root, execution.name)
@@ -109,11 +120,12 @@ def train(
 
         experiment = prepare_experiment(
             config, execution, on_image, data=data, on_read=between_batches,
-            begun=begun_settings(folder), begun_in=begun_environment(folder),
+            begun=folder.begun_settings(), begun_in=begun_environment(folder),
         )  # fmt: skip
         readers = until_the_end.enter_context(experiment.reader_pool())  # none is started before it is needed
         algorithm = experiment.algorithm(between_batches, stop.check_waiting, readers)  # errors come before the run
         saved_attributes_of(algorithm)  # and so does the error of a layer whose prediction can't be saved
+        require_outputs(experiment, algorithm)
         described = experiment.description(plan).to_json()
         prolong(folder, described)
         was_finished = (folder / "result.json").exists()  # then no result can change
@@ -185,7 +197,7 @@ def train(
 
 def as_begun(config: TrainConfig, data: DomainDataset, folder: RunFolder) -> TrainConfig:
     """With a method; and what is left open as in the run that is resumed, whatever the defaults are by now."""
-    begun, given = begun_settings(folder), config.to_mapping()
+    begun, given = folder.begun_settings(), config.to_mapping()
     if "algorithm" not in given:
         if begun is not None:
             method = folder.description().get("where", {}).get("algorithm", begun.get("algorithm"))
@@ -196,12 +208,6 @@ def as_begun(config: TrainConfig, data: DomainDataset, folder: RunFolder) -> Tra
     if begun is not None and longer and "evaluate_every" not in given:
         config = replace(config, evaluate_every=begun["evaluate_every"])  # of a run that is prolonged
     return config
-
-
-def begun_settings(folder: RunFolder) -> dict[str, Any] | None:
-    """The settings in run.json, if there are any; what else is wrong with that file `agree` will say."""
-    settings = folder.description().get("settings") if (folder / "run.json").exists() else None
-    return settings if isinstance(settings, dict) else None
 
 
 def begun_environment(folder: RunFolder) -> dict[str, Any] | None:
@@ -230,6 +236,28 @@ def write_start_profile(state: State, data: bytes) -> None:
             f"copy, or remove {state.folder / 'checkpoints'} to train again from the start"
         )
     state.folder.write(START_PROFILE, data)
+
+
+def require_outputs(experiment: Experiment, algorithm: Algorithm) -> None:
+    """Refuse a network of the user's own that takes no such inputs, or has not one output for each of `classes`."""
+    if not is_own_network(experiment.settings.model):
+        return
+    part = experiment.part(experiment.sources[0], "in", experiment.transform("none"))
+    x = part.transform.normalise(part.batch(range(min(2, len(part))))[0]).to(experiment.execution.device)
+    with evaluation_mode(algorithm), torch.no_grad(), untouched():
+        try:
+            found = algorithm.predict(x)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            brief = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"{experiment.settings.model} takes no inputs of shape {tuple(x.shape)} ({x.dtype}): {brief}"
+            ) from error
+    wanted = (len(x), experiment.data.num_classes)
+    if tuple(found.shape) != wanted:
+        raise ConfigError(
+            f"{experiment.settings.model} returns {tuple(found.shape)} for {len(x)} inputs; wanted {wanted}, one "
+            f"output for each of {join_few(experiment.data.classes, 5)}"
+        )
 
 
 def with_display(callbacks: Iterable[TrainingCallback], display: Any) -> list[TrainingCallback]:
@@ -312,7 +340,7 @@ def evaluate(
 
     def observe(p: int, logits: Tensor, y: Tensor) -> None:
         name, which, _ = chosen[p]
-        if which == "out" and name not in s.targets:
+        if which == "out" and name not in s.targets and experiment.data.kind == CLASSES:
             seen[0].append(y)
             seen[1].append(logits.argmax(1))
             if s.select_by != ACCURACY:
@@ -330,24 +358,28 @@ def evaluate(
         pause=between_batches,
         on_wait=on_wait,
     )
-    accuracy: dict[str, dict[str, float]] = {}
+    figures: dict[str, Any] = {name: {} for name in KINDS[experiment.data.kind].figures}  # → domain → split → value
     loss: dict[str, float] = {}
     for (domain, which, _), tally in zip(chosen, counted, strict=True):
         if domain not in s.targets and not tally.finite:
             raise Diverged(f"step {t}: the logits of {domain!r}, split {which!r}, are not finite", t)
-        accuracy.setdefault(domain, {})[which] = tally.accuracy
+        for name, value in tally.figures.items():
+            figures[name].setdefault(domain, {})[which] = value
         if domain in experiment.sources and which == "out":
             loss[domain] = tally.loss
-    figures: dict[str, Any] = {"accuracy": accuracy, "validation": None}
+    accuracy: dict[str, dict[str, float]] = figures[KINDS[experiment.data.kind].figure]
+    validation: float | None = None
     if s.holdout:
-        figures["validation"] = sum(accuracy[name]["out"] for name in experiment.sources) / len(experiment.sources)
+        validation = sum(accuracy[name]["out"] for name in experiment.sources) / len(experiment.sources)
+    figures["validation"] = validation
     if s.select_by != ACCURACY:
         figures["metrics"] = {name: recorded_metrics(*as_arrays(each)) for name, each in answers.items()}
-    value = figures["validation"] if s.select_by == ACCURACY else selected_value(experiment, figures, t)
+    by: float | None = validation if s.select_by == ACCURACY else selected_value(experiment, figures, t)
     best = None if state.selected is None else state.selected.validation
-    if value is None or best is None or value > best:  # without held-out images the last is taken
-        predicted = [count_classes(each, experiment.data.num_classes) for each in seen]
-        state.selected = Selected(t, value, tensors_of(state.algorithm), predicted)
+    if by is None or best is None or by > best:  # without held-out images the last is taken
+        of_classes = experiment.data.kind == CLASSES
+        predicted = [count_classes(each, experiment.data.num_classes) for each in seen] if of_classes else []
+        state.selected = Selected(t, by, tensors_of(state.algorithm), predicted)
     if experiment.execution.keep == "all":
         save_model(experiment, state.folder, model_path_at(t), tensors_of(state.algorithm), t)
     state.recorded, state.told = t, 0
@@ -398,7 +430,7 @@ def validate_below(
     if not asking:
         return
     s, t = experiment.settings, state.t - 1
-    parts = [experiment.part(name, "out", experiment.transform(s.augment_validation)) for name in experiment.sources]
+    parts = [experiment.part(name, "out", experiment.transform(s.validation_augment)) for name in experiment.sources]
     for layer in asking[::-1][state.told :]:
         counted = tallies(
             layer.base,
@@ -505,7 +537,7 @@ def reproducible(execution: Execution) -> Iterator[None]:
 
 def make_deterministic(on: bool, *, warn_only: bool, compiled: bool) -> None:
     """As `torch.use_deterministic_algorithms`, which imports torch's compiler to tell it too: only where it is used."""
-    if compiled:
+    if compiled or "torch._inductor" in sys.modules:  # a layer of the user may compile something itself
         torch.use_deterministic_algorithms(on, warn_only=warn_only)
     else:
         torch.set_deterministic_debug_mode(("warn" if warn_only else "error") if on else "default")

@@ -14,6 +14,8 @@ from dspreg.algorithms.base import Algorithm
 from dspreg.algorithms.compatibility import overrides
 from dspreg.config.trained_part import TrainedPart
 from dspreg.errors import ConfigError, IntegrityError
+from dspreg.io.importing import Trust
+from dspreg.kinds import CLASSES
 from dspreg.networks.pretrained import make_backbone
 from dspreg.networks.shapes import shapes_alone
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
@@ -96,7 +98,9 @@ def match_tensors(algorithm: Algorithm, tensors: Mapping[str, Tensor], where: st
     return [_attribute(layer, name, start, rest, where) for start, layer, name in attributes]
 
 
-def load_stack(how: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, device: str = "cpu") -> Algorithm:
+def load_stack(
+    how: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, device: str = "cpu", *, trust: Trust = ()
+) -> Algorithm:
     """A trained stack, built from the contents of a model file alone.
 
     Args:
@@ -104,20 +108,24 @@ def load_stack(how: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str
         tensors: As returned by `tensors_of`.
         where: Their source, for error messages.
         device: Device of the stack.
+        trust: Modules of networks of your own that `how` may name; None if it comes from no file.
     """
-    algorithm = build_stack(how, device, width_in(tensors))
+    algorithm = build_stack(how, device, width_in(tensors), trust=trust)
     load_tensors(algorithm, tensors, where)
     return algorithm
 
 
-def build_stack(how: Mapping[str, Any], device: str = "cpu", width: int | None = None) -> Algorithm:
+def build_stack(
+    how: Mapping[str, Any], device: str = "cpu", width: int | None = None, *, trust: Trust = ()
+) -> Algorithm:
     """A stack with newly initialised weights.
 
     Args:
         how: How to build the network: "algorithm", "model", "image_size", "dropout", "frozen_bn", "classes", "domains",
-            "step", and what of `BUILT_LATER` there is.
+            "step", and what of `BUILT_LATER` and "channels" there is.
         device: Device of the stack. On `meta` it has shapes only and takes no memory.
         width: The number of features that its tensors are for, if that is known: see `make_backbone`.
+        trust: As in `load_stack`.
     """
     with shapes_alone():  # its width comes from a forward pass, which takes memory if images are large
         backbone = make_backbone(
@@ -126,12 +134,15 @@ def build_stack(how: Mapping[str, Any], device: str = "cpu", width: int | None =
             image_size=how["image_size"],
             dropout=how["dropout"],
             frozen_bn=how["frozen_bn"],
+            channels=how.get("channels", 3),
             features=how.get("features", "default"),
             width=width,
+            trust=trust,
         )
     part = TrainedPart.parse(how.get("train", "all"))
     task = Task(
         len(how["classes"]), tuple(how["domains"]), 1, backbone.make, samples=_no_images,
+        kind=how.get("kind", CLASSES),
         adapt=lambda net: freeze(net, part, how["model"]),
     )  # fmt: skip
     with shapes_alone() if device == "meta" else nullcontext():
@@ -219,12 +230,16 @@ def require_same_predictions(algorithm: Algorithm, loaded: Algorithm, x: Tensor)
 
 
 class Model(nn.Module):
-    """Images (B, 3, H, W), transformed, to logits (B, C): what a trained stack predicts."""
+    """Images (B, channels, H, W), transformed, to logits (B, C): what a trained stack predicts.
 
-    def __init__(self, algorithm: Algorithm, classes: tuple[str, ...]):
+    Of another `kind` of task, outputs are what it says: logits of several labels, or numbers.
+    """
+
+    def __init__(self, algorithm: Algorithm, classes: tuple[str, ...], kind: str = CLASSES):
         super().__init__()
         self.algorithm = algorithm
         self.classes = classes
+        self.kind = kind
         self.temperature = 1.0  # what logits are divided by, where the run was calibrated
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from dspreg.domainbed.records import format_records
 from dspreg.errors import ConfigError
+from dspreg.kinds import figures_of
 from dspreg.training.experiment import Experiment
 from dspreg.training.state import State
 
@@ -26,8 +27,8 @@ def make_record(
         "step": t,
         "epoch": t / experiment.epoch,
         "log": log,  # means over the steps since the previous record
-        # accuracy: domain → "in", "out"; validation: mean over the sources of their "out" accuracy, None without one;
-        # metrics: source → other figures of its "out", where they select
+        # accuracy, or figures of another kind of task: domain → "in", "out"; validation: mean over the sources of their
+        # "out", None without one; metrics: source → other figures of its "out", where they select
         **figures,
         "weights": experiment.weights,
         "seconds": seconds | {"evaluate_seconds": evaluating},
@@ -36,7 +37,7 @@ def make_record(
 
 def domainbed_lines(experiment: Experiment, records: list[dict[str, Any]]) -> str:
     """results.jsonl as DomainBed writes it."""
-    settings = vars(experiment.settings) | {"dataset": experiment.data.name}
+    settings = experiment.settings.to_record() | {"dataset": experiment.data.name}
     smallest = min(len(inside) for inside, _ in experiment.splits.values())
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
     return format_records(settings, experiment.data.domains, smallest, records, memory=memory)
@@ -60,7 +61,7 @@ class TensorBoard:
 
     def add(self, record: dict[str, Any]) -> None:
         scalars = {f"log/{name}": value for name, value in record["log"].items()}
-        scalars |= {f"{w}/{name}": v for name, each in record["accuracy"].items() for w, v in each.items()}
+        scalars |= {f"{w}/{name}": v for name, each in figures_of(record).items() for w, v in each.items()}
         scalars |= {"validation": record["validation"]} if record["validation"] is not None else {}
         for name, value in scalars.items():
             self.writer.add_scalar(name, value, record["step"])

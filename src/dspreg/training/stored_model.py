@@ -13,16 +13,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from dspreg.algorithms import parse
+from dspreg.config.reading import READ, Reading
 from dspreg.config.train_config import TRAIN_OPTIONS
 from dspreg.config.trained_part import TrainedPart
-from dspreg.data.transforms import Transform
+from dspreg.data.transforms import Transform, Unchanged
 from dspreg.errors import ConfigError, DspregError, IntegrityError
 from dspreg.io.atomic_files import read_regular_file
 from dspreg.io.importing import is_trusted
+from dspreg.kinds import CLASSES, KINDS
+from dspreg.networks.own import is_own_network
 from dspreg.specs import LOCATIONS, parse_stack
 from dspreg.training.model import (
     BUILT,
@@ -48,7 +52,7 @@ UNMADE = (
 )  # fmt: skip
 
 
-def load_model_file(path: Path, device: str = "cpu", trust: Sequence[str] = ()) -> tuple[Model, Transform]:
+def load_model_file(path: Path, device: str = "cpu", trust: Sequence[str] = ()) -> tuple[Model, Transform | Unchanged]:
     """From one model file, without its run; `trust` as in `dspreg.load`.
 
     Raises:
@@ -57,12 +61,28 @@ def load_model_file(path: Path, device: str = "cpu", trust: Sequence[str] = ()) 
     """
     how, tensors = read_model_file(path)
     _require_known(how["algorithm"], str(path), trust)
-    _require_fit(how, tensors, str(path))
-    stack = load_stack(how, tensors, str(path), device)
+    if is_own_network(how["model"]) and not is_trusted(how["model"], trust):
+        module = how["model"].rpartition(".")[0]
+        raise IntegrityError(
+            f"{path}: built.model is {how['model']!r}: code that is not dspreg's. If you know whose it is and trust "
+            f"it, add --trust {module} (in Python: trust=({module!r},))"
+        )
+    _require_fit(how, tensors, str(path), trust)
+    stack = load_stack(how, tensors, str(path), device, trust=trust)
     for name in trainable(stack.net):
         if not tensors[name].isfinite().all():
             raise IntegrityError(f"{path}: the tensor {name} has NaN or infinity in it")
-    return Model(stack, tuple(how["classes"])).eval(), Transform(how["image_size"], how["mean"], how["std"])
+    model, inputs = Model(stack, tuple(how["classes"]), how.get("kind", CLASSES)).eval(), how.get("inputs")
+    if inputs is not None:
+        return model, Unchanged(tuple(inputs["shape"]), torch.int64 if inputs["whole"] else torch.float32)
+    return model, transform_of(how)
+
+
+def transform_of(how: Mapping[str, Any]) -> Transform:
+    """What the images of a model need, by its file's checked description: as those were read that it was trained on."""
+    read = {name: how.get(name, TRAIN_OPTIONS[name].before) for name in READ} | {"image_size": how["image_size"]}
+    mean, std = tuple(how["mean"]), tuple(how["std"])
+    return Transform(how["image_size"], mean, std, resize=read["resize"], reading=Reading.of(read))
 
 
 def read_model_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -99,10 +119,23 @@ def check_description(how: Any, where: str) -> None:
                 _require(TrainedPart.parse(how[name]).kind in ("all", "lora"), where, name, how[name], "all or lora")
         except (ConfigError, OverflowError) as error:
             raise IntegrityError(f"{where}: built.{name}: {error}") from None
-    for name, wanted in (("mean", "three finite numbers"), ("std", "three finite numbers above 0")):
-        _require(_per_channel(how[name], positive=name == "std"), where, name, how[name], wanted)
+    for name in READ:
+        try:
+            TRAIN_OPTIONS[name].check(how.get(name, TRAIN_OPTIONS[name].before))
+        except (ConfigError, OverflowError) as error:
+            raise IntegrityError(f"{where}: built.{name}: {error}") from None
+    channels = how.get("channels", 3)
+    count = "three" if channels == 3 else str(channels)
+    for name, wanted in (("mean", f"{count} finite numbers"), ("std", f"{count} finite numbers above 0")):
+        _require(_per_channel(how[name], channels, positive=name == "std"), where, name, how[name], wanted)
     for name, most in NAMES.items():
         _require(_names(how[name], most), where, name, how[name], f"1 to {most:,} different names")
+    if how.get("kind", CLASSES) not in KINDS:
+        _require(False, where, "kind", how["kind"], f"one of {', '.join(KINDS)}")
+    if "inputs" in how:
+        _require(
+            _is_shape(how["inputs"]), where, "inputs", how["inputs"], "shape, whole numbers, and whether they are whole"
+        )
     step = how["step"]
     _require(type(step) is int and 0 <= step < STEPS, where, "step", step, "a whole number, 0 or more")
 
@@ -112,8 +145,15 @@ def _require(fits: bool, where: str, name: str, value: Any, wanted: str) -> None
         raise IntegrityError(f"{where}: built.{name} is {reprlib.repr(value)}; wanted {wanted}")
 
 
-def _per_channel(value: Any, *, positive: bool) -> bool:
-    if not isinstance(value, list | tuple) or len(value) != 3:
+def _is_shape(value: Any) -> bool:
+    if not isinstance(value, dict) or value.keys() != {"shape", "whole"} or type(value["whole"]) is not bool:
+        return False
+    shape = value["shape"]
+    return isinstance(shape, list | tuple) and len(shape) < 16 and all(type(n) is int and 0 <= n < 2**31 for n in shape)
+
+
+def _per_channel(value: Any, channels: int, *, positive: bool) -> bool:
+    if not isinstance(value, list | tuple) or len(value) != channels:
         return False
     typed = all(type(x) is float or (type(x) is int and abs(x) < 2**53) for x in value)
     return typed and all(math.isfinite(x) and (x > 0 or not positive) for x in value)
@@ -138,12 +178,14 @@ def _require_known(spec: str, where: str, trust: Sequence[str]) -> None:
         raise IntegrityError(f"{where}: built.algorithm is {reprlib.repr(spec)}: {_brief(error)}") from error
 
 
-def _require_fit(how: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str) -> None:
+def _require_fit(how: Mapping[str, Any], tensors: Mapping[str, Tensor], where: str, trust: Sequence[str]) -> None:
     """Compare the tensors with the shapes of the network that is described, which takes no memory."""
     try:
         with _parameters(at_most=1_000 + 4 * len(tensors)):
-            stack = build_stack(how, "meta", width_in(tensors))
+            stack = build_stack(how, "meta", width_in(tensors), trust=trust)
     except UNMADE as error:
+        if is_own_network(how["model"]):
+            return  # as below
         terms = parse_stack(how["algorithm"])
         if any(t.name in LOCATIONS or ("." in t.name and not is_trusted(t.name, ())) for t in terms):
             return  # code that the user trusts, and that needs numbers: it is made for good, and then compared

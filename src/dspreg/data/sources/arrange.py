@@ -12,8 +12,9 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from dspreg.config.reading import FIRST_KINDS
 from dspreg.data.benchmarks import Benchmark
-from dspreg.data.folders import READ, SPLITS
+from dspreg.data.folders import SPLITS
 from dspreg.errors import DataError
 from dspreg.io.text import join_few, plural
 
@@ -93,7 +94,7 @@ def _folders(tree: Path) -> Iterator[Path]:
 def _place_images(source: Path, target: Path, place: Place) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for file in sorted(source.iterdir()):
-        if not file.name.lower().endswith(READ) or file.name.startswith(".") or not file.is_file():
+        if not file.name.lower().endswith(FIRST_KINDS) or file.name.startswith(".") or not file.is_file():
             continue
         there = target / file.name
         if there.exists():
