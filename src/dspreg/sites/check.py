@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.config.dataset_ref import DatasetRef
+from dspreg.config.reading import OWN_READING
 from dspreg.data import DomainDataset
 from dspreg.data.base import labels_of
 from dspreg.data.fingerprint import fingerprint
@@ -131,13 +132,13 @@ def new_site(given: str) -> Images:
     folder = Path(ref.target)
     if not folder.is_dir():
         raise DataError(f"--new {given}: {folder} {'is not a folder' if folder.exists() else 'does not exist'}")
-    found = images_below(folder)
+    found = images_below(folder, OWN_READING.kinds)
     if not found.images:
         raise DataError(f"--new {given}: there is no image below {folder}")
     names = [path.relative_to(folder).as_posix() for path in found.images]
     for each in names:
         check_name(each)
-    return Images(found.images, names, [0] * len(names), ("",))
+    return Images(found.images, names, [0] * len(names), ("",), reading=OWN_READING)
 
 
 def refuse_the_same(new: Images, data: DomainDataset) -> list[str]:
