@@ -36,8 +36,8 @@ TABLE = {
     "specs": Place(3),
     "domainbed/seeds.py": Place(2),  # stands below the rest of its package: draws, splits and defaults use its hash
     "distributions": Place(3, NUMPY),
-    "metrics": Place(3, NUMPY, frozenset({"scipy", "sklearn"})),
     "forecast": Place(3, NUMPY),
+    "metrics": Place(3, NUMPY, frozenset({"scipy", "sklearn"})),
     "config": Place(4, NUMPY | {"yaml"}),
     "runs": Place(5, NUMPY),
     "protocol": Place(6, NUMPY),

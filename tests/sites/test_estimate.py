@@ -1,5 +1,6 @@
 """`dspreg estimate` on real trainings: the answer, kills, bad input, the page."""
 
+import html
 import re
 import shutil
 
@@ -102,7 +103,7 @@ def test_the_page_is_whole_by_itself(answer):
     page = (out / PAGE).read_text(encoding="utf-8")
     assert page.count("<script") == 0
     assert not re.search(r"""(src|href)="(?!data:image/(jpeg|png);base64,|#)""", page)
-    assert "default-src 'none'; img-src data:; style-src 'sha256-" in page
+    assert "default-src 'none'; img-src data:; style-src 'sha256-" in html.unescape(page)
     assert " style=" not in page  # the policy would block it
     assert page.index("On a site it has never seen") < page.index("<table")
     assert "What was done" in page
@@ -184,6 +185,12 @@ def test_a_budget_without_room_a_method_that_is_none_and_an_inbox_that_is_empty(
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "a.png").write_bytes(b"no image")
     refused(data, tmp_path, DataError, "a.png can't be read", new=f"folder:{tmp_path / 'broken'}")
+
+
+def test_the_answer_does_not_go_among_the_images(images):
+    with pytest.raises(ConfigError, match="lies inside the data set"):
+        estimate(f"folder:{images}", images / "result", **FIXED, execution=HOW)
+    assert not (images / "result").exists()
 
 
 def test_two_sites_are_too_few_for_a_method_that_compares_them(tmp_path):

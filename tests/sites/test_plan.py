@@ -6,7 +6,7 @@ import math
 import pytest
 
 from dspreg import ConfigError, Execution, IntegrityError, leave_one_out
-from dspreg.sites.check import fingerprints, open_sites
+from dspreg.sites.check import fingerprints, open_sites, remarks
 from dspreg.sites.plan import FILE, Asked, Plan, compares_domains, make_plan, method_name, parse_budget
 from helpers import tiny
 
@@ -112,3 +112,35 @@ def test_methods_in_words():
     assert method_name("CORAL(weight=2.0)") == "CORAL(weight=2.0)"
     assert compares_domains("Agreement+SWA")
     assert not compares_domains("SWA")
+
+
+def test_what_makes_the_answer_worse_is_said(tmp_path):
+    root = tiny.make_images(tmp_path / "woods", per_class=3)
+    assert [each for each in remarks(open_sites(f"folder:{root}")) if "few images" not in each] == []
+    (root / "elm" / "cat" / "copy.png").write_bytes((root / "ash" / "cat" / "00.png").read_bytes())
+    (root / "birch" / "owl").mkdir()
+    (root / "birch" / "owl" / "a.png").write_bytes((root / "birch" / "cat" / "00.png").read_bytes())
+    found = remarks(open_sites(f"folder:{root}"))
+    assert any("class 'owl' is at one site alone, 'birch'" in each for each in found)
+    assert any(
+        "1 image is at several sites, byte for byte, e.g. ash/cat/00.png = elm/cat/copy.png" in each for each in found
+    )
+    assert any("'ash' (9 images)" in each for each in found)
+
+
+def test_weights_that_cannot_be_had_are_done_without(images):
+    data, said = open_sites(f"folder:{images}"), []
+    options = {"batch_size": 2, "weights": "default"}
+    asked = Asked(methods=("SWA",), budget=1e6, steps=60, trials=1, image_size=16, options=options)
+    execution = Execution(threads=1, workers=0, device="cpu")
+    made = make_plan(data, fingerprints(data), f"folder:{images}", asked, execution, say=said.append)
+    assert made.options["model"] == "small-cnn"
+    assert any("no pretrained network can be had" in each for each in said)
+
+
+def test_the_final_training_sees_every_image_unless_its_method_decides_by_some():
+    made = plan(options={**OPTIONS, "select_by": "balanced"})
+    assert made.final_options("SWA") == {**OPTIONS, "holdout": 0.0}
+    assert made.final_options("SWAD") == {**OPTIONS, "select_by": "balanced"}
+    assert made.metric == "balanced"
+    assert plan().metric == "accuracy"

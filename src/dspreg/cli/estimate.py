@@ -16,6 +16,7 @@ from dspreg.config.parse import parse_assignment, parse_option
 from dspreg.config.train_config import EXECUTION_OPTIONS, TRAIN_OPTIONS, Execution
 from dspreg.errors import ConfigError
 from dspreg.io.text import align_columns, escape_terminal
+from dspreg.metrics import SELECT_BY
 
 if TYPE_CHECKING:
     from dspreg.runs.run import Run
@@ -40,6 +41,8 @@ ELSEWHERE = {  # options of train that --set may not have
     "trial": "give --trials",
     "draw": "methods are compared with their default options",
     "same_draws": "methods are compared with their default options",
+    "patience": "every training takes all its steps, as the final one does, whose number is theirs",
+    "select_by": "give --select-by",
     **{name: f"give --{name.replace('_', '-')}" for name in GIVEN},
 }
 FIXED = (
@@ -69,6 +72,8 @@ def add(commands: Commands) -> None:
     group.add_argument("--trials", metavar="N", help="trainings for each method and site (default: as they fit)")
     for name in GIVEN:
         add_option(group, TRAIN_OPTIONS[name], TRAIN_OPTIONS[name].help + " (default: as it fits)")
+    says = f"metric that methods are compared by, on held-out images of the sources: {', '.join(SELECT_BY)} "
+    group.add_argument("--select-by", metavar="METRIC", help=says + "(default: accuracy)")
     group.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="one more option of dspreg train"
     )
@@ -165,6 +170,8 @@ def read_fixed(given: Any) -> dict[str, Any]:
              if (value := getattr(given, name)) is not None}  # fmt: skip
     if given.trials is not None:
         fixed["trials"] = whole("--trials", given.trials, 1)
+    if given.select_by is not None:
+        options["select_by"] = parse_option("select_by", given.select_by, "--select-by")
     methods = () if given.methods == [AUTO] else given.methods
     return {**fixed, "methods": methods, "budget": given.budget, "options": options}
 
@@ -191,7 +198,7 @@ def text(found: Estimate) -> list[str]:
         [
             "sources' held-out images",
             "",
-            *(f"{100 * m.validation:.1f} %" for m in found.methods),
+            *(found.format_validation(m.validation) for m in found.methods),
             *([""] if checked else []),
         ]
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dspreg.config.dataset_ref import DatasetRef
+from dspreg.config.reading import OWN_READING
 from dspreg.data import DomainDataset
 from dspreg.data.base import labels_of
 from dspreg.data.fingerprint import fingerprint
@@ -68,10 +69,27 @@ def remarks(data: DomainDataset) -> list[str]:
                 "its "
                 f"{plural(counts[places[0]][label], 'image')} count as mistakes"
             )
+    if shared := _at_several(data):
+        many = f"{plural(len(shared), 'image')} {'is' if len(shared) == 1 else 'are'}"
+        found.append(
+            f"{many} at several sites, byte for byte, e.g. {shared[0]}: what was trained on is not unseen, and the "
+            "estimate is too good"
+        )
     few = [f"{site!r} ({plural(count.total(), 'image')})" for site, count in counts.items() if count.total() < 20]
     if few:
         found.append(f"sites with few images, whose accuracy is known to ten points at best: {join_few(few)}")
     return found
+
+
+def _at_several(data: DomainDataset) -> list[str]:
+    """Images that are at more than one site: of each its names."""
+    places: dict[str, dict[str, str]] = {}
+    for site in data.domains:
+        images = data.domain(site)
+        if isinstance(images, Images):
+            for name, sha in zip(images.names, images.hashes, strict=True):
+                places.setdefault(sha, {}).setdefault(site, name)
+    return [" = ".join(by_site.values()) for by_site in places.values() if len(by_site) > 1]
 
 
 def fingerprints(data: DomainDataset, on_read: Callable[[], None] = lambda: None) -> dict[str, str]:
@@ -114,13 +132,13 @@ def new_site(given: str) -> Images:
     folder = Path(ref.target)
     if not folder.is_dir():
         raise DataError(f"--new {given}: {folder} {'is not a folder' if folder.exists() else 'does not exist'}")
-    found = images_below(folder)
+    found = images_below(folder, OWN_READING.kinds)
     if not found.images:
         raise DataError(f"--new {given}: there is no image below {folder}")
     names = [path.relative_to(folder).as_posix() for path in found.images]
     for each in names:
         check_name(each)
-    return Images(found.images, names, [0] * len(names), ("",))
+    return Images(found.images, names, [0] * len(names), ("",), reading=OWN_READING)
 
 
 def refuse_the_same(new: Images, data: DomainDataset) -> list[str]:

@@ -23,7 +23,7 @@ from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
 from dspreg.sites.check import check_images, fingerprints, new_site, open_sites, refuse_the_same, remarks
 from dspreg.sites.page import render_estimate
-from dspreg.sites.plan import Asked, Plan, compares_domains, make_plan, method_name, parse_budget
+from dspreg.sites.plan import Asked, Plan, compares_domains, make_plan, method_name, needs_validation, parse_budget
 from dspreg.sites.results import (
     Estimate,
     Key,
@@ -38,7 +38,7 @@ from dspreg.sites.scores import RunPredictions, SitePredictions, score_new_site,
 from dspreg.specs import shortest_spec
 from dspreg.training.callbacks import TrainingCallback
 from dspreg.training.experiment import resolve_execution
-from dspreg.training.loop import train
+from dspreg.training.loop import refuse_inside, train
 
 STORE, MODEL, PAGE, PREDICTIONS = "store", "model", "page.html", "predictions"
 
@@ -120,6 +120,7 @@ def estimate(
     check_specs(asked.methods)
     inbox = None if new is None else new_site(new)
     data = open_sites(dataset, execution.root, execution.name)
+    refuse_inside(out, data)
     prints = fingerprints(data, pause)
     if begun is not None:
         begun.require(data, prints, asked)
@@ -143,7 +144,7 @@ def estimate(
     held_out = plan.held_out_runs()
     work.train(held_out, say)
     scored = work.score(held_out)
-    validation = {_key(run): validation_at_end(list(work.store.folder(run).records), run) for run in held_out}
+    validation = {_key(run): validation_at_end(plan, list(work.store.folder(run).records), run) for run in held_out}
     compared, chosen = compare_methods(plan, validation, scored)
     found = Estimate(
         plan, compared, chosen, forecast_new_site(chosen.sites),
@@ -252,8 +253,7 @@ class _Work:
     def train_final(self, found: Estimate, callbacks: Sequence[TrainingCallback], say: Say) -> None:
         """On all sites, as the held-out ones were, with the estimate in its card."""
         say(f"the model, {found.chosen.name} on all sites, in {self.out / MODEL}")
-        sizes = [len(self.data.domain(site)) for site in self.plan.sites]
-        options: dict[str, Any] = self.plan.final_options(sizes)
+        options = self.plan.final_options(found.chosen.spec)
         config = TrainConfig(dataset=self.plan.dataset, algorithm=found.chosen.spec, **options)
         execution = replace(self.execution, name=self.plan.name if is_path(self.plan.dataset) else None)
         with warnings.catch_warnings():
@@ -267,6 +267,9 @@ def is_path(dataset: str) -> bool:
 
 def card_note(found: Estimate) -> str:
     """What the card of the final model says of new sites."""
+    which = ""
+    if needs_validation(found.chosen.spec):
+        which = ' Use the model of the last step, which is what was judged: `dspreg.load(RUN, which="last")`.'
     rows = "\n".join(
         f"| {escape_markdown(each.site)} | {each.images:,} | {percent(each.accuracy)} % |"
         for each in found.chosen.sites
@@ -281,6 +284,5 @@ def card_note(found: Estimate) -> str:
 {rows}
 
 By {plural(len(found.chosen.sites) * found.plan.trials, "training")} like this one, each with one site held out; this
-model saw all of them. Use the model of the last step, which is what was judged: `dspreg.load(RUN, which="last")`,
-`dspreg predict RUN image.jpg --which last`. The forecast holds for a site that is one more of the same kind.
+model saw all of them.{which} The forecast holds for a site that is one more of the same kind.
 """

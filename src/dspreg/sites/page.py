@@ -21,8 +21,10 @@ from dspreg.io.text import format_duration, plural
 from dspreg.reporting.html.page import report_style
 from dspreg.reporting.html.svg import Picture, Scale
 from dspreg.sites.check import spaced
+from dspreg.sites.plan import needs_validation
 from dspreg.sites.results import (
     LEVEL,
+    SHARES,
     Checked,
     Estimate,
     calibration_error,
@@ -75,7 +77,7 @@ def render_estimate(found: Estimate, data: DomainDataset, inbox: Images | None =
         calibration_error=f"{100 * calibration_error(bins):.1f}",
         facts=list(_facts(found)),
         model="model",
-        which=WHICH,
+        which=WHICH if needs_validation(found.chosen.spec) else "",  # else the last is the only one there is
         percent=percent,
     )
 
@@ -190,12 +192,17 @@ def _method_rows(found: Estimate) -> Any:
             "name": each.name,
             "spec": each.spec,
             "chosen": each is found.chosen,
-            "validation": f"{100 * each.validation:.1f}",
-            "behind": "best" if gap == 0 else f"{100 * gap:.1f} ± {100 * error:.1f} behind",
+            "validation": found.format_validation(each.validation),
+            "behind": "best" if gap == 0 else _behind(found, gap, error),
             "unseen": f"{100 * each.unseen:.1f}",
             "cost": f"{each.seconds / cheapest:.1f} ×",
             "seconds": format_duration(each.seconds),
         }
+
+
+def _behind(found: Estimate, gap: float, error: float) -> str:
+    scale, digits = (100, 1) if found.plan.metric in SHARES else (1, 3)
+    return f"{scale * gap:.{digits}f} ± {scale * error:.{digits}f} behind"
 
 
 def _confused(found: Estimate) -> dict[str, Any]:
@@ -254,6 +261,7 @@ def _facts(found: Estimate) -> Any:
         yield "the plan", note
     yield "options", ", ".join(f"{name} {value}" for name, value in sorted(plan.options.items()))
     yield "methods", ", ".join(plan.methods)
+    yield "methods compared by", found.plan.metric
     yield (
         "selection",
         "the model of the last step; methods by the sources' held-out images at it, the cheapest within a standard "

@@ -10,13 +10,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dspreg.algorithms.compatibility import overrides
 from dspreg.algorithms.registry import StackSpec
 from dspreg.config.train_config import TRAIN_OPTIONS, Execution
 from dspreg.data import DomainDataset
-from dspreg.errors import ConfigError, DspregError, IntegrityError
+from dspreg.errors import ConfigError, DataError, DspregError, IntegrityError
 from dspreg.io.atomic_files import holds_file, read_json, write_json
 from dspreg.io.text import format_duration, join_few, plural, shorten
 from dspreg.launch.probe import Probed, probe_run
+from dspreg.metrics import ACCURACY
 from dspreg.protocol.estimate import format_seconds
 from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.runs.run import Run
@@ -37,6 +39,7 @@ PHOTOGRAPHS = (
     ("resnet18.tv_in1k", 224),
     ("resnet50.tv_in1k", 224),
 )
+SCRATCH = "small-cnn"  # where nothing pretrained is wanted, or to be had
 SIZES = (64, 128, 224)  # of a network that was chosen by hand
 FEWEST_STEPS, ENOUGH_STEPS = 60, 300  # below the first nothing is said; from the second on, larger images come first
 STEPS = (600, 1_000, 2_000, 5_001)
@@ -45,7 +48,6 @@ IMAGES_PER_STEP = 96  # of all sources together: as three domains in DomainBed
 PROBING = 8.0  # seconds of steps for each network and size
 SAFETY = 0.85  # of the budget that is planned with: a machine is not always as fast as in its first minute
 STARTING = 3.0  # seconds allowed for whatever is around a training
-FINAL_HOLDOUT = 0.05  # of the final model; 0 as soon as a training without validation images is possible
 
 
 @dataclass(frozen=True)
@@ -112,10 +114,19 @@ class Plan:
         )
         return [run for run in made if len(run.targets) == 2]
 
-    def final_options(self, sizes: Sequence[int]) -> dict[str, Any]:
-        """Of the training on all sites. Its steps are those of the held-out ones."""
-        share = max(FINAL_HOLDOUT, min(0.5, 1.001 / min(sizes)))  # one image of the smallest site
-        return {**self.options, "holdout": share}
+    def final_options(self, method: str) -> dict[str, Any]:
+        """Of the training on all sites: its steps are those of the held-out ones, and it sees all images.
+
+        A method that decides by held-out images, such as SWAD, needs them there, too.
+        """
+        if needs_validation(method):
+            return dict(self.options)
+        return {**{name: value for name, value in self.options.items() if name != "select_by"}, "holdout": 0.0}
+
+    @property
+    def metric(self) -> str:
+        """What methods are compared by, of held-out images of the sources."""
+        return str(self.options.get("select_by", ACCURACY))
 
     def save(self, out: Path) -> None:
         write_json(out / FILE, {"format": FORMAT, **asdict(self)})
@@ -282,7 +293,7 @@ class _Chooser:
     # Candidates.
 
     def _methods(self) -> list[str]:
-        asked = [shortest_spec(each) for each in self.asked.methods] or list(METHODS)
+        asked = list(dict.fromkeys(map(shortest_spec, self.asked.methods))) or list(METHODS)
         if self.sites == 2:
             alone = [each for each in asked if compares_domains(each)]
             if alone and self.asked.methods:
@@ -291,6 +302,8 @@ class _Chooser:
                     f"the other is held out. Leave it out, or add a site"
                 )
             asked = [each for each in asked if each not in alone]
+            for each in alone:
+                self.say(f"{method_name(each)} compares sites, and of two one is left to train on: it is left out")
         return asked
 
     def _rungs(self) -> list[tuple[str, int]]:
@@ -299,7 +312,7 @@ class _Chooser:
         small = self.data.small or side <= SMALL
         model, size = self.asked.model, self.asked.image_size
         if small and model is None and "weights" not in self.asked.options:
-            found = [("small-cnn", size or max(16, min(side, SMALL)))]
+            found = [(SCRATCH, size or max(16, min(side, SMALL)))]
         elif model is not None:
             found = [(model, each) for each in ((size,) if size else SIZES)]
         else:
@@ -313,21 +326,18 @@ class _Chooser:
         return found
 
     def _first_rung(self, rungs: list[tuple[str, int]], methods: Sequence[str]) -> tuple[str, int]:
-        """The cheapest that can be had: pretrained weights may be out of reach."""
-        for n, rung in enumerate(rungs):
-            try:
-                self._probe(methods[0], rung)
-                return rung
-            except DspregError as error:
-                if self.asked.model is not None or n + 1 == len(rungs):
-                    if self.asked.model is not None or rung[0] == "small-cnn":
-                        raise
-                    self.say(f"no pretrained network can be had ({error}); a small one is trained from scratch")
-                    rungs.append(("small-cnn", min(rung[1], SIZES[0])))
-                    rungs[:] = rungs[-1:]
-                    self._probe(methods[0], rungs[0])
-                    return rungs[0]
-        raise AssertionError("there is always a rung")
+        """The cheapest that can be had: pretrained weights may be out of reach. `rungs` are then what is left."""
+        try:
+            self._probe(methods[0], rungs[0])
+        except DataError:
+            raise
+        except DspregError as error:
+            if self.asked.model is not None or rungs[0][0] == SCRATCH:
+                raise
+            self.say(f"no pretrained network can be had ({error}); a small one is trained from scratch")
+            rungs[:] = [(SCRATCH, min(rungs[0][1], SIZES[0]))]
+            self._probe(methods[0], rungs[0])
+        return rungs[0]
 
     def _climb(
         self, rungs: Sequence[tuple[str, int]], methods: Sequence[str], steps: int, trials: int
@@ -450,6 +460,12 @@ class _Chooser:
         made = {"model": rung[0], "image_size": rung[1], "batch_size": self._batch(), "augment_validation": False,
                 **self._pace(steps), **self.asked.options}  # fmt: skip
         return {name: value for name, value in made.items() if value != TRAIN_OPTIONS[name].default}
+
+
+def needs_validation(spec: str) -> bool:
+    """Whether a method decides by held-out images of the sources."""
+    hooks = ("on_evaluation", "before_evaluation")
+    return any(overrides(type(layer), hook) for layer in layers_of(StackSpec.parse(spec)) for hook in hooks)
 
 
 def compares_domains(spec: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dspreg.errors import IntegrityError
+from dspreg.errors import DataError
 from dspreg.forecast.label_free import (
     estimate_by_agreement,
     estimate_by_confidence,
@@ -29,11 +29,13 @@ from dspreg.forecast.sites import (
     width_with_another,
 )
 from dspreg.io.text import plural
+from dspreg.metrics import ACCURACY, METRICS, WORST, selection_value
 from dspreg.runs.run import Run
 from dspreg.sites.plan import Plan, method_name
 from dspreg.sites.scores import RunPredictions, SitePredictions
 
 LEVEL = 0.9  # of the sentence
+SHARES = (ACCURACY, "balanced", "macro-f1", WORST)  # metrics that people read in per cent
 BINS = 10  # of confidence
 Key = tuple[str, str, int]  # method, site held out, trial
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -164,10 +166,15 @@ class Estimate:
             what = "anything dearer" if len(others) > 1 else f"{others[0].name}, which is dearer"
             return f"{self.chosen.name} was as good as {what}."
         cheaper = max((each for each in others if each not in dearer), key=lambda each: each.validation)
-        gain = 100 * (self.chosen.validation - cheaper.validation)
-        return (
-            f"{self.chosen.name} was better than {cheaper.name} by {gain:.1f} points on the sources' held-out images."
-        )
+        gain = self.chosen.validation - cheaper.validation
+        by = f"{100 * gain:.1f} points" if self.plan.metric in SHARES else f"{gain:.3f} of {self.plan.metric}"
+        return f"{self.chosen.name} was better than {cheaper.name} by {by} on the sources' held-out images."
+
+    def format_validation(self, value: float) -> str:
+        """What methods are compared by, for people: in per cent, or as it is."""
+        if self.plan.metric in SHARES:
+            return f"{100 * value:.1f} %"
+        return f"{value if METRICS[self.plan.metric].larger else -value:.3f}"
 
     def how_little(self) -> str:
         """What so few sites can tell, and what one more would."""
@@ -288,11 +295,16 @@ def compare_methods(
     return tuple(found), chosen
 
 
-def validation_at_end(records: Sequence[Mapping[str, Any]], run: Run) -> float:
-    """What methods are compared by: source validation at the last step. Another metric is to be read here."""
-    if not records or "validation" not in records[-1]:
-        raise IntegrityError(f"the run {run.id} has no source validation in its last record")
-    return float(records[-1]["validation"])
+def validation_at_end(plan: Plan, records: Sequence[Mapping[str, Any]], run: Run) -> float:
+    """What methods are compared by: the metric of the plan on held-out images of the sources, at the last step."""
+    sources = [site for site in plan.sites if site not in run.targets]
+    found = selection_value(records[-1], sources, plan.metric) if records else None
+    if found is None or math.isnan(found):
+        raise DataError(
+            f"{run} has no {plan.metric} on held-out images of its sources, by which methods are compared. Take a new "
+            f"--out without --select-by, or add images"
+        )
+    return found
 
 
 # Track record.

@@ -113,7 +113,9 @@ def score_run(
     made_of = sha256(canonical_json([result["files"][f"{WHICH}.safetensors"], WHICH]).encode())
     if (found := _read(kept, made_of)) is not None:
         return found
-    model, transform = load(folder.path, WHICH, device, trust=trust)
+    model, loaded = load(folder.path, WHICH, device, trust=trust)
+    transform = require_images(model, loaded, folder.path, "an estimate")
+    data.read_as(transform.reading)
     targets = trained.config.targets
     parts = {}
     for site in data.domains:
@@ -137,6 +139,7 @@ def score_new_site(
     """What the model of a run says about images without labels."""
     model, loaded = load(folder.path, WHICH, device, trust=trust)
     transform = require_images(model, loaded, folder.path, "an estimate")
+    images.reading = transform.reading
     (found,) = score_sites(model, [new_part(images, transform)], device=device, pause=pause)
     return found
 
