@@ -28,6 +28,7 @@ SETTINGS = {
     "weight_decay": 1e-4,
     "dropout": 0.2,
     "frozen_bn": False,
+    "split": "domainbed",
     "evaluate_every": 4,
 }
 

@@ -6,7 +6,7 @@ import torch
 import dspreg
 from dspreg.data.transforms import Transform
 from dspreg.errors import ConfigError
-from dspreg.inference.evaluate_run import _part, data_of, evaluate_run
+from dspreg.inference.evaluate_run import _parts, data_of, evaluate_run
 from dspreg.inference.export import export
 from dspreg.inference.predict import image_files, predict_files
 from dspreg.protocol.description import RunDescription
@@ -58,7 +58,7 @@ def test_classes_of_an_unseen_domain_are_shuffled(runs, folder):
     """Images of a folder stand class by class; a context of one class alone would be of no domain."""
     described = RunDescription.from_json(RunFolder(runs["ARM"]).description())
     data = data_of(described, None, None, None)
-    part = _part(data, "noon", described, Transform(28, (0.5,) * 3, (0.5,) * 3))[0]
+    ((part, *_),) = _parts(data, "noon", described, Transform(28, (0.5,) * 3, (0.5,) * 3))
     assert sorted(part.positions) == list(range(36))
     labels = [part.images[i][1] for i in part.positions]
     assert set(labels[:12]) == {0, 1, 2}

@@ -44,9 +44,9 @@ def test_every_method_predicts_the_same_in_a_new_process(tmp_path, monkeypatch):
     x = torch.rand(5, 3, 24, 24, generator=torch.Generator().manual_seed(1))
     trained, finish = [], loop.finish_run
 
-    def finished(experiment, state, run):
+    def finished(experiment, state, *rest):
         trained.append(state.algorithm)
-        return finish(experiment, state, run)
+        return finish(experiment, state, *rest)
 
     monkeypatch.setattr(loop, "finish_run", finished)
     specs = ["ERM", *(ACTING.get(name, name) for name in LAYERS), *STACKS]

@@ -150,6 +150,11 @@ def test_the_small_swad_closes_its_window_by_the_validation_loss(images, tmp_pat
 
     from dspreg import load
 
+    def better(self, logits, y, *, losses=False):
+        found = worse(self, logits, y, losses=losses)
+        return evaluation.Tally(found.correct, found.total, found.finite, 20_000 - found.cross_entropy)
+
+    monkeypatch.setattr(evaluation.Tally, "counting", better)
     train(settings(images, SPEC), tiny.execution(), tmp_path / "falling")
     monkeypatch.setattr(evaluation.Tally, "counting", worse)
     train(settings(images, SPEC), tiny.execution(), tmp_path / "rising")

@@ -75,7 +75,7 @@ class Anchor(Algorithm):
         self.weight, self.by, self.of, self.exclude, self.control = weight, by, of, exclude, control
         self.refresh_epochs, self.refresh_steps, self.measure_batches = refresh_epochs, refresh_steps, measure_batches
         if of == "fisher" and by != "ones":
-            self.compatibility = Compatibility(kinds=ONLY_CLASSES, option="of='fisher'")
+            self.compatibility = Compatibility(trains_featurizer=True, kinds=ONLY_CLASSES, option="of='fisher'")
         self._begin()
 
     @property

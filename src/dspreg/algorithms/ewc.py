@@ -27,7 +27,7 @@ class EWC(Anchor):
     Changes `gradient`, and `update` once to measure; no extra pass.
     """
 
-    compatibility = Compatibility(kinds=ONLY_CLASSES)
+    compatibility = Compatibility(trains_featurizer=True, kinds=ONLY_CLASSES)
     space = {"weight": LogUniform(0, 7)}
     instead = "L2SP"
 
