@@ -357,7 +357,9 @@ def test_two_targets(images, tmp_path):
 
 @pytest.mark.parametrize("protocol", ["domainbed", "domainbed-stratified", "swad"])
 def test_protocols_differ_where_they_should(images, tmp_path, protocol):
-    train(erm(images, protocol=protocol), tiny.execution(), tmp_path / "run")
+    given = erm(images, protocol=protocol)
+    del given["split"]  # so that the default holds
+    train(given, tiny.execution(), tmp_path / "run")
     s = RunFolder(tmp_path / "run").description()["settings"]
     assert s["split"] == "grouped"  # of images of one's own, by every protocol
     assert s["augment_validation"] == (protocol != "swad")
