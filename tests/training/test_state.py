@@ -104,7 +104,9 @@ def test_of_equal_evaluations_the_first_is_selected(tmp_path, monkeypatch, stack
     scores = iter([(5, 7), (7, 5), (6, 7), (7, 6), (1, 1), (6, 7)])  # means 6, 6, 6.5, 6.5, 1, 6.5 of 10
     monkeypatch.setattr(loop, "tallies", lambda *_, **__: [Tally(c, 10) for c in next(scores)])
     experiment = SimpleNamespace(
-        settings=SimpleNamespace(steps=99, targets=(), evaluation_batch=4, holdout=0.2, select_by="accuracy", patience=0),
+        settings=SimpleNamespace(
+            steps=99, targets=(), evaluation_batch=4, holdout=0.2, select_by="accuracy", patience=0
+        ),
         data=SimpleNamespace(kind="classes", num_classes=3),
         execution=SimpleNamespace(keep="best", device="cpu"),
         evaluation_parts=lambda last: [("a", "out", None), ("b", "out", None)],
