@@ -14,7 +14,7 @@ export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint agreement agreement-emoji kills faults soak reliability-figures sweeps ray pairs same parity pacs maps bench evidence evidence-open evidence-pack evidence-tables pacs-erm-variance pacs-variants pacs-ruler pacs-arms pacs-c digits-premise wheel clean
+.PHONY: help demo test lint agreement agreement-emoji averages kills faults soak reliability-figures sweeps ray pairs same parity pacs maps bench evidence evidence-open evidence-pack evidence-tables pacs-erm-variance pacs-variants pacs-ruler pacs-arms pacs-c digits-premise wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 25
@@ -135,12 +135,23 @@ pacs-variants: evidence-open build/places  ## the frozen protocol's variants, PA
 	$(MAKE) evidence-pack
 
 agreement: evidence-open build/places  ## the second frozen protocol on PACS: agreement and its control, ERM, SAM, consensus, DSP-Reg; resumable
-	for part in primary averaged consensus dsp_reg; do \
+	for part in primary averaged; do \
 	  $(BIN)/dspreg sweep evidence/agreement/$$part.yaml --store build/evidence/agreement/store || exit; done
+	for part in consensus dsp_reg; do \
+	  $(BIN)/dspreg sweep evidence/agreement/$$part.yaml --store build/evidence/agreement/later || exit; done
 	$(MAKE) evidence-pack
 
 agreement-emoji: evidence-open build/places  ## its confirmation on emoji, made by evidence/emoji/prepare.py in build/emoji
 	$(BIN)/dspreg sweep evidence/agreement/emoji.yaml --store build/evidence/agreement/emoji
+	$(MAKE) evidence-pack
+
+averages: evidence-open build/places  ## the third protocol: averaged weights, EWC and a linear probe beside ERM and DSP-Reg; resumable
+	$(BIN)/dspreg sweep evidence/averages/digits.yaml --store build/evidence/averages/digits
+	for lr in 0.0001 0.001 0.01; do \
+	  $(BIN)/dspreg sweep evidence/averages/probe-tune.yaml --set lr=$$lr --store build/evidence/averages/probe-tune || exit; done
+	$(BIN)/dspreg sweep evidence/averages/probe.yaml --store build/evidence/averages/probe
+	for part in pacs pacs-others; do \
+	  $(BIN)/dspreg sweep evidence/averages/$$part.yaml --store build/evidence/averages/pacs || exit; done
 	$(MAKE) evidence-pack
 
 pacs-ruler: pacs-erm-variance  # the names that the frozen protocol and its README knew
