@@ -83,7 +83,6 @@ def train(
         plan: The run of a sweep, as JSON; kept in run.json, but not part of the result id.
         data: The data set of `settings`, if it is already open, such as one of `join_domains`; its files are then not
             listed again.
-        data: The data set of `settings`, if it is already open; its files are then not listed again.
         note: Markdown that the card of the run ends with; no part of its id.
         display: Old name of `callbacks`, for a single one.
     """
