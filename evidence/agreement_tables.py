@@ -11,6 +11,7 @@ from markdown import print_table
 from dspreg import ConfigError, RunResult, SelectedRow, contrast, describe, parse, select_rows
 
 SCREEN, TUNE, STORE, EMOJI = "agreement/screen", "agreement/tune", "agreement/store", "agreement/emoji"
+LATER = "agreement/later"  # begun when frozen batch norm was folded; both sides of a contrast are in one store
 AVERAGED = "weight_averaging.SWA"  # of examples/, before the catalogue had one
 PAIRS = 20  # 4 targets × 5 trials
 STRENGTHS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -42,9 +43,13 @@ def print_agreement(stores: Mapping[str, Sequence[RunResult]]) -> None:
             print_strengths(
                 f"{title}, weights averaged over the second half, last step", runs, shows_target=name == SCREEN
             )
-    for place, name, contrasts, start in ((STORE, "PACS", CONTRASTS, 150), (EMOJI, "emoji", CONFIRMATION, 100)):
-        if runs := [run for run in stores.get(place, ()) if run.finished]:
-            print_second_contrasts(name, runs, contrasts, start)
+    for places, name, contrasts, start in (
+        ((STORE, LATER), "PACS", CONTRASTS, 150),
+        ((EMOJI,), "emoji", CONFIRMATION, 100),
+    ):
+        of_stores = [[run for run in stores.get(place, ()) if run.finished] for place in places]
+        if any(of_stores):
+            print_second_contrasts(name, [rows_by_label(runs) for runs in of_stores if runs], contrasts, start)
 
 
 def rows_by_label(runs: Sequence[RunResult]) -> dict[str, SelectedRow]:
@@ -86,12 +91,14 @@ def cell(row: SelectedRow | None, shows_target: bool) -> list[str]:
 
 
 def print_second_contrasts(
-    data: str, runs: Sequence[RunResult], contrasts: Mapping[str, tuple[str, str]], start: int
+    data: str, stores: Sequence[Mapping[str, SelectedRow]], contrasts: Mapping[str, tuple[str, str]], start: int
 ) -> None:
-    rows, lines = rows_by_label(runs), []
+    """Contrasts within one store each; `stores` are their rows by label."""
+    lines = []
     for name, sides in contrasts.items():
         labels = [describe(parse("+".join(filter(None, (side, f"SWA(start={start})"))))) for side in sides]
-        if not all(label in rows for label in labels):
+        rows = next((found for found in stores if all(label in found for label in labels)), None)
+        if rows is None:
             continue
         try:
             c = contrast(*(rows[label] for label in labels))

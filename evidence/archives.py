@@ -5,6 +5,7 @@
 
 `dspreg report` reads an archive as it is. Sweeps write into folders: open them, train, and pack them again. A folder
 that was opened from other archives than those of SHA256SUMS is left alone, for packing it would undo what is newer.
+Stores that no sweep has begun are neither here nor there.
 """
 
 from __future__ import annotations
@@ -21,9 +22,14 @@ from dspreg.runs.archive import SUFFIX, pack_store, unpack_store
 HERE = Path(__file__).parent
 STORES = (
     "agreement/emoji",
+    "agreement/later",
     "agreement/screen",
     "agreement/store",
     "agreement/tune",
+    "averages/digits",
+    "averages/pacs",
+    "averages/probe",
+    "averages/probe-tune",
     "digits/batch",
     "digits/store",
     "pacs/store",
@@ -62,7 +68,7 @@ def open_all(archives: Path, folder: Path) -> None:
     verify(archives)
     require_same_origin(archives, folder)
     for name in STORES:
-        if not (folder / name).exists():
+        if (archives / f"{name}{SUFFIX}").exists() and not (folder / name).exists():
             unpack_store(archives / f"{name}{SUFFIX}", folder / name)
     (folder / SUMS).write_bytes((archives / SUMS).read_bytes())
 
@@ -71,9 +77,10 @@ def pack_all(archives: Path, folder: Path) -> None:
     if not (folder / SUMS).exists():
         raise ConfigError(f"{folder} holds no stores that were opened here; open them first")
     require_same_origin(archives, folder)
-    for name in STORES:
+    begun = [name for name in STORES if (folder / name).exists() or (archives / f"{name}{SUFFIX}").exists()]
+    for name in begun:
         pack_store(folder / name, archives / f"{name}{SUFFIX}", only_finished=True)
-    files = [f"{name}{SUFFIX}" for name in STORES]
+    files = [f"{name}{SUFFIX}" for name in begun]
     sums = "".join(f"{sha256_of_file(archives / file)}  {file}\n" for file in files).encode()
     (archives / SUMS).write_bytes(sums)
     (folder / SUMS).write_bytes(sums)

@@ -19,6 +19,7 @@ from typing import Any
 import plots
 from agreement_tables import print_agreement
 from archives import HERE, STORES, SUFFIX
+from averages_tables import print_averages
 from c_tables import group_by_variant, print_c, print_choices, print_patterns
 from contrast_tables import RULES, print_batch, print_contrasts, print_pairs, print_targets
 from markdown import print_table
@@ -120,6 +121,7 @@ def print_all(stores: Mapping[str, Sequence[RunResult]], out: Path) -> None:
     if premise_by_step:
         plots.plot_premise(premise_by_step).savefig(out / "evidence-premise.png", dpi=130)
     print_agreement(stores)
+    print_averages(stores)
     print(f"\n{hours:.1f} hours on one core in the records of the two stores.")
 
 
