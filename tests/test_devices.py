@@ -18,7 +18,7 @@ from dspreg.launch.resources import assign_slots, default_jobs
 from dspreg.launch.serial import SerialLauncher
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.run import Run
-from dspreg.training.experiment import environment, measures_c, resolve_execution
+from dspreg.training.execution import environment, measures_c, resolve_execution
 from dspreg.training.loop import train
 from helpers import tiny
 

@@ -24,7 +24,7 @@ def typed(images, out, *more):
     s = tiny.SETTINGS
     options = ["--dataset", f"folder:{images}", "--target", "elm", "--algorithm", s["algorithm"], "--out", str(out)]
     options += ["--model", s["model"], "--weights", "none", "--threads", "1", "--profile", "never", "--save-every", "3"]
-    for name in ("image_size", "steps", "batch_size", "lr", "weight_decay", "dropout", "frozen_bn", "evaluate_every"):
+    for name in s.keys() - {"targets", "algorithm", "model", "weights"}:
         options += ["--set", f"{name}={s[name]}"]
     return ["train", *options, *map(str, more)]
 

@@ -465,7 +465,7 @@ def test_every_open_option_has_a_default_in_words():
     [("3", 3), ("4,2", 4), ("", None), ("0", None), ("-1", None), ("many", None), ("9" * 5000, None)],
 )
 def test_threads_are_those_of_the_job_unless_they_are_given(monkeypatch, given, number):
-    from dspreg.training.experiment import threads
+    from dspreg.training.execution import threads
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)), raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", given)

@@ -20,7 +20,7 @@ from dspreg.io.atomic_files import sha256_of_file
 from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.trained_images import NAME, TrainedImages, read_trained_images
-from dspreg.training.experiment import split_domain
+from dspreg.training.parts import split_domain
 from helpers.small_runs import photos, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")

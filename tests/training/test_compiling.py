@@ -16,7 +16,7 @@ from dspreg.testing.toy import IMAGE, toy_batches, toy_task
 from dspreg.training import compiling
 from dspreg.training.callbacks import TrainingCallback
 from dspreg.training.compiling import compile_network, require_compilable, require_compiler
-from dspreg.training.experiment import environment
+from dspreg.training.execution import environment
 from dspreg.training.loop import train
 from dspreg.training.step import train_step
 

@@ -14,7 +14,8 @@ from PIL import Image
 import dspreg
 from dspreg import Notice
 from dspreg.config.reading import OWN_READING, Reading
-from dspreg.training.experiment import channel_statistics, prepare_experiment
+from dspreg.data.channel_statistics import channel_statistics
+from dspreg.training.experiment import prepare_experiment
 from dspreg.training.stored_model import read_model_file
 from helpers.images import put
 from helpers.kinds import exif, file_of, noise, tiff

@@ -8,7 +8,7 @@ from dspreg.algorithms.measure import refresh_steps
 from dspreg.algorithms.registry import StackSpec
 from dspreg.config.train_config import Execution
 from dspreg.protocol.estimate import Prices, Work
-from dspreg.training.experiment import layers_of
+from dspreg.training.execution import layers_of
 from dspreg.training.loop import evaluates_at
 from dspreg.training.time_left import RunClock, TimeLeftLog
 

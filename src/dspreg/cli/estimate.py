@@ -113,7 +113,7 @@ def answer(given: Any, pause: Any) -> int:
     from dspreg.launch.progress import SweepClock, SweepProgressBars, SweepProgressLog
     from dspreg.launch.resources import default_jobs
     from dspreg.sites.estimate import PAGE, estimate
-    from dspreg.training.experiment import resolve_execution
+    from dspreg.training.execution import resolve_execution
 
     console = Console(stderr=True)
     execution = resolve_execution(execution)

@@ -221,7 +221,7 @@ def launch(
     from rich.console import Console
 
     from dspreg.launch.progress import SweepClock, SweepProgressBars, SweepProgressLog
-    from dspreg.training.experiment import resolve_execution
+    from dspreg.training.execution import resolve_execution
 
     console, done = Console(stderr=True), 0
     launcher, attempts = chosen_launcher(given, console.print), whole("--attempts", given.attempts, 1)

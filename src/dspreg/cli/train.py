@@ -84,7 +84,7 @@ def train_one(given: Any, pause: Any) -> int:
         )
     from rich.console import Console
 
-    from dspreg.training.experiment import resolve_execution
+    from dspreg.training.execution import resolve_execution
     from dspreg.training.loop import train
 
     execution = resolve_execution(execution, config.algorithm)

@@ -35,7 +35,7 @@ from dspreg.protocol.description import RunDescription
 from dspreg.randomness import generator
 from dspreg.runs.folder import RunFolder
 from dspreg.training.evaluate import as_arrays, predictions
-from dspreg.training.experiment import images_for_test
+from dspreg.training.parts import images_for_test
 
 UNSEEN, SOURCE, CHANGED, PARTLY = "unseen", "source", "changed source", "partly trained on"
 TEST = "test images of a source"

@@ -46,7 +46,7 @@ from dspreg.sensitivity.held_out import HeldOutComparison, equal_number, measure
 from dspreg.sensitivity.measure import progress_bar
 from dspreg.sensitivity.meter import Meter
 from dspreg.sensitivity.samples import Samples, concatenate
-from dspreg.training.experiment import randomness_key
+from dspreg.training.parts import randomness_key
 
 
 @dataclass(frozen=True)

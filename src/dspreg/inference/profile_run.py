@@ -39,7 +39,7 @@ from dspreg.sensitivity.measure import build_profile, measure, progress_bar
 from dspreg.sensitivity.profile import Profile, tensors_of
 from dspreg.sensitivity.samples import Samples
 from dspreg.sensitivity.variance import RunningVariance, Variance
-from dspreg.training.experiment import randomness_key
+from dspreg.training.parts import randomness_key
 from dspreg.vectors import ParamVector, matching_names, trainable
 
 MANY = 100  # outputs

@@ -15,7 +15,7 @@ from dspreg.errors import DspregError, Notice
 from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.trained_images import Hashed, TrainedImages, read_trained_images
-from dspreg.training.experiment import split_domain
+from dspreg.training.parts import split_domain
 
 
 @dataclass

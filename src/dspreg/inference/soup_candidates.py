@@ -24,8 +24,8 @@ from dspreg.networks.batch_norm import estimating_statistics, moves_statistics
 from dspreg.protocol.description import RunDescription
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.evaluate import tallies
-from dspreg.training.experiment import digests, evaluated_parts, randomness_key, split_domain
 from dspreg.training.model import build_stack, load_tensors, tensors_of
+from dspreg.training.parts import digests, evaluated_parts, randomness_key, split_domain
 from dspreg.training.stored_model import transform_of
 
 MOST_BATCHES = 500  # of images that running statistics of batch norm are taken from

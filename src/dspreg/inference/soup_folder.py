@@ -20,7 +20,7 @@ from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_path_at
 from dspreg.runs.schema import FORMAT as RESULT
-from dspreg.training.experiment import environment, resolve_execution
+from dspreg.training.execution import environment, resolve_execution
 from dspreg.training.finalize import USE
 from dspreg.training.loop import refuse_inside, reproducible
 from dspreg.training.model import MODEL

@@ -26,8 +26,8 @@ from dspreg.protocol.description import RunDescription
 from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_file
 from dspreg.training.adam import Adam
-from dspreg.training.experiment import randomness_key
 from dspreg.training.model import BESIDE, build_stack, tensors_of
+from dspreg.training.parts import randomness_key
 from dspreg.training.stored_model import load_model_file, read_model_file
 
 # What members have in common: the images, the network and how it is validated. What search draws may differ.

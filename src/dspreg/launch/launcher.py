@@ -134,7 +134,7 @@ def resolve_sweep(execution: Execution, runs: Iterable[Run]) -> Execution:
     Elsewhere `auto` is left to the launcher, since a cluster may have what this machine has not.
     """
     from dspreg.devices import lacks_float64
-    from dspreg.training.experiment import resolve_execution
+    from dspreg.training.execution import resolve_execution
 
     if not lacks_float64(execution.device) and not execution.compile:
         return execution
@@ -155,7 +155,7 @@ def probe_layout(execution: Execution, runs: Sequence[Run]) -> Execution:
     if execution.layout != AUTO or not runs:
         return execution
     from dspreg.data.registry import open_dataset
-    from dspreg.training.experiment import threads
+    from dspreg.training.execution import threads
     from dspreg.training.fastest import choose_layout
 
     try:

@@ -24,14 +24,8 @@ from dspreg.launch.resources import fill_execution
 from dspreg.protocol.estimate import Prices, Work, count_evaluations, describe_work
 from dspreg.runs.run import Run
 from dspreg.training.evaluate import tallies
-from dspreg.training.experiment import (
-    Experiment,
-    layers_of,
-    measures_c,
-    prepare_experiment,
-    resolve_execution,
-    resolve_stack,
-)
+from dspreg.training.execution import layers_of, measures_c, resolve_execution
+from dspreg.training.experiment import Experiment, prepare_experiment, resolve_stack
 from dspreg.training.finalize import verify_predictions
 from dspreg.training.loop import SMALLER, reproducible
 from dspreg.training.model import tensors_of

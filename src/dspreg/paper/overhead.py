@@ -29,7 +29,8 @@ from dspreg.paper.item import Item
 from dspreg.paper.render import scale_table
 from dspreg.paper.scales import RUNNING, Scale, running_options
 from dspreg.reporting.table import Cell, Row, Table
-from dspreg.training.experiment import Experiment, prepare_experiment, threads
+from dspreg.training.execution import threads
+from dspreg.training.experiment import Experiment, prepare_experiment
 from dspreg.training.step import train_step
 
 BLOCKS = 3  # timed

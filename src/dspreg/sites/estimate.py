@@ -37,7 +37,7 @@ from dspreg.sites.results import (
 from dspreg.sites.scores import RunPredictions, SitePredictions, score_new_site, score_run
 from dspreg.specs import shortest_spec
 from dspreg.training.callbacks import TrainingCallback
-from dspreg.training.experiment import resolve_execution
+from dspreg.training.execution import resolve_execution
 from dspreg.training.loop import refuse_inside, train
 
 STORE, MODEL, PAGE, PREDICTIONS = "store", "model", "page.html", "predictions"

@@ -24,7 +24,7 @@ from dspreg.protocol.leave_one_out import leave_one_out
 from dspreg.runs.run import Run
 from dspreg.sites.check import typical_side
 from dspreg.specs import shortest_spec
-from dspreg.training.experiment import layers_of
+from dspreg.training.execution import layers_of
 
 FORMAT = "dspreg.estimate/1"
 FILE = "estimate.json"

@@ -2,69 +2,68 @@
 
 from __future__ import annotations
 
-import math
-import os
-import platform
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dspreg import __version__
 from dspreg.algorithms import Algorithm, Task
-from dspreg.algorithms.compatibility import overrides, require_weightable
+from dspreg.algorithms.compatibility import require_weightable
 from dspreg.algorithms.registry import PUBLISHED, StackSpec
 from dspreg.config.defaults import search_seed
-from dspreg.config.options import MOST
 from dspreg.config.reading import READ
 from dspreg.config.train_config import CHANNELS_LAST, TRAIN_OPTIONS, Execution, TrainConfig, resolve_config
 from dspreg.config.trained_part import files_of, named_by_contents, with_files
 from dspreg.data import DomainDataset
-from dspreg.data.annotations import TRAIN, annotations_of
+from dspreg.data.annotations import annotations_of
 from dspreg.data.augmentation import require_augmentation
 from dspreg.data.balance import image_weights
-from dspreg.data.base import labels_of
 from dspreg.data.cache_choice import open_chosen_cache
+from dspreg.data.channel_statistics import channel_statistics
 from dspreg.data.fingerprint import content_hashes, fingerprint
 from dspreg.data.images import Images
 from dspreg.data.loader import XY, DomainSplit, MeasureSampler, SequentialBatches, TrainingSteps, reader_processes
 from dspreg.data.readers import ReaderPool, iterate_batches
 from dspreg.data.registry import open_dataset
-from dspreg.data.splits import parts_of, positions_of_test, split, split_grouped, split_stratified, steps_per_epoch
+from dspreg.data.splits import steps_per_epoch
 from dspreg.data.tasks import check_parts, check_samples, unchanged_inputs
 from dspreg.data.transforms import Transform, Unchanged
 from dspreg.data.verify import check_once
-from dspreg.devices import lacks_float64, resolve_device, send
-from dspreg.errors import ConfigError, DataError, Notice
-from dspreg.io.text import join_few
+from dspreg.devices import send
+from dspreg.errors import ConfigError, Notice
 from dspreg.kinds import CLASSES, require_kind
-from dspreg.metrics import ACCURACY
 from dspreg.networks.network import Network
-from dspreg.networks.own import is_own_network
 from dspreg.networks.pretrained import Backbone, make_backbone
 from dspreg.networks.text_head import TextHead, read_text_head
-from dspreg.precision import LossScaler, autocast, check_precision
+from dspreg.precision import LossScaler, autocast
 from dspreg.protocol.description import RunDescription
 from dspreg.randomness import Key, seeded
 from dspreg.runs.trained_images import Hashed, TrainedImages
 from dspreg.sensitivity.profile import Profile
-from dspreg.training.compiling import compile_network, require_compilable, require_compiler
-from dspreg.training.fastest import choose_folding, choose_layout, describe_computation, keep_begun
+from dspreg.training.compiling import compile_network
+from dspreg.training.execution import environment, layers_of, resolve_execution, threads
+from dspreg.training.fastest import choose_folding, choose_layout, keep_begun
 from dspreg.training.initial_weights import InitialWeights, read_initial_weights
 from dspreg.training.kept_features import FeatureCache, compute_features, why_not_kept
 from dspreg.training.optimizers import learning_rates, make_optimizer
+from dspreg.training.parts import digests, evaluated_parts, images_for_test, randomness_key, split_domain
+from dspreg.training.preconditions import (
+    check_metric,
+    check_splits,
+    require_held_out,
+    require_plain_selection,
+    require_plain_training,
+)
 from dspreg.training.trained_part import entry_masks, freeze, read_profile, require_trainable
 
 Shown = Transform | Unchanged
 Progress = Callable[[int, int], None]
-PACKAGES = ("torch", "torchvision", "timm", "numpy", "pillow")  # their versions may change results in the last bits
 
 
 @dataclass(frozen=True)
@@ -402,18 +401,8 @@ def prepare_experiment(
         text = f"{change}, for {config.steps:,} of {PUBLISHED:,} steps; set it in the spec to override this"
         warnings.warn(text, Notice, stacklevel=2)
     require_kind(data.kind)
-    if data.kind != CLASSES and config.split != "domainbed":
-        raise ConfigError(
-            f"--split {config.split} goes by class, and {data.name} is of the kind {data.kind!r}; --split domainbed"
-        )
-    if data.kind != CLASSES:
-        require_plain_selection(config, data)
-    if data.kind != CLASSES and execution.domainbed_records:
-        raise ConfigError(f"DomainBed's records are of accuracies, and {data.name} is of the kind {data.kind!r}")
-    if is_own_network(config.model):
-        require_plain_training(config)
-    if is_own_network(config.model) and config.weights == "none":
-        raise ConfigError(f"--weights none is for networks with pretrained weights; {config.model} is as you create it")
+    require_plain_selection(config, execution, data)
+    require_plain_training(config)
     targets = tuple(name for name in data.domains if name in config.targets)  # in the data set's own order
     config = replace(config, algorithm=str(stack), targets=targets)
     if len(targets) == len(data.domains):
@@ -429,9 +418,7 @@ def prepare_experiment(
     splits = {name: split_domain(each, config, position) for position, (name, each) in enumerate(images.items())}
     check_splits(data, images, splits, config)
     check_metric(images, splits, config)
-    check_layers(stack, config)
-    if config.holdout == 0 and execution.domainbed_records:
-        raise ConfigError("--domainbed-records has the accuracy on held-out images, and --holdout 0 holds none out")
+    require_held_out(stack, config, execution)
     if data.tensors or data.kind != CLASSES:
         labels = {name: check_samples(data, name, each, on_read) for name, each in images.items()}
         if data.kind != CLASSES:
@@ -484,218 +471,7 @@ def normalised_by_sources(experiment: Experiment) -> Experiment:
     return made
 
 
-def channel_statistics(batches: Iterable[torch.Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of values 0 … 1 for each channel of uint8 images (B, channels, H, W).
-
-    1 instead of a deviation of 0: a channel of one value is left at 0.
-    """
-    total, squares, pixels = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), 0
-    for x in batches:
-        values = x.transpose(0, 1).flatten(1).to(torch.int64)
-        total = values.sum(1) + (total if pixels else 0)
-        squares = values.square().sum(1) + (squares if pixels else 0)
-        pixels += values.shape[1]
-    sums = list(zip(total.tolist(), squares.tolist(), strict=True))
-    mean = tuple(s / pixels / 255 for s, _ in sums)
-    std = tuple(math.sqrt(pixels * q - s * s) / pixels / 255 or 1.0 for s, q in sums)  # whole numbers under the root
-    return mean, std
-
-
-def require_plain_training(config: TrainConfig) -> None:
-    """Refuse options that know the insides of timm's networks, or their weights, for one of the user's own."""
-    for name in ("train", "head", "features", "layer_decay", "init"):
-        if getattr(config, name) != TRAIN_OPTIONS[name].before:
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} is for timm's networks, and {config.model} is your own; leave it out")
-
-
-def require_plain_selection(config: TrainConfig, data: DomainDataset) -> None:
-    """Refuse options that are about classes, for another kind of task."""
-    asked = {"--select-by": config.select_by != ACCURACY, "--balance": config.balance != "none"}
-    asked |= {"--head": config.head != "random"}
-    for flag, given in asked.items():
-        if given:
-            raise ConfigError(f"{flag} is about classes, and {data.name} is of the kind {data.kind!r}; leave it out")
-
-
 def resolve_stack(asked: StackSpec, config: TrainConfig) -> tuple[StackSpec, list[str]]:
     """The method with its options drawn and scaled for the run, and a sentence about each scaled option."""
     seed = search_seed(config.draw, config.trial, config.same_draws) if config.draw else None
     return asked.resolve(seed=seed, steps=config.steps, settings=asdict(config))
-
-
-def resolve_execution(execution: Execution, *algorithms: str) -> Execution:
-    """With the device that `auto` is here, one for trainings of all these methods.
-
-    Raises:
-        ConfigError: There is no such device, or it can't do what is asked for.
-    """
-    lacks = lacks_float64(execution.device)  # looked at first: where nothing is lacking, no spec needs to be read
-    needs = lacks and any(measures_c(StackSpec.parse(spec), execution) for spec in dict.fromkeys(algorithms))
-    device = resolve_device(execution.device, float64=needs)
-    check_precision(execution.precision, device)
-    if execution.compile:
-        for spec in dict.fromkeys(algorithms):
-            require_compilable(layers_of(StackSpec.parse(spec)), execution.precision)
-        require_compiler(device)
-    return execution if device == execution.device else replace(execution, device=device)
-
-
-def measures_c(stack: StackSpec, execution: Execution) -> bool:
-    """Whether c is measured in the training, by the method or for profiles: in double precision."""
-    layers = layers_of(stack)
-    return execution.profile == "always" or any(getattr(layer, "uses_c", False) for layer in layers)
-
-
-def layers_of(stack: StackSpec) -> list[Algorithm]:
-    """The layers of a method, to look at: without a network, and without the notices given when it is trained."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Notice)
-        return list(stack.build().layers())
-
-
-def check_splits(
-    data: DomainDataset,
-    images: Mapping[str, Sequence[Any]],
-    splits: Mapping[str, tuple[list[int], list[int]]],
-    config: TrainConfig,
-) -> None:
-    """Refuse a domain without training or validation images, and warn of a source smaller than a batch."""
-    for name, (inside, out) in splits.items():
-        if not inside or not (out or config.holdout == 0):
-            raise DataError(
-                f"the domain {name!r} of {data.name} has {len(inside) + len(out)} images; holding out {config.holdout} "
-                f"of them leaves {len(inside)} to train on and {len(out)} to validate with. Add images, or change "
-                "holdout"
-            )
-        said = annotations_of(images[name])
-        if name not in config.targets and len(inside) < config.batch_size:
-            warnings.warn(
-                f"the domain {name!r} has {len(inside)} images to train on, fewer than the batch of "
-                f"{config.batch_size}: images repeat within a batch",
-                Notice,
-                stacklevel=3,
-            )
-        if config.split != "grouped":
-            if said.splits:
-                text = f"the domain {name!r}: groups and parts that its images have are not used with --split "
-                warnings.warn(f"{text}{config.split}; --split grouped uses them", Notice, stacklevel=3)
-            continue
-        if name in config.targets:
-            continue
-        if not any(part in (TRAIN, "") for part in parts_of(said, len(images[name]))):
-            raise DataError(
-                f"the domain {name!r} of {data.name} has no image to train on: its table has all of them for "
-                "validation or test. It can be a target alone: --target"
-            )
-        if said.groups is not None:
-            groups = said.groups
-            torn = {groups[i] for i in inside} & {groups[i] for i in out} - {""}
-            if torn:
-                raise DataError(
-                    f"the images of the domain {name!r} of {data.name} that are there to train on are of one group, "
-                    f"{min(torn)!r}, so that none can be held out for validation without it. Add images of another "
-                    "group, leave the domain out, or make it the target"
-                )
-
-
-def digests(images: Mapping[str, Sequence[Any]], config: TrainConfig) -> dict[str, str]:
-    """Of every domain with groups, parts or weights that the training uses, their SHA-256."""
-    used = {"splits": config.split == "grouped", "weights": config.image_weights}
-    found = {name: annotations_of(each).digest(**used) for name, each in images.items()}
-    return {name: digest for name, digest in found.items() if digest}
-
-
-def check_metric(
-    images: Mapping[str, Sequence[Any]], splits: Mapping[str, tuple[list[int], list[int]]], config: TrainConfig
-) -> None:
-    """Refuse to select by a metric that no source's held-out images have."""
-    if config.select_by != "auroc":
-        return
-    sources = [name for name in images if name not in config.targets]
-    labels = {name: labels_of(images[name]) for name in sources}
-    if all(len({labels[name][i] for i in splits[name][1]}) < 2 for name in sources):
-        raise DataError(
-            f"select_by=auroc needs held-out images of two classes, and those of {join_few(sources)} have one each. "
-            "Hold out more of them, split them by class (--split stratified), or select by another metric"
-        )
-
-
-def check_layers(stack: StackSpec, config: TrainConfig) -> None:
-    """Refuse layers that look at held-out images where none are held out."""
-    if config.holdout:
-        return
-    for layer in layers_of(stack):
-        if overrides(type(layer), "on_evaluation") or overrides(type(layer), "before_evaluation"):
-            raise ConfigError(
-                f"{type(layer).__name__} decides by held-out images of the sources, and holdout=0 holds none out. Use "
-                "another method for the final model, such as SWA, or hold some out"
-            )
-
-
-def evaluated_parts(domains: Sequence[str], config: TrainConfig, *, last: bool) -> list[tuple[str, str]]:
-    """Domain and split of everything that one evaluation covers; see `Experiment.evaluation_parts`."""
-    return [
-        (name, which)
-        for name in domains
-        for which in (("in", "out") if config.holdout else ("in",))
-        if config.evaluate == "all"
-        or which == ("in" if name in config.targets else "out")
-        or (name in config.targets and last)
-    ]
-
-
-def randomness_key(data: str, config: TrainConfig) -> tuple[Key, ...]:
-    """The key of all randomness of a training.
-
-    Never the algorithm, a path or a fingerprint, so that all methods of one trial see the same batches.
-
-    Args:
-        data: Name of the data set.
-        config: Targets in the data set's order.
-    """
-    return (data, config.targets, config.trial, config.draw)
-
-
-def split_domain(images: Sequence[Any], config: TrainConfig, position: int) -> tuple[list[int], list[int]]:
-    """Positions of the "in" and "out" images of the `position`-th domain of a data set."""
-    if config.split == "grouped":
-        said = annotations_of(images)
-        return split_grouped(labels_of(images), said, config.trial, position, config.holdout)
-    if config.split == "stratified":
-        return split_stratified(labels_of(images), config.trial, position, config.holdout)
-    return split(len(images), config.trial, position, config.holdout)
-
-
-def images_for_test(images: Sequence[Any], config: TrainConfig) -> list[int]:
-    """Positions of the images of a domain that its table sets apart: never trained on, never validated with."""
-    return positions_of_test(annotations_of(images), len(images)) if config.split == "grouped" else []
-
-
-def environment(execution: Execution) -> dict[str, Any]:
-    """What else results depend on, to the last bit."""
-    return {
-        **{name: version(name) for name in PACKAGES},
-        **describe_computation(execution),
-        "dspreg": __version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "threads": threads(execution),
-        "device": torch.device(execution.device).type,
-        "gpu": torch.cuda.get_device_name(execution.device) if execution.device.startswith("cuda") else None,
-        "precision": execution.recorded_precision,
-    }
-
-
-def threads(execution: Execution) -> int:
-    """As requested, or as OMP_NUM_THREADS says, or all cores that this process may use."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return execution.threads or threads_of_environment() or usable or 1
-
-
-def threads_of_environment() -> int | None:
-    """OMP_NUM_THREADS, which schedulers set to a job's share of the machine; of a list, "4,2", the first counts."""
-    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    number = int(given) if given.isdecimal() and len(given) < 10 else 0
-    return number if 0 < number <= MOST["threads"][0] else None

@@ -42,7 +42,8 @@ from dspreg.sensitivity.evaluation_mode import evaluation_mode
 from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.evaluate import as_arrays, count_classes, tallies
-from dspreg.training.experiment import Experiment, prepare_experiment, resolve_execution, threads
+from dspreg.training.execution import resolve_execution, threads
+from dspreg.training.experiment import Experiment, prepare_experiment
 from dspreg.training.finalize import finish_run, save_model
 from dspreg.training.model import saved_attributes_of, tensors_of
 from dspreg.training.prolong import keep_checkpoint, prolong

@@ -63,7 +63,7 @@ class RunClock(TrainingCallback):
     # What the training says.
 
     def on_train_start(self, experiment: Experiment, step: int) -> None:
-        from dspreg.training.experiment import layers_of, measures_c
+        from dspreg.training.execution import layers_of, measures_c
 
         s, execution = experiment.settings, experiment.execution
         self.steps, self.done, self.every = s.steps, step, s.evaluate_every
