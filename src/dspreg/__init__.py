@@ -19,6 +19,8 @@ _HOMES = {
     "ProgressBar": "training.callbacks",
     "sweep": "launch.launcher",
     "leave_one_out": "protocol.leave_one_out",
+    "status": "runs.store_status:store_status",
+    "StoreStatus": "runs.status",
     "Run": "runs.run",
     "RunStatus": "runs.status",
     "estimate": "sites.estimate",

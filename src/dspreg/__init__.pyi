@@ -21,6 +21,8 @@ from dspreg.training.callbacks import TrainingCallback as TrainingCallback
 from dspreg.training.callbacks import ProgressBar as ProgressBar
 from dspreg.launch.launcher import sweep as sweep
 from dspreg.protocol.leave_one_out import leave_one_out as leave_one_out
+from dspreg.runs.store_status import store_status as status
+from dspreg.runs.status import StoreStatus as StoreStatus
 from dspreg.runs.run import Run as Run
 from dspreg.runs.status import RunStatus as RunStatus
 from dspreg.sites.estimate import estimate as estimate

@@ -8,8 +8,7 @@ from dspreg.cli.named_runs import find_runs
 from dspreg.cli.parser import Commands, add_command
 from dspreg.errors import ConfigError
 from dspreg.io.text import escape_terminal
-from dspreg.launch.queue import ATTEMPTS
-from dspreg.runs.status import RunStatus, scan_store
+from dspreg.runs.status import ATTEMPTS, RunStatus, scan_store
 from dspreg.runs.store import RunStore
 
 EXAMPLES = """examples:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from dspreg.io.text import align_columns, escape_terminal
 from dspreg.protocol.run_times import StoreTimeLeft
 from dspreg.runs.leases import LEASE_SECONDS, LeaseInfo
 from dspreg.runs.process_id import machine_and_pid
-from dspreg.runs.status import SUMMARIES, StoreStatus, group_of
+from dspreg.runs.status import SUMMARIES, StoreStatus
 
 LISTED = 20  # failures, where there is room for all lines
 BAR = 12
@@ -53,10 +52,9 @@ def _rooms(height: int, rows: int, held: int, failed: int) -> tuple[int, int, in
 
 def status_json(found: StoreStatus, left: StoreTimeLeft | None = None) -> dict[str, Any]:
     """For programs: counts, every run's state, and details of the runs that are in training or failed."""
-    groups = _summaries_by_group(found)
     return {
-        "all": _count(found.summaries.values()),
-        "groups": [{"dataset": d, "algorithm": a, **_count(summaries)} for (d, a), summaries in groups.items()],
+        "all": found.counts(),
+        "groups": [{"dataset": d, "algorithm": a, **counts} for (d, a), counts in found.counts_by_group().items()],
         "runs": [{"id": run, "state": found.summaries[run], **entry} for run, entry in found.runs.items()],
         "being trained": [_lease_json(run, each, found.states[run].steps) for run, each in found.leases.items()],
         "failed": [{"id": run, "reason": s.reason, "attempts": s.attempts, "state": found.summaries[run]}
@@ -71,24 +69,11 @@ def _time_json(left: StoreTimeLeft) -> dict[str, Any]:
     return {"seconds": seconds, "runs": left.left, "at a time": left.jobs, "not counted": unknown}
 
 
-def _summaries_by_group(found: StoreStatus) -> Mapping[tuple[str, str], list[str]]:
-    """Of the runs of each data set and algorithm."""
-    groups = defaultdict(list)
-    for run, entry in found.runs.items():
-        groups[group_of(entry)].append(found.summaries[run])
-    return groups
-
-
-def _count(summaries: Iterable[str]) -> dict[str, int]:
-    counts = Counter(summaries)
-    return {"runs": counts.total(), **{summary: counts[summary] for summary in SUMMARIES}}
-
-
 def _rows(found: StoreStatus) -> Iterator[Sequence[str]]:
     yield "data set", "algorithm", "runs", *SUMMARIES
-    for (data, algorithm), summaries in _summaries_by_group(found).items():
-        yield escape_terminal(data), escape_terminal(algorithm), *(f"{n:,}" for n in _count(summaries).values())
-    yield "all", "", *(f"{n:,}" for n in _count(found.summaries.values()).values())
+    for (data, algorithm), counts in found.counts_by_group().items():
+        yield escape_terminal(data), escape_terminal(algorithm), *(f"{n:,}" for n in counts.values())
+    yield "all", "", *(f"{n:,}" for n in found.counts().values())
 
 
 def _running(found: StoreStatus, runs: Sequence[str]) -> Iterator[str]:

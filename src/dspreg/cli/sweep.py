@@ -18,10 +18,9 @@ from dspreg.io.text import escape_terminal
 from dspreg.kinds import KINDS, figures_of, kind_of
 from dspreg.launch.launcher import Launcher, check_specs, domains_of, make_launcher
 from dspreg.launch.launcher import sweep as launch_sweep
-from dspreg.launch.queue import ATTEMPTS
 from dspreg.protocol.sweep_file import KEYS, Sweep, load_recipe, parse_sweep_value, read_sweep
 from dspreg.runs.run import Run
-from dspreg.runs.status import RunState, RunStatus
+from dspreg.runs.status import ATTEMPTS, RunState, RunStatus
 from dspreg.runs.store import RunStore
 
 if TYPE_CHECKING:

@@ -21,10 +21,9 @@ from dspreg.devices import describe_device, resolve_device
 from dspreg.doctor.findings import Finding
 from dspreg.errors import ConfigError, DspregError
 from dspreg.io.text import join_few, plural
-from dspreg.launch.queue import ATTEMPTS
 from dspreg.networks.hub import find_cached
 from dspreg.networks.timm_models import hub_location, pretrained_config
-from dspreg.runs.status import RunStatus, scan_store
+from dspreg.runs.status import ATTEMPTS, RunStatus, scan_store
 from dspreg.runs.store import RunStore
 
 GB = 1e9

@@ -16,11 +16,11 @@ from dspreg.errors import ConfigError, DspregError, Notice
 from dspreg.io.importing import import_object
 from dspreg.io.text import did_you_mean, shorten
 from dspreg.launch.progress import SweepProgress
-from dspreg.launch.queue import ATTEMPTS, OnRun, RunQueue
+from dspreg.launch.queue import OnRun, RunQueue
 from dspreg.protocol.leave_one_out import distinct
 from dspreg.protocol.sweep_file import Sweep
 from dspreg.runs.run import Run
-from dspreg.runs.status import RunState
+from dspreg.runs.status import ATTEMPTS, RunState
 from dspreg.runs.store import RunStore
 
 LOOKED_AT = 100  # runs of a store, for how those of earlier sweeps were begun

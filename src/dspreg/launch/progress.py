@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 from dspreg.errors import DspregError
 from dspreg.io.text import escape_terminal, format_duration
 from dspreg.launch.messages import Progress
-from dspreg.launch.queue import ATTEMPTS
 from dspreg.protocol.estimate import Announcer
 from dspreg.protocol.run_times import Reported, RunTimes, StoreTimeLeft, estimate_time_left
-from dspreg.runs.status import scan_store
+from dspreg.runs.status import ATTEMPTS, scan_store
 from dspreg.runs.store import RunStore
 
 if TYPE_CHECKING:

@@ -17,10 +17,9 @@ from dspreg.io.atomic_files import Fence
 from dspreg.launch.messages import Outcome
 from dspreg.runs.leases import Lease, LeaseLost
 from dspreg.runs.run import Run
-from dspreg.runs.status import RunState, RunStatus
+from dspreg.runs.status import ATTEMPTS, RunState, RunStatus
 from dspreg.runs.store import RunStore
 
-ATTEMPTS = 3  # of a run that fails
 POLL = 5.0  # seconds between checks of the runs that other sweeps hold
 
 OnRun = Callable[[Run, RunState, bool], None]  # a run, its status, and whether it had that before the sweep

@@ -50,6 +50,9 @@ class Report:
     def __str__(self) -> str:
         return FORMATS["text"](self.tables)
 
+    def _repr_html_(self) -> str:
+        return "\n".join(table._repr_html_() for table in self.tables)
+
     def to_json(self) -> Any:
         """Every cell as plain data: mean, standard error, number of runs, and the reason where there is no number."""
         return json.loads(FORMATS["json"](self.tables))

@@ -60,6 +60,20 @@ class Table:
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
 
+    def _repr_html_(self) -> str:
+        from dspreg.io.notebook import list_html, table_html
+
+        reasons = self.reasons()
+        rows = [
+            (
+                row.label if row.source == "ours" else f"\N{EM SPACE}{row.source}",
+                *(f"– [{reasons.index(c.reason) + 1}]" if c.reason else c.format() for c in row.cells),
+            )
+            for row in self.rows
+        ]
+        notes = [*(f"[{n}] {reason}" for n, reason in enumerate(reasons, 1)), *self.notes]
+        return table_html(["", *self.columns], rows, title=self.title) + list_html(notes)
+
     def reasons(self) -> list[str]:
         """Of empty cells, each once; what formats number them by."""
         return list(dict.fromkeys(cell.reason for row in self.rows for cell in row.cells if cell.reason))

@@ -106,6 +106,12 @@ class Run:
         where = f"{self.data_name} → {', '.join(self.targets)}"
         return f"{without_locations(self.algorithm)} on {where}, trial {self.trial}, draw {self.draw}"
 
+    def _repr_html_(self) -> str:
+        from dspreg.io.notebook import table_html
+
+        rows = [(name, ", ".join(value) if name == "targets" else value) for name, value in self.settings().items()]
+        return table_html([f"run {self.id}", ""], rows, left=2)
+
     # Conversions.
 
     def settings(self) -> dict[str, Any]:

@@ -8,7 +8,8 @@ verifies every file, `dspreg.reporting.load` every file but the models, `scan_st
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 FAILURE = "failure.json"  # in the folder of a run that diverged
 SUMMARIES = ("finished", "running", "waiting", "failed", "cancelled")  # what `dspreg status` counts
+LISTED = 20  # reasons of failed runs in a notebook
+ATTEMPTS = 3  # how often a run may fail before sweeps give it up
 OPEN = ("running", "waiting")  # those with work left
 
 
@@ -162,7 +165,7 @@ def read_failure(path: Path) -> Failure | None:
 # All runs of a store at a glance.
 
 
-@dataclass
+@dataclass(repr=False)
 class StoreStatus:
     """All runs of a store at one moment.
 
@@ -196,6 +199,36 @@ class StoreStatus:
 
     def run(self, run: str) -> Run:
         return Run.from_json(self.runs[run])
+
+    def counts(self) -> dict[str, int]:
+        """The number of all runs, and of those with each summary."""
+        return _count(self.summaries.values())
+
+    def counts_by_group(self) -> dict[tuple[str, str], dict[str, int]]:
+        """The same by data set and algorithm."""
+        groups = defaultdict(list)
+        for run, entry in self.runs.items():
+            groups[group_of(entry)].append(self.summaries[run])
+        return {group: _count(summaries) for group, summaries in groups.items()}
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count:,} {name}" for name, count in self.counts().items() if count)
+        return f"StoreStatus({counts or 'nothing is planned'})"
+
+    def _repr_html_(self) -> str:
+        from dspreg.io.notebook import list_html, table_html
+
+        rows = [(data, algorithm, *counts.values()) for (data, algorithm), counts in self.counts_by_group().items()]
+        rows.append(("all", "", *self.counts().values()))
+        reasons = [f"{self.run(run)}: {state.reason}" for run, state in self.failures.items()]
+        more = [f"and {len(reasons) - LISTED:,} more"] if len(reasons) > LISTED else []
+        head = ["data set", "algorithm", "runs", *SUMMARIES]
+        return table_html(head, rows, left=2) + list_html(reasons[:LISTED] + more)
+
+
+def _count(summaries: Iterable[str]) -> dict[str, int]:
+    counts = Counter(summaries)
+    return {"runs": counts.total(), **{summary: counts[summary] for summary in SUMMARIES}}
 
 
 def scan_store(store: RunStore, attempts: int) -> StoreStatus:

@@ -74,6 +74,14 @@ class Profile:
             f"mean c {float(c.mean()):.3f} (null {null}), reliability {reliability})"
         )
 
+    def _repr_html_(self) -> str:
+        from dspreg.io.notebook import figure_html, table_html, text_html
+
+        layers = self.by_layer()
+        rows = [[f"{v:.3g}" if isinstance(v, float) else v for v in row] for row in layers.itertuples(index=False)]
+        picture = figure_html(self.figure("layers"), "c of every layer beside its null")
+        return text_html(repr(self)) + picture + table_html(list(layers.columns), rows, left=2)
+
     def by_layer(self) -> pd.DataFrame:
         """One row per layer in the order of the network: kind, size, mean s per domain, c beside its null.
 
