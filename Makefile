@@ -14,7 +14,7 @@ export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint agreement agreement-emoji averages kills faults soak reliability-figures sweeps ray pairs same parity pacs maps bench evidence evidence-open evidence-pack evidence-tables pacs-erm-variance pacs-variants pacs-ruler pacs-arms pacs-c digits-premise wheel clean
+.PHONY: help notebooks demo test lint agreement agreement-emoji averages kills faults soak reliability-figures sweeps ray pairs same parity pacs maps bench evidence evidence-open evidence-pack evidence-tables pacs-erm-variance pacs-variants pacs-ruler pacs-arms pacs-c digits-premise wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 25
@@ -67,6 +67,9 @@ parity: $(READY)  ## how near every method is to its plain re-derivation
 
 pacs: $(READY)  ## PACS without sketch, ERM and DSP-Reg, two seeds: an hour; needs DSPREG_ROOT and DSPREG_WEIGHTS
 	$(BIN)/python bench/pacs.py --out build/pacs
+
+notebooks: $(READY)  ## execute the notebooks of examples/ again, with their outputs
+	cd examples && ../$(BIN)/jupyter execute --inplace *.ipynb
 
 maps: $(READY)  ## c of one layer before and after training, ERM and DSP-Reg, on PACS: an hour; needs the same
 	$(BIN)/python bench/maps.py --out build/maps

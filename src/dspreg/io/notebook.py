@@ -26,13 +26,13 @@ def text_html(text: str) -> str:
 def table_html(head: Sequence[str], rows: Iterable[Sequence[object]], *, left: int = 1, title: str = "") -> str:
     """A table whose first `left` columns are text; the others are numbers, which stand on the right."""
     aligned = [TEXT if column < left else NUMBER for column in range(len(head))]
-    caption = f"<caption>{_clean(title)}</caption>" if title else ""
+    caption = f"<p><b>{_clean(title)}</b></p>\n" if title else ""
     names = "".join(f"<th{how}>{_clean(name)}</th>" for how, name in zip(aligned, head, strict=True))
     lines = "".join(
         f"<tr>{''.join(f'<td{how}>{_clean(str(cell))}</td>' for how, cell in zip(aligned, row, strict=True))}</tr>\n"
         for row in rows
     )
-    return f"<table>{caption}<thead><tr>{names}</tr></thead>\n<tbody>\n{lines}</tbody></table>\n"
+    return f"{caption}<table><thead><tr>{names}</tr></thead>\n<tbody>\n{lines}</tbody></table>\n"
 
 
 def list_html(items: Iterable[str]) -> str:

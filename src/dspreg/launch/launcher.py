@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, cast
@@ -14,8 +14,9 @@ from dspreg.config.options import MOST, format_limit, reason_against
 from dspreg.config.train_config import AUTO, CHANNELS_FIRST, Execution, TrainConfig, resolve_config
 from dspreg.errors import ConfigError, DspregError, Notice
 from dspreg.io.importing import import_object
+from dspreg.io.progress_bars import make_console
 from dspreg.io.text import did_you_mean, shorten
-from dspreg.launch.progress import SweepProgress
+from dspreg.launch.progress import SweepClock, SweepProgress, SweepProgressBars
 from dspreg.launch.queue import OnRun, RunQueue
 from dspreg.protocol.leave_one_out import distinct
 from dspreg.protocol.sweep_file import Sweep
@@ -72,7 +73,7 @@ def sweep(
     execution: Execution | None = None,
     attempts: int = ATTEMPTS,
     on_run: OnRun = lambda *_: None,
-    progress: SweepProgress | None = None,
+    progress: SweepProgress | bool = False,
     pause: Callable[[], None] = lambda: None,
 ) -> dict[str, RunState]:
     """Train all runs of a sweep that are not finished in its store.
@@ -89,7 +90,7 @@ def sweep(
         attempts: How often a run may fail.
         on_run: Called with a run, its status, and whether that status is old: when the run ends, and after every
             failed attempt that will be repeated.
-        progress: Progress display; closed at the end.
+        progress: Whether to show progress bars, on stderr or in a notebook; or a display, closed at the end.
         pause: Called wherever the sweep can stop without loss; raises `Preempted` to stop it.
 
     Returns:
@@ -99,7 +100,9 @@ def sweep(
         ConfigError: The options can't be executed; nothing was written.
         ResourceError: The disk is full or not writable, or the cluster can't be reached.
     """
-    with closing(progress or SweepProgress()) as progress:
+    with ExitStack() as stack:
+        if isinstance(progress, SweepProgress):
+            stack.enter_context(closing(progress))
         if isinstance(runs, Sweep):
             execution = execution or Execution(**runs.execution)
             runs = list_runs(runs, execution)
@@ -117,13 +120,18 @@ def sweep(
         execution = probe_layout(launcher.setup(resolve_sweep(execution, every)), every)
         store.make()
         store.plan(every)
+        if not isinstance(progress, SweepProgress):
+            clock = SweepClock(store, every, jobs or 1, attempts)
+            shown = SweepProgressBars(make_console(), len(every), clock) if progress else SweepProgress()
+            progress = stack.enter_context(closing(shown))
+        display = progress
 
         def report(run: Run, state: RunState, already: bool) -> None:
-            progress.set_done(len(queue.ended))
+            display.set_done(len(queue.ended))
             on_run(run, state, already)
 
         with RunQueue(every, store, attempts=attempts, on_run=report) as queue:
-            launcher.launch(queue, execution, progress=progress, pause=pause)
+            launcher.launch(queue, execution, progress=display, pause=pause)
         return {run.id: queue.ended[run.id] for run in every}
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dspreg.errors import DspregError
+from dspreg.io.progress_bars import make_progress
 from dspreg.io.text import escape_terminal, format_duration
 from dspreg.launch.messages import Progress
 from dspreg.protocol.estimate import Announcer
@@ -110,19 +111,18 @@ class SweepProgressBars(SweepProgress):
     """Progress bars on a terminal.
 
     Args:
-        console: A console of Rich on stderr.
+        console: A console of Rich, such as `make_console` returns.
         total: Number of runs.
         clock: Of the sweep; without one, no time left is shown for all runs.
     """
 
     def __init__(self, console: Console, total: int, clock: SweepClock | None = None):
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-        from rich.progress import Progress as Bars
 
         self.clock = clock
         name, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
         columns = (name, BarColumn(16), MofNCompleteColumn(), left)
-        self.bars = Bars(
+        self.bars = make_progress(
             *columns,
             TextColumn("{task.fields[doing]}"),
             console=console,

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dspreg.errors import ConfigError, DataError, Notice
+from dspreg.io.progress_bars import make_console, make_progress
 from dspreg.precision import full_precision
 from dspreg.randomness import Key
 from dspreg.sensitivity.distributed import ProcessGroup
@@ -214,11 +215,10 @@ def progress_bar(show: bool) -> Iterator[Walk]:
     if not show:
         yield lambda batches, _: batches
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with make_progress(*columns, console=make_console()) as bar:
 
         def walk(batches: Iterable[Samples], what: str) -> Iterable[Samples]:
             return bar.track(batches, total=len(batches) if isinstance(batches, list) else None, description=what)

@@ -78,6 +78,7 @@ class Profile:
         from dspreg.io.notebook import figure_html, table_html, text_html
 
         layers = self.by_layer()
+        layers["insensitive"] = [f"{share:.0%}" for share in layers["insensitive"]]
         rows = [[f"{v:.3g}" if isinstance(v, float) else v for v in row] for row in layers.itertuples(index=False)]
         picture = figure_html(self.figure("layers"), "c of every layer beside its null")
         return text_html(repr(self)) + picture + table_html(list(layers.columns), rows, left=2)

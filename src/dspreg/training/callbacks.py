@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from dspreg.io.progress_bars import make_console, make_progress
 from dspreg.io.text import format_duration
 
 if TYPE_CHECKING:
@@ -132,27 +133,30 @@ class OldDisplay(TrainingCallback):
 
 
 class ProgressBar(TrainingCallback):
-    """Step rate, remaining time, loss, source validation and the penalty's share of the gradient, on a terminal.
+    """Step rate, remaining time, loss, source validation and the penalty's share of the gradient.
+
+    On a terminal, and in a notebook.
 
     Args:
-        console: A console of Rich on stderr.
+        console: A console of Rich; by default on stderr.
         title: Shown instead of algorithm and targets.
 
     Attributes:
         clock: Of the training, with its estimate of the time left.
     """
 
-    def __init__(self, console: Console, title: str = ""):
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    def __init__(self, console: Console | None = None, title: str = ""):
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 
         from dspreg.training.time_left import RunClock  # which is a callback itself
 
+        console = console or make_console()
         wide = console.width >= 110
         texts = ("{task.description}", *(f"{{task.fields[{name}]}}" for name in FIELDS))
         name, rate, left, loss, *more = (TextColumn(text) for text in texts)
         columns = (name, BarColumn(16), MofNCompleteColumn(), rate, left, loss, *more)
         narrow = (name, MofNCompleteColumn(), rate, left, loss, *more)  # in eighty columns the bar itself goes first
-        self.progress = Progress(*(columns if wide else narrow), console=console, transient=True)
+        self.progress = make_progress(*(columns if wide else narrow), console=console, transient=True)
         self.room = 40 if wide else 16
         self.title = title
         self.clock = RunClock()
