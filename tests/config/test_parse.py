@@ -34,7 +34,7 @@ SETTINGS = TrainConfig(
 EXECUTION = Execution(
     root="/data: # not a comment", name="no", device="cuda:1", threads=3, precision="bf16", workers=0, cache="ram",
     layout="channels-last", fold_bn="never", compile=True,
-    keep="all", keep_checkpoint=True, save_every=10, profile="never", check_images="never", tensorboard=True,
+    keep="all", keep_checkpoint=True, save_every=10, profile="never", check_images="never", tensorboard=True, track="mlflow,trackio",
     domainbed_records=True, allow_changed_environment=True,
 )  # fmt: skip
 
