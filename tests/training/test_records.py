@@ -1,13 +1,9 @@
 """Records in DomainBed's layout and in TensorBoard's."""
 
 import json
-import sys
-from types import ModuleType, SimpleNamespace
-
-import pytest
+from types import SimpleNamespace
 
 from dspreg.config.train_config import TrainConfig
-from dspreg.errors import ConfigError
 from dspreg.training.records import domainbed_lines
 
 SETTINGS = TrainConfig(

@@ -88,8 +88,8 @@ def expected(out):
     return sorted((n, record["step"], v) for record in RunFolder(out).records for n, v in scalars_of(record).items())
 
 
-# Killed at which call of which event, with a checkpoint every so many steps: before a record is sent; after it and before
-# the checkpoint that follows, where there is an earlier one after the same step, and where there is none; later.
+# Killed at which call of which event, with a checkpoint every so many steps: before a record is sent; after it and
+# before the checkpoint that follows, where there is none, and where there is one of the same step; later.
 KILLS = [("on_evaluation", 2, 1), ("saving", 1, 100), ("saving", 4, 1), ("on_step_end", 4, 100), ("on_selected", 1, 1)]
 
 
@@ -105,15 +105,14 @@ def test_a_killed_and_resumed_run_is_one_curve(images, server, tmp_path, monkeyp
 
 def kill_at(images, out, monkeypatch, event, at, **how):
     """Train until it is killed, and no tracker is told."""
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    kill, save = Kill(event, at), loop.Checkpoints.save
+    with monkeypatch.context() as patch:
         if how.get("track") != "wandb":  # which knows its runs of one process
             patch.setattr(Tracker, "on_train_end", lambda self: None)
         if event == "saving":  # the tracker has the record, and no checkpoint does
-            kill, real = Kill(event, at), loop.Checkpoints.save
-            patch.setattr(loop.Checkpoints, "save", lambda *a: (kill.strike(), real(*a)))
-            go(images, out, **how)
-        else:
-            go(images, out, Kill(event, at), **how)
+            patch.setattr(loop.Checkpoints, "save", lambda *a: (kill.strike(), save(*a)))
+        with pytest.raises(Killed):
+            go(images, out, kill, **how)
 
 
 def test_the_selected_step_is_told_and_how_it_ended(images, server, tmp_path):
@@ -230,7 +229,8 @@ def read_mlflow(out):
     assert run.data.params["lr"] == str(tiny.SETTINGS["lr"])
     names = [name for name in run.data.metrics if not name.startswith("selected ")]
     assert run.data.metrics["selected selected_step"] in (0, 2, 4)
-    return [(name, each.step, each.value) for name in names for each in client.get_metric_history(run.info.run_id, name)]
+    values = {name: client.get_metric_history(run.info.run_id, name) for name in names}
+    return [(name, each.step, each.value) for name, some in values.items() for each in some]
 
 
 def read_wandb(out):

@@ -39,7 +39,7 @@ from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_path_at
 from dspreg.runs.status import FAILURE, read_failure
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
-from dspreg.training.callbacks import OldDisplay, Callback, notified
+from dspreg.training.callbacks import Callback, OldDisplay, notified
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.evaluate import as_arrays, count_classes, tallies
 from dspreg.training.execution import resolve_execution, threads

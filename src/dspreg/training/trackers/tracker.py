@@ -8,6 +8,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from io import StringIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspreg.errors import Notice, Preempted
@@ -165,10 +166,8 @@ class Tracker(Callback):
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """For code of others: it draws no random numbers of ours, prints to stderr, and its warnings are its developers'."""
-    import sys
-
-    with untouched(), warnings.catch_warnings(), redirect_stdout(sys.stderr):
+    """For code of others: it draws no random numbers of ours, prints nothing, and its warnings are its developers'."""
+    with untouched(), warnings.catch_warnings(), redirect_stdout(StringIO()):
         warnings.simplefilter("ignore")
         yield
 

@@ -32,4 +32,6 @@ class Trackio(Tracker):
         self.next = step + 1
 
     def close(self, status: str) -> None:  # noqa: ARG002
-        self.run_there.finish()
+        import trackio
+
+        trackio.finish()  # not the run's own: it would be finished again when the process ends, which prints
