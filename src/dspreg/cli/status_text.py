@@ -1,16 +1,15 @@
-"""The output of `dspreg status`, as text and as JSON."""
+"""The output of `dspreg status` as text."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from dspreg.io.text import align_columns, escape_terminal
 from dspreg.protocol.run_times import StoreTimeLeft
+from dspreg.protocol.status_json import count_summaries, summaries_by_group
 from dspreg.runs.leases import LEASE_SECONDS, LeaseInfo
 from dspreg.runs.process_id import machine_and_pid
-from dspreg.runs.status import SUMMARIES, StoreStatus, group_of
+from dspreg.runs.status import SUMMARIES, StoreStatus
 
 LISTED = 20  # failures, where there is room for all lines
 BAR = 12
@@ -51,44 +50,15 @@ def _rooms(height: int, rows: int, held: int, failed: int) -> tuple[int, int, in
     return max(1, min(rows, spare - some * bool(held) - few * bool(failed))), some, few
 
 
-def status_json(found: StoreStatus, left: StoreTimeLeft | None = None) -> dict[str, Any]:
-    """For programs: counts, every run's state, and details of the runs that are in training or failed."""
-    groups = _summaries_by_group(found)
-    return {
-        "all": _count(found.summaries.values()),
-        "groups": [{"dataset": d, "algorithm": a, **_count(summaries)} for (d, a), summaries in groups.items()],
-        "runs": [{"id": run, "state": found.summaries[run], **entry} for run, entry in found.runs.items()],
-        "being trained": [_lease_json(run, each, found.states[run].steps) for run, each in found.leases.items()],
-        "failed": [{"id": run, "reason": s.reason, "attempts": s.attempts, "state": found.summaries[run]}
-                   for run, s in found.failures.items()],
-        "time left": left and _time_json(left),
-    }  # fmt: skip
-
-
-def _time_json(left: StoreTimeLeft) -> dict[str, Any]:
-    unknown = [{"dataset": d, "algorithm": a, "runs": count} for (d, a), count in left.unknown.items()]
-    seconds = None if left.seconds is None else round(left.seconds, 1)
-    return {"seconds": seconds, "runs": left.left, "at a time": left.jobs, "not counted": unknown}
-
-
-def _summaries_by_group(found: StoreStatus) -> Mapping[tuple[str, str], list[str]]:
-    """Of the runs of each data set and algorithm."""
-    groups = defaultdict(list)
-    for run, entry in found.runs.items():
-        groups[group_of(entry)].append(found.summaries[run])
-    return groups
-
-
-def _count(summaries: Iterable[str]) -> dict[str, int]:
-    counts = Counter(summaries)
-    return {"runs": counts.total(), **{summary: counts[summary] for summary in SUMMARIES}}
-
-
 def _rows(found: StoreStatus) -> Iterator[Sequence[str]]:
     yield "data set", "algorithm", "runs", *SUMMARIES
-    for (data, algorithm), summaries in _summaries_by_group(found).items():
-        yield escape_terminal(data), escape_terminal(algorithm), *(f"{n:,}" for n in _count(summaries).values())
-    yield "all", "", *(f"{n:,}" for n in _count(found.summaries.values()).values())
+    for (data, algorithm), summaries in summaries_by_group(found).items():
+        yield (
+            escape_terminal(data),
+            escape_terminal(algorithm),
+            *(f"{n:,}" for n in count_summaries(summaries).values()),
+        )
+    yield "all", "", *(f"{n:,}" for n in count_summaries(found.summaries.values()).values())
 
 
 def _running(found: StoreStatus, runs: Sequence[str]) -> Iterator[str]:
@@ -110,13 +80,6 @@ def _last_progress(each: LeaseInfo) -> str:
 def _process(each: LeaseInfo) -> str:
     machine, number = machine_and_pid(each.process)
     return escape_terminal(machine) if number is None else f"{escape_terminal(machine)}, process {number}"
-
-
-def _lease_json(run: str, each: LeaseInfo, steps: int | None) -> dict[str, Any]:
-    machine, number = machine_and_pid(each.process)
-    seconds = {"lease ends in": round(each.left, 1)}
-    return {"id": run, "alive": each.alive, "step": each.step, "steps": steps, "machine": machine, "process": number,
-            "seconds": seconds}  # fmt: skip
 
 
 def _sort_failures(found: StoreStatus) -> list[str]:
