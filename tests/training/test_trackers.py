@@ -48,7 +48,7 @@ class Remembering(Tracker):
         self.server["sent"] += [(name, step, value) for name, value in scalars.items()]
 
     def select(self, scalars):
-        self.server["selected"] = dict(scalars)
+        self.server.setdefault("selected", []).append(dict(scalars))
 
     def close(self, status):
         self.server.setdefault("closed", []).append(status)
@@ -122,7 +122,7 @@ def test_the_selected_step_is_told_and_how_it_ended(images, server, tmp_path):
     result = go(images, tmp_path / "run")
     assert server["closed"] == ["stopped", "finished"]
     selected = next(r for r in RunFolder(tmp_path / "run").records if r["step"] == result["selected"]["step"])
-    assert server["selected"] == {**scalars_of(selected), "selected_step": selected["step"]}
+    assert server["selected"] == [{**scalars_of(selected), "selected_step": selected["step"]}]
     go(images, tmp_path / "run")  # which is finished, and says nothing more
     assert server["closed"] == ["stopped", "finished"]
 
@@ -162,6 +162,7 @@ def test_a_server_that_is_away_does_not_end_the_training(images, server, tmp_pat
     with pytest.warns(Notice, match=r"the server can't be reached, and the training goes on without it: no route to"):
         go(images, tmp_path / "run")
     assert sorted(server["sent"]) == expected(tmp_path / "run")
+    assert len(server["selected"]) == 1
 
 
 def test_what_did_not_arrive_is_said_and_sent_by_the_next_start(images, server, tmp_path, monkeypatch):
@@ -179,7 +180,7 @@ def test_what_did_not_arrive_is_said_and_sent_by_the_next_start(images, server, 
 def test_a_server_that_is_away_is_not_asked_at_every_record(images, server, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(Remembering, "open", lambda *_: asked.append(1) or 1 / 0)
-    with pytest.warns(Notice, match="3 records of .*; they are in records.jsonl"):
+    with pytest.warns(Notice, match=r"3 records of .*; they are in records\.jsonl"):
         go(images, tmp_path / "run")
     assert len(asked) == 3  # at the start; at the end, when the last step is selected and when all is over
 
@@ -194,7 +195,7 @@ def test_the_key_is_made_once_and_a_damaged_one_anew(tmp_path):
 
 @pytest.mark.parametrize("name", TRACKERS)
 def test_what_is_missing_is_said_before_there_is_a_run(images, tmp_path, monkeypatch, name):
-    monkeypatch.setitem(sys.modules, TRACKERS[name], None)
+    monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=rf"--track {name} needs {name}: pip install 'dspreg\[{name}\]'"):
         go(images, tmp_path / "run", track=name)
     assert not (tmp_path / "run").exists()
@@ -293,7 +294,7 @@ def places(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("places")
 @pytest.mark.parametrize("name", TRACKERS)
 def test_in_the_tracker_a_run_killed_twice_is_one_curve(images, tmp_path, monkeypatch, name):
-    pytest.importorskip(TRACKERS[name], reason=f"needs the extra {name}")
+    pytest.importorskip(name, reason=f"needs the extra {name}")
     if name == "trackio":
         for module in ("trackio.utils", "trackio.sqlite_storage"):
             monkeypatch.setattr(f"{module}.TRACKIO_DIR", tmp_path / "trackio", raising=False)

@@ -27,12 +27,11 @@ FOLDED = "folded"  # batch norm, in the environment of a run
 OPTIMIZERS = ("adam", "adamw", "nadamw", "sgd", "momentum", "lamb", "lion", "adan")
 SCHEDULES = ("constant", "cosine", "linear")
 FEATURES = ("default", "token", "mean", "embedding")
-# What draws curves elsewhere → what is imported for it; each is an extra of that name.
-TRACKERS = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow", "wandb": "wandb", "trackio": "trackio"}
+TRACKERS = ("tensorboard", "mlflow", "wandb", "trackio")  # each a package, and an extra of its name
 TRACK = Form(
     "|".join(TRACKERS),
     f"{', '.join(TRACKERS)}, or several of them with commas between",
-    lambda text: set(text.split(",")) <= TRACKERS.keys() and len(set(text.split(","))) == text.count(",") + 1,
+    lambda text: set(text.split(",")) <= set(TRACKERS) and len(set(text.split(","))) == text.count(",") + 1,
 )
 
 

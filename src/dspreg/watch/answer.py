@@ -70,7 +70,7 @@ class StoreWatcher:
         return RunFolder(self.store.path / "runs" / run, linked=False)
 
     def _curve(self, run: str) -> list[tuple[int, float]]:
-        """Step and source validation; nothing where the records are not as training writes them."""
+        """Step and source validation, up to where the records are not as training writes them."""
         points: list[tuple[int, float]] = []
         with suppress(DspregError, OSError):
             for each in self._folder(run).records:

@@ -5,14 +5,15 @@ Each is a `Callback` like those of a user, made of what `--track` names. They re
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib.util import find_spec
 from typing import cast
 
-from dspreg.config.train_config import TRACKERS, Execution
+from dspreg.config.train_config import Execution
 from dspreg.errors import ConfigError
+from dspreg.io.importing import import_object
 from dspreg.io.text import join_few
 from dspreg.runs.folder import RunFolder
-from dspreg.training.trackers.tracker import Tracker, undisturbed
+from dspreg.training.trackers.tracker import Tracker
 
 __all__ = ["Tracker", "make_trackers"]
 
@@ -35,15 +36,10 @@ def make_trackers(execution: Execution, folder: RunFolder) -> list[Tracker]:
 
 
 def is_installed(name: str) -> bool:
-    """Whether the package of a tracker can be imported."""
-    try:
-        with undisturbed():
-            import_module(TRACKERS[name])
-    except ImportError:
-        return False
-    return True
+    """Whether there is the package of a tracker, which is imported with its first record: that takes seconds."""
+    return find_spec(name) is not None
 
 
 def make_tracker(name: str, folder: RunFolder) -> Tracker:
     """One of `TRACKERS`."""
-    return cast(Tracker, getattr(import_module(f"{__name__}.{name}"), CLASSES[name])(folder))
+    return cast(Tracker, import_object(f"{__name__}.{name}.{CLASSES[name]}")(folder))

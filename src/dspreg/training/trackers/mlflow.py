@@ -15,6 +15,7 @@ from dspreg.training.trackers.tracker import PROJECT, TrackedRun, Tracker
 KEY = "dspreg.key"
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 LONGEST = 500  # characters of a parameter, which the first versions of MLflow's tables allow
+MAKING = 5.0  # seconds
 TIMEOUTS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "20", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2"}
 
 
@@ -26,13 +27,11 @@ class MLflow(Tracker):
     def open(self, run: TrackedRun) -> None:
         for name, value in TIMEOUTS.items():  # MLflow's own would hold up the training for a quarter of an hour
             os.environ.setdefault(name, value)
-        from mlflow import MlflowClient
         from mlflow.entities import Param
 
         for noisy in ("mlflow", "alembic"):  # tables of a new file are created, it says, line by line
             logging.getLogger(noisy).setLevel(logging.WARNING)
-        self.client = MlflowClient()
-        experiment = self._experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
+        experiment = self._connect(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
         found = self.client.search_runs([experiment], filter_string=f"tags.`{KEY}` = '{run.key}'", max_results=1)
         if found:
             self.id, params = found[0].info.run_id, found[0].data.params
@@ -44,6 +43,20 @@ class MLflow(Tracker):
         for start in range(0, len(lacks), 100):
             self.client.log_batch(self.id, params=lacks[start : start + 100])
         self.steps = cache(self._steps)
+
+    def _connect(self, name: str) -> str:
+        """The id of the experiment."""
+        import mlflow
+
+        for last in (False, True):
+            try:
+                self.client = mlflow.MlflowClient()
+                return self._experiment(name)
+            except Exception:  # the runs of a sweep that begins make the tables of a new file at once, and one of them can
+                if last or not mlflow.get_tracking_uri().startswith("sqlite:"):
+                    raise
+            time.sleep(MAKING)
+        raise AssertionError("unreachable")
 
     def _experiment(self, name: str) -> str:
         from mlflow.exceptions import MlflowException

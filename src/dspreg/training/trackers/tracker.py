@@ -61,7 +61,9 @@ class Tracker(Callback):
         self.run: TrackedRun | None = None
         self.records: list[Mapping[str, Any]] = []  # all of the run so far
         self.sent = 0  # of these, or seen there
-        self.opened = self.selected = False
+        self.summarised = False
+        self.opened = False
+        self.summary: dict[str, float] = {}  # of the selected step, once the last one was taken
         self.failed_at: float | None = None
         self.error: BaseException | None = None
 
@@ -104,10 +106,8 @@ class Tracker(Callback):
         self.flush()
 
     def on_selected(self, record: dict[str, Any]) -> None:
-        self.selected = True
+        self.summary = {**scalars_of(record), "selected_step": record["step"]}
         self.flush(last=True)
-        if self.opened:
-            self._attempt(lambda: self.select({**scalars_of(record), "selected_step": record["step"]}))
 
     def on_error(self, error: BaseException) -> None:
         self.error = error
@@ -121,7 +121,7 @@ class Tracker(Callback):
             status = "stopped" if going_on else "failed" if self.error is not None else "finished"
             self._attempt(lambda: self.close(status))
         if missing := len(self.records) - self.sent:
-            again = "they are in records.jsonl" if self.selected else "the next start sends them"
+            again = "they are in records.jsonl" if self.summary else "the next start sends them"
             text = f"{missing} records of {self.folder.path} did not reach {self.name}; {again}"
             warnings.warn(text, Notice, stacklevel=2)
 
@@ -138,12 +138,15 @@ class Tracker(Callback):
         assert self.run is not None
         if not self.opened:
             self.open(self.run)
-            self.opened, self.sent = True, 0
+            self.opened, self.sent, self.summarised = True, 0, False
         for record in self.records[self.sent :]:
             new = {name: v for name, v in scalars_of(record).items() if not self.has(name, record["step"])}
             if new:
                 self.send(record["step"], new)
             self.sent += 1
+        if self.summary and not self.summarised:
+            self.select(self.summary)
+            self.summarised = True
 
     def _attempt(self, act: Callable[[], None]) -> bool:
         """Whether it worked. Whatever is wrong with a tracker or its server, the training goes on."""
