@@ -52,7 +52,9 @@ class MLflow(Tracker):
             try:
                 self.client = mlflow.MlflowClient()
                 return self._experiment(name)
-            except Exception:  # the runs of a sweep that begins make the tables of a new file at once, and one of them can
+            except (
+                Exception
+            ):  # the runs of a sweep that begins make the tables of a new file at once, and one of them can
                 if last or not mlflow.get_tracking_uri().startswith("sqlite:"):
                     raise
             time.sleep(MAKING)
