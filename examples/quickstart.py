@@ -29,7 +29,7 @@ PROFILED = "handwritten"  # the target whose c is drawn
 LAYER = "featurizer.layers.6"  # the last convolution
 
 
-class Lines(dspreg.TrainingCallback):
+class Lines(dspreg.Callback):
     """Where there is no terminal for a progress bar: a line per evaluation."""
 
     def __init__(self, title: str):
@@ -53,7 +53,7 @@ def train(target: str, name: str, steps: int, out: Path, console: Console) -> tu
     return target, name, 100 * selected["validation"], 100 * unseen, share.last
 
 
-class ShareOfPenalty(dspreg.TrainingCallback):
+class ShareOfPenalty(dspreg.Callback):
     """The length of the penalty's gradient over that of the loss, at the last evaluation; 0 without a penalty."""
 
     last = 0.0

@@ -55,7 +55,7 @@ TABLE = {
     "algorithms": Place(7, TORCH),
     "data": Place(7, VISION | {"PIL", "sklearn"}, SLOW | {"pyarrow", "pydicom", "pillow_heif"}),
     # what is done with it
-    "training": Place(8, TORCH, SLOW | {"timm", "peft"}),
+    "training": Place(8, TORCH, SLOW | {"timm", "peft", "tensorboard", "mlflow", "wandb", "trackio"}),
     "inference": Place(9, TORCH | {"PIL"}, SLOW | {"onnxruntime", "scipy", "sklearn"}),
     "testing": Place(9, TORCH | {"PIL"}),  # an image of a data set is PIL's
     "launch": Place(9, TORCH, SLOW | {"ray"}),
@@ -65,6 +65,7 @@ TABLE = {
     "paper": Place(10, TORCH, SLOW),
     "sites": Place(10, TORCH, SLOW | {"PIL"}),
     "doctor": Place(10, TORCH | {"PIL"}),
+    "watch": Place(10),
     "cli": Place(11, frozenset(), SLOW),
     "__init__": Place(12),
 }
@@ -256,6 +257,8 @@ def test_the_stub_has_the_names_and_homes_of_the_package():
 def test_old_names_of_modules_still_work():
     with pytest.warns(dspreg.Notice, match=r"dspreg\.priors is now dspreg\.distributions"):
         assert dspreg.priors is dspreg.distributions
+    with pytest.warns(dspreg.Notice, match=r"dspreg\.TrainingCallback is now dspreg\.Callback"):
+        assert dspreg.TrainingCallback is dspreg.Callback
 
 
 # Scripts use `dspreg.X` and these modules. What they import from inside the package stands below, with the reason.

@@ -15,7 +15,7 @@ _HOMES = {
     "train": "training.loop",
     "TrainConfig": "config.train_config",
     "Execution": "config.train_config",
-    "TrainingCallback": "training.callbacks",
+    "Callback": "training.callbacks",
     "ProgressBar": "training.callbacks",
     "sweep": "launch.launcher",
     "leave_one_out": "protocol.leave_one_out",
@@ -95,18 +95,18 @@ _MODULES = (
     "algorithms", "config", "data", "distributions", "launch", "networks", "penalty", "runs", "sensitivity", "testing",
     "training", "vectors",
 )  # fmt: skip
-_RENAMED = {"priors": "distributions"}  # modules that users may have typed
+_RENAMED = {"priors": "distributions", "TrainingCallback": "Callback"}  # what users may have typed
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        module, _, attribute = _HOMES[name].partition(":")
-        return getattr(import_module(f"dspreg.{module}"), attribute or name)
     if name in _RENAMED:
         from dspreg.errors import Notice
 
         warnings.warn(f"dspreg.{name} is now dspreg.{_RENAMED[name]}", Notice, stacklevel=2)
         name = _RENAMED[name]
+    if name in _HOMES:
+        module, _, attribute = _HOMES[name].partition(":")
+        return getattr(import_module(f"dspreg.{module}"), attribute or name)
     if name in _MODULES:
         return import_module(f"dspreg.{name}")
     raise AttributeError(f"module 'dspreg' has no attribute {name!r}")

@@ -17,7 +17,7 @@ from dspreg import vectors as vectors
 from dspreg.training.loop import train as train
 from dspreg.config.train_config import TrainConfig as TrainConfig
 from dspreg.config.train_config import Execution as Execution
-from dspreg.training.callbacks import TrainingCallback as TrainingCallback
+from dspreg.training.callbacks import Callback as Callback
 from dspreg.training.callbacks import ProgressBar as ProgressBar
 from dspreg.launch.launcher import sweep as sweep
 from dspreg.protocol.leave_one_out import leave_one_out as leave_one_out

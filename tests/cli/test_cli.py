@@ -100,6 +100,7 @@ COMMANDS = [
     "train",
     "sweep",
     "status",
+    "watch",
     "retry",
     "cancel",
     "report",

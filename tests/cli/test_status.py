@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from dspreg.cli import main
-from dspreg.cli.status_text import status_json, status_text
+from dspreg.cli.status_text import status_text
+from dspreg.protocol.status_json import status_json
 from dspreg.runs.leases import Leases
 from dspreg.runs.process_id import machine_and_pid, this_process
 from dspreg.runs.status import scan_store

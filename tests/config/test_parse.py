@@ -35,7 +35,7 @@ EXECUTION = Execution(
     root="/data: # not a comment", name="no", device="cuda:1", threads=3, precision="bf16", workers=0, cache="ram",
     layout="channels-last", fold_bn="never", compile=True,
     keep="all", keep_checkpoint=True, save_every=10, profile="never", check_images="never", tensorboard=True,
-    domainbed_records=True, allow_changed_environment=True,
+    track="mlflow,trackio", domainbed_records=True, allow_changed_environment=True,
 )  # fmt: skip
 
 
@@ -298,7 +298,7 @@ def test_a_data_set_must_be_given(values):
 
 def test_all_letters_are_in_no_name():
     """A guard for the loops above: they would test nothing if names were empty."""
-    assert len(OPTIONS) == 59
+    assert len(OPTIONS) == 60
     assert all(set(key) <= {*string.ascii_lowercase, "_"} for key in OPTIONS)
 
 

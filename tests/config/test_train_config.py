@@ -222,6 +222,7 @@ OUTSIDE = {
     "save_every": [0],
     "profile": ["yes"],
     "check_images": ["always"],
+    "track": ["tensor-board", "", "mlflow,", "mlflow,mlflow", "mlflow, wandb"],
 }
 INSIDE = {
     "protocol": list(PROTOCOLS), "trial": [0, 7], "draw": [0, 7], "image_size": [1, 4_096], "steps": [1],
@@ -241,6 +242,7 @@ INSIDE = {
     "layout": ["auto", "channels-first", "channels-last"], "fold_bn": ["auto", "always", "never"],
     "workers": [0, None], "cache": ["none", "ram", "disk"], "keep": ["none", "best", "all"], "save_every": [1, None],
     "profile": ["auto", "always", "never"], "check_images": ["once", "never"],
+    "track": ["tensorboard", "wandb,mlflow", "trackio", None],
 }  # fmt: skip
 UNLIMITED = {"dataset", "targets", "algorithm", "model", "weights", "frozen_bn", "augment_validation", "exif", "shrink",
              "same_draws", "image_weights", "init", "keep_checkpoint", "train", "head", "root", "name", "device",

@@ -35,7 +35,7 @@ from dspreg.runs.folder import RunFolder
 from dspreg.runs.leases import LeaseLost, Leases
 from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
-from dspreg.training.callbacks import TrainingCallback
+from dspreg.training.callbacks import Callback
 from faults import small
 from faults.every_operation import Sweep
 from faults.results import Emit, Part, spread
@@ -143,7 +143,7 @@ def stop_here() -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-class StopHere(TrainingCallback):
+class StopHere(Callback):
     """Stops this process after a step."""
 
     def __init__(self, step: int):

@@ -71,7 +71,7 @@ class Browser:
 
     def open(self, path):
         self.events.clear()
-        self.call("Page.navigate", url=Path(path).as_uri())
+        self.call("Page.navigate", url=path if str(path).startswith("http:") else Path(path).as_uri())
         until = time.monotonic() + WAIT
         while not any(each["method"] == "Page.loadEventFired" for each in self.events):
             self._next(until)

@@ -281,11 +281,15 @@ def test_a_file_that_was_written_again_is_a_change(tmp_path):
     assert watch.pack_changes() == NOTHING
     files.write(tmp_path / "run.json", b"2")
     os.makedirs(tmp_path / "checkpoints")
-    assert not watch.has_new_checkpoint()
+    assert not watch.has_news()
     Path(tmp_path / "checkpoints/step-00000001-a.safetensors").write_bytes(b"c")
-    assert watch.has_new_checkpoint()
+    assert watch.has_news()
     assert set(watch.pack_changes().new) == {"run.json", "checkpoints/step-00000001-a.safetensors"}
-    assert not watch.has_new_checkpoint()
+    assert not watch.has_news()
+    Path(tmp_path / "tracking.json").write_bytes(b"{}")  # a tracker would otherwise know the run by two keys
+    assert watch.has_news()
+    assert set(watch.pack_changes().new) == {"tracking.json"}
+    assert not watch.has_news()
 
 
 def test_a_pass_of_the_network_is_a_sign_of_life():

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from dspreg.cli.status_text import status_json, status_text
+from dspreg.cli.status_text import status_text
 from dspreg.protocol.run_times import Reported, RunTimes, estimate_time_left, is_timed
+from dspreg.protocol.status_json import status_json
 from dspreg.runs.status import scan_store
 from helpers.runs import seal
 from helpers.stores import planned

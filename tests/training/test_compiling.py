@@ -14,7 +14,7 @@ from dspreg.config.train_config import Execution
 from dspreg.errors import ConfigError, Notice, Preempted, ResourceError
 from dspreg.testing.toy import IMAGE, toy_batches, toy_task
 from dspreg.training import compiling
-from dspreg.training.callbacks import TrainingCallback
+from dspreg.training.callbacks import Callback
 from dspreg.training.compiling import compile_network, require_compilable, require_compiler
 from dspreg.training.execution import environment
 from dspreg.training.loop import train
@@ -126,7 +126,7 @@ def test_a_run_is_the_same_to_rounding_and_says_that_it_was_compiled(tmp_path):
     plain, compiled = Execution(**how), Execution(compile=True, **how)
     steps = []
 
-    class Steps(TrainingCallback):
+    class Steps(Callback):
         def on_step_end(self, step, log):
             steps.append(step)
 

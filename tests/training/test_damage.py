@@ -10,7 +10,7 @@ import pytest
 from dspreg.errors import IntegrityError, Notice, Preempted
 from dspreg.runs.folder import RunFolder
 from dspreg.training import train
-from dspreg.training.callbacks import TrainingCallback
+from dspreg.training.callbacks import Callback
 from dspreg.training.serialization import pack, unpack
 from dspreg.training.state import State
 from helpers import tiny
@@ -21,7 +21,7 @@ ALGORITHM = "GroupDRO+DSPReg(weight=0.01, refresh_steps=2, measure_batches=1)"
 START, MODELS = "profiles/start.safetensors", "models/step-{:08d}.safetensors"
 
 
-class Stop(TrainingCallback):
+class Stop(Callback):
     """Stops after a number of steps, without a checkpoint of that moment: as a crash does."""
 
     def __init__(self, steps):
@@ -202,7 +202,7 @@ def test_a_preempted_run_vouches_for_its_files_too(images, tmp_path, undisturbed
         if len(taken) == 2:
             raise Preempted("stopped by the test")
 
-    count = TrainingCallback()
+    count = Callback()
     count.on_step_end = lambda step, log: taken.append(step)
     with pytest.raises(Preempted):
         train(settings, tiny.execution(**HOW), tmp_path / "run", callbacks=[count], pause=pause)

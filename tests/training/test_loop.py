@@ -15,7 +15,7 @@ from dspreg.algorithms.registry import StackSpec
 from dspreg.errors import Diverged, Notice, Preempted
 from dspreg.runs.folder import RunFolder
 from dspreg.training import train
-from dspreg.training.callbacks import TrainingCallback
+from dspreg.training.callbacks import Callback
 from dspreg.training.checkpoint import Checkpoints
 from helpers import tiny
 
@@ -116,7 +116,7 @@ def test_only_what_selection_needs_is_evaluated(images, tmp_path):
         assert splits == {"ash": {"out"}, "birch": {"out"}, "cedar": {"out"}, "elm": target}
 
 
-class Listening(TrainingCallback):
+class Listening(Callback):
     """Calls of `on_progress`, by what was going on."""
 
     def __init__(self):
@@ -255,7 +255,7 @@ def test_what_was_called_a_display_is_a_callback_by_its_old_name(images, tmp_pat
 
 
 def test_callbacks_are_told_of_the_end_however_it_comes(images, tmp_path):
-    class Ending(TrainingCallback):
+    class Ending(Callback):
         ends = 0
 
         def on_train_end(self):
@@ -618,7 +618,7 @@ def test_a_renamed_domain_is_the_same_data(images, tmp_path):
 # Files that change, and equal ones.
 
 
-class ReplaceImages(TrainingCallback):
+class ReplaceImages(Callback):
     """Writes other pixels over all images of a domain at a step."""
 
     def __init__(self, folder, step):

@@ -10,7 +10,7 @@ from dspreg.cli.train import stopping
 from dspreg.data import loader
 from dspreg.errors import Preempted, ResourceError
 from dspreg.training import train
-from dspreg.training.callbacks import TrainingCallback
+from dspreg.training.callbacks import Callback
 from helpers import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
@@ -44,7 +44,7 @@ def forks(monkeypatch):
     return started
 
 
-class Watch(TrainingCallback):
+class Watch(Callback):
     """How many processes there were after each step, and after each evaluation."""
 
     def __init__(self, forks):
@@ -80,7 +80,7 @@ def test_a_run_has_at_most_six_processes_unless_more_are_asked_for(monkeypatch):
     assert loader.reader_processes(9, small=False) == 9
 
 
-class AtEvaluation(TrainingCallback):
+class AtEvaluation(Callback):
     """Does something after the first batch of the second evaluation."""
 
     def __init__(self, act):

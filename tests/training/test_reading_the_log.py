@@ -9,7 +9,7 @@ from dspreg.devices import read_numbers
 from dspreg.errors import Diverged
 from dspreg.runs.status import FAILURE, read_failure
 from dspreg.training import loop, state
-from dspreg.training.callbacks import TrainingCallback
+from dspreg.training.callbacks import Callback
 from dspreg.training.loop import train
 from dspreg.training.state import StepLog
 from helpers import tiny
@@ -77,7 +77,7 @@ def test_the_step_that_diverged_is_named_though_it_is_noticed_later(images, tmp_
     assert read_failure(tmp_path / "run" / FAILURE).record["step"] == 6
 
 
-class Looks(TrainingCallback):
+class Looks(Callback):
     """Asks for the loss of every step."""
 
     def __init__(self):

@@ -1,14 +1,10 @@
 """Records in DomainBed's layout and in TensorBoard's."""
 
 import json
-import sys
-from types import ModuleType, SimpleNamespace
-
-import pytest
+from types import SimpleNamespace
 
 from dspreg.config.train_config import TrainConfig
-from dspreg.errors import ConfigError
-from dspreg.training.records import TensorBoard, domainbed_lines, require_tensorboard
+from dspreg.training.records import domainbed_lines
 
 SETTINGS = TrainConfig(
     dataset="PACS", augment="domainbed", dropout=0.1, frozen_bn=True, lr=5e-5, weight_decay=0.0, batch_size=32,
@@ -62,36 +58,3 @@ def test_lines_have_the_names_and_numbers_of_domainbed():
 
 def test_no_records_are_no_lines():
     assert domainbed_lines(EXPERIMENT, []) == ""
-
-
-def test_tensorboard_gets_every_scalar_at_its_step(monkeypatch, tmp_path):
-    """Against a stand-in for its writer, so that it need not be installed."""
-    said = []
-
-    class SummaryWriter:
-        def __init__(self, folder, purge_step):
-            said.append((folder, purge_step))
-
-        def add_scalar(self, name, value, step):
-            said.append((name, value, step))
-
-        def flush(self):
-            said.append("flushed")
-
-    module = ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = SummaryWriter
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    TensorBoard(tmp_path, 7).add(RECORDS[1])
-    assert said[0] == (str(tmp_path), 7)
-    assert said[-1] == "flushed"
-    assert sorted(said[1:-1]) == [
-        ("in/art", 0.1, 300), ("in/cartoon", 0.3, 300), ("in/sketch", 0.5, 300), ("log/CORAL.penalty", 2.0, 300),
-        ("log/loss", 0.25, 300), ("out/art", 0.2, 300), ("out/cartoon", 0.4, 300), ("out/sketch", 1, 300),
-        ("validation", 0.4, 300),
-    ]  # fmt: skip
-
-
-def test_where_tensorboard_is_missing_it_is_said_how_to_get_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"--tensorboard needs TensorBoard: pip install 'dspreg\[tensorboard\]'"):
-        require_tensorboard()

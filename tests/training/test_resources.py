@@ -9,7 +9,7 @@ import torch
 from dspreg.data import readers
 from dspreg.errors import ResourceError, missing_resource, resource_errors
 from dspreg.training import train
-from dspreg.training.callbacks import TrainingCallback
+from dspreg.training.callbacks import Callback
 from helpers import tiny
 from helpers.limits import in_child, limit_memory
 
@@ -30,7 +30,7 @@ def test_want_of_memory_in_a_step_is_told_and_resumed(images, tmp_path):
     """A real one: the address space is limited, and torch asks for more."""
 
     def act():
-        class Greedy(TrainingCallback):
+        class Greedy(Callback):
             def on_step_end(self, step, log):
                 if step == 1:
                     limit_memory(2**26)

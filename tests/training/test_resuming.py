@@ -7,7 +7,7 @@ from dspreg import ConfigError, Profile
 from dspreg.errors import Preempted
 from dspreg.runs.folder import RunFolder
 from dspreg.training import train
-from dspreg.training.callbacks import TrainingCallback
+from dspreg.training.callbacks import Callback
 from dspreg.training.state import State
 from helpers import tiny
 
@@ -103,7 +103,7 @@ def test_evaluating_more_or_less_often_moves_no_parameter(images, undisturbed, t
                     assert accuracy[record["step"]][domain][split] == value
 
 
-class Counting(TrainingCallback):
+class Counting(Callback):
     steps = records = 0
 
     def on_step_end(self, step, log):

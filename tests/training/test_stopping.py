@@ -16,7 +16,7 @@ from dspreg.cli.train import stopping
 from dspreg.data import images as data_images
 from dspreg.errors import Preempted, ResourceError
 from dspreg.training import loop, train
-from dspreg.training.callbacks import TrainingCallback
+from dspreg.training.callbacks import Callback
 from helpers import tiny
 
 pytestmark = pytest.mark.filterwarnings("ignore::dspreg.Notice")
@@ -35,7 +35,7 @@ def whole(images, tmp_path_factory):
     return tiny.ending(out)
 
 
-class At(TrainingCallback):
+class At(Callback):
     """Does something at the n-th time that a phase, a step, or the check of images is reached; counts what follows."""
 
     def __init__(self, what, act, nth=1):
@@ -140,7 +140,7 @@ def test_within_a_step_nothing_is_kept_of_it(images, tmp_path, whole, monkeypatc
         return take_step(algorithm, batches, **options)
 
     monkeypatch.setattr(loop, "train_step", step)
-    run_stopped(images, tmp_path / "run", TrainingCallback(), workers=1)
+    run_stopped(images, tmp_path / "run", Callback(), workers=1)
     monkeypatch.undo()
     train(tiny.settings(images, steps=6), tiny.execution(profile="always"), tmp_path / "run")
     assert tiny.ending(tmp_path / "run") == whole

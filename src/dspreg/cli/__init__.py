@@ -30,6 +30,7 @@ from dspreg.cli import (
     status,
     sweep,
     train,
+    watch,
     weights,
 )
 from dspreg.cli.output import failure_reason, protected_output
@@ -43,6 +44,7 @@ COMMANDS = (
     estimate,
     sweep,
     status,
+    watch,
     retry,
     cancel,
     report,
@@ -67,6 +69,7 @@ EXAMPLES = """examples:
   dspreg estimate folder:photos --out result
   dspreg sweep --dataset digits --algorithms ERM DSPReg --draws 1 --only training --store runs/digits
   dspreg status runs/digits
+  dspreg watch runs/digits
   dspreg report runs/digits
   dspreg paper components --scale smoke --store runs/smoke
   dspreg measure --model runs/site-4 --figures pictures

@@ -10,8 +10,9 @@ from typing import Any
 
 from dspreg.cli.options import integer
 from dspreg.cli.parser import Commands, add_command
-from dspreg.cli.status_text import status_json, status_text
+from dspreg.cli.status_text import status_text
 from dspreg.protocol.run_times import RunTimes, estimate_time_left
+from dspreg.protocol.status_json import status_json
 from dspreg.runs.archive import is_archive, open_store
 from dspreg.runs.status import ATTEMPTS, StoreStatus, scan_store
 from dspreg.runs.store import RunStore

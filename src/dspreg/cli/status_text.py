@@ -1,9 +1,8 @@
-"""The output of `dspreg status`, as text and as JSON."""
+"""The output of `dspreg status` as text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 from dspreg.io.text import align_columns, escape_terminal
 from dspreg.protocol.run_times import StoreTimeLeft
@@ -50,25 +49,6 @@ def _rooms(height: int, rows: int, held: int, failed: int) -> tuple[int, int, in
     return max(1, min(rows, spare - some * bool(held) - few * bool(failed))), some, few
 
 
-def status_json(found: StoreStatus, left: StoreTimeLeft | None = None) -> dict[str, Any]:
-    """For programs: counts, every run's state, and details of the runs that are in training or failed."""
-    return {
-        "all": found.counts(),
-        "groups": [{"dataset": d, "algorithm": a, **counts} for (d, a), counts in found.counts_by_group().items()],
-        "runs": [{"id": run, "state": found.summaries[run], **entry} for run, entry in found.runs.items()],
-        "being trained": [_lease_json(run, each, found.states[run].steps) for run, each in found.leases.items()],
-        "failed": [{"id": run, "reason": s.reason, "attempts": s.attempts, "state": found.summaries[run]}
-                   for run, s in found.failures.items()],
-        "time left": left and _time_json(left),
-    }  # fmt: skip
-
-
-def _time_json(left: StoreTimeLeft) -> dict[str, Any]:
-    unknown = [{"dataset": d, "algorithm": a, "runs": count} for (d, a), count in left.unknown.items()]
-    seconds = None if left.seconds is None else round(left.seconds, 1)
-    return {"seconds": seconds, "runs": left.left, "at a time": left.jobs, "not counted": unknown}
-
-
 def _rows(found: StoreStatus) -> Iterator[Sequence[str]]:
     yield "data set", "algorithm", "runs", *SUMMARIES
     for (data, algorithm), counts in found.counts_by_group().items():
@@ -95,13 +75,6 @@ def _last_progress(each: LeaseInfo) -> str:
 def _process(each: LeaseInfo) -> str:
     machine, number = machine_and_pid(each.process)
     return escape_terminal(machine) if number is None else f"{escape_terminal(machine)}, process {number}"
-
-
-def _lease_json(run: str, each: LeaseInfo, steps: int | None) -> dict[str, Any]:
-    machine, number = machine_and_pid(each.process)
-    seconds = {"lease ends in": round(each.left, 1)}
-    return {"id": run, "alive": each.alive, "step": each.step, "steps": steps, "machine": machine, "process": number,
-            "seconds": seconds}  # fmt: skip
 
 
 def _sort_failures(found: StoreStatus) -> list[str]:

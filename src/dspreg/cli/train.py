@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dspreg.data import DomainDataset
-    from dspreg.training.callbacks import TrainingCallback
+    from dspreg.training.callbacks import Callback
 
 EXAMPLES = """examples:
   dspreg train --dataset digits --target print --out runs/print
@@ -132,7 +132,7 @@ def say_cache(execution: Execution, data: DomainDataset, config: TrainConfig) ->
         print(f"decoded images: --cache {chosen.kind}, {chosen.reason}", file=sys.stderr, flush=True)
 
 
-def progress_callbacks(console: Console) -> list[TrainingCallback]:
+def progress_callbacks(console: Console) -> list[Callback]:
     """What is left, as a bar on a terminal and as lines in a log."""
     from dspreg.training.callbacks import ProgressBar
     from dspreg.training.time_left import RunClock, TimeLeftLog

@@ -42,6 +42,7 @@ MOST: dict[str, tuple[float, str]] = {
     "max_runs": (1_000_000_000, "each is a folder"),
     "save_every": (1_000_000_000, "no training is that long"),
     "patience": (1_000_000_000, "no training has that many evaluations"),
+    "port": (65_535, "the network has no more"),
     "seed": (2**63 - 1, "a seed has 64 bits"),
     "steps": (1_000_000_000, "at a millisecond each that is eleven days"),
     "threads": (1_024, "machines have fewer cores, and torch crashes where the system gives it none"),

@@ -14,7 +14,7 @@ from dspreg.config.defaults import (
     search_seed,
     search_space,
 )
-from dspreg.config.options import declared_options, option, require_option
+from dspreg.config.options import Form, declared_options, option, require_option
 from dspreg.config.reading import ALPHA, AUGMENT, COLOURS, DOMAINBED, RESIZE, WINDOW, Reading
 from dspreg.config.trained_part import TrainedPart
 from dspreg.errors import ConfigError
@@ -27,6 +27,12 @@ FOLDED = "folded"  # batch norm, in the environment of a run
 OPTIMIZERS = ("adam", "adamw", "nadamw", "sgd", "momentum", "lamb", "lion", "adan")
 SCHEDULES = ("constant", "cosine", "linear")
 FEATURES = ("default", "token", "mean", "embedding")
+TRACKERS = ("tensorboard", "mlflow", "wandb", "trackio")  # each a package, and an extra of its name
+TRACK = Form(
+    "|".join(TRACKERS),
+    f"{', '.join(TRACKERS)}, or several of them with commas between",
+    lambda text: set(text.split(",")) <= set(TRACKERS) and len(set(text.split(","))) == text.count(",") + 1,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +222,10 @@ class Execution:
                           choices=("auto", "always", "never"))  # fmt: skip
     check_images: str = option("decode every image once before the first training on it", "once",
                                choices=("once", "never"))  # fmt: skip
-    tensorboard: bool = option("also write TensorBoard events", False)
+    track: str | None = option("send the curves of every evaluation to a tracker, or to several, with commas between "
+                               "them: tensorboard, mlflow, wandb, trackio; each needs its extra", None,
+                               form=TRACK)  # fmt: skip
+    tensorboard: bool = option("the same as --track tensorboard", False)
     domainbed_records: bool = option("also write results.jsonl in DomainBed's layout; evaluates all splits", False)
     allow_changed_environment: bool = option("resume although versions, threads or device changed; the results will "
                                              "not be bitwise identical", False)  # fmt: skip

@@ -1,7 +1,7 @@
 """One HTML page that is whole by itself: pictures inside, nothing to load, light or dark as set.
 
 A policy in its head forbids everything but the style, the script if there is one, and images inside the page; style and
-script are allowed by their SHA-256 alone.
+script are allowed by their SHA-256 alone. A page that is watched may ask its own server, and nobody else.
 """
 
 from __future__ import annotations
@@ -41,7 +41,15 @@ PICTURE = """{% macro picture(caption, image) %}
 
 
 def render_page(
-    title: str, body: str, *, style: str = "", light: str = "", dark: str = "", script: str = "", **values: Any
+    title: str,
+    body: str,
+    *,
+    style: str = "",
+    light: str = "",
+    dark: str = "",
+    script: str = "",
+    connects: bool = False,
+    **values: Any,
 ) -> str:
     """The HTML of a page.
 
@@ -52,6 +60,7 @@ def render_page(
         light: CSS variables on light ground, and
         dark: the same on dark ground. `data-theme` on the root, `light` or `dark`, goes before what the reader has set.
         script: The only one, at the end of the page.
+        connects: Whether the script may ask the server that the page is from.
         values: For the template. All text is escaped, and without what turns a line round or moves a cursor.
     """
     from jinja2 import Environment
@@ -61,7 +70,7 @@ def render_page(
     harmless = Environment(
         autoescape=True, finalize=lambda value: escape_terminal(value) if type(value) is str else value
     )
-    values |= {"title": title, "style": style, "script": script, "policy": policy(style, script)}
+    values |= {"title": title, "style": style, "script": script, "policy": policy(style, script, connects=connects)}
     return harmless.from_string(source).render(values) + "\n"
 
 
@@ -74,11 +83,13 @@ def themes(light: str, dark: str) -> str:
 :root[data-theme="dark"] {{ color-scheme: dark; {dark} }}"""
 
 
-def policy(style: str, script: str = "") -> str:
+def policy(style: str, script: str = "", *, connects: bool = False) -> str:
     """What the browser lets the page do."""
     allowed = ["default-src 'none'", "img-src data:", f"style-src '{_hash(style)}'"]
     if script:
         allowed.append(f"script-src '{_hash(script)}'")
+    if connects:
+        allowed.append("connect-src 'self'")
     return "; ".join([*allowed, "base-uri 'none'", "form-action 'none'"])
 
 

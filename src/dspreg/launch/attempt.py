@@ -15,7 +15,7 @@ from dspreg.runs.leases import LeaseLost, Leases
 from dspreg.runs.run import Run
 from dspreg.runs.status import RunState, RunStatus, derive_state
 from dspreg.runs.store import RunStore
-from dspreg.training.callbacks import TrainingCallback
+from dspreg.training.callbacks import Callback
 from dspreg.training.loop import train
 
 
@@ -26,7 +26,7 @@ def attempt(
     execution: Execution,
     *,
     attempts: int,
-    callbacks: Iterable[TrainingCallback] = (),
+    callbacks: Iterable[Callback] = (),
     pause: Callable[[], None],
 ) -> Outcome:
     """Verify a finished run, or train an unfinished one. A failed training is recorded, not raised.
@@ -70,7 +70,7 @@ def train_run(
     store: RunStore,
     execution: Execution,
     fence: Fence,
-    callbacks: Iterable[TrainingCallback],
+    callbacks: Iterable[Callback],
     pause: Callable[[], None],
 ) -> RunState:
     """Train one run, and record its failure if it fails."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dspreg.runs.leases import Lease, Leases
-from dspreg.training.callbacks import TrainingCallback
+from dspreg.training.callbacks import Callback
 
 if TYPE_CHECKING:
     from dspreg.training.experiment import Experiment
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 RENEWALS = 20.0  # per duration of a lease, so that a few may be delayed
 
 
-class Heartbeat(TrainingCallback):
+class Heartbeat(Callback):
     """Keeps a lease as long as there is progress.
 
     Args:

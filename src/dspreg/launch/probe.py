@@ -128,7 +128,7 @@ def probe_run(run: Run, execution: Execution, jobs: int = 1, seconds: float = SE
         DspregError: What would end the run.
         Exception: Of a method, as it is.
     """
-    how = replace(run.execution(execution), check_images="never", cache="none", tensorboard=False)
+    how = replace(run.execution(execution), check_images="never", cache="none", tensorboard=False, track=None)
     how = fill_execution(resolve_execution(how, run.algorithm), jobs)
     with warnings.catch_warnings(), reproducible(how), resource_errors(SMALLER):
         warnings.simplefilter("ignore", Notice)  # training gives them

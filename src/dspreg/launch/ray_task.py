@@ -125,7 +125,7 @@ class TaskAttempt:
         """Called by the training, which writes nothing meanwhile."""
         if self.stopped.is_set():
             raise Preempted("cancelled: the launcher disconnected")
-        if self.watch.has_new_checkpoint():
+        if self.watch.has_news():
             self.send(self.watch.pack_changes())
 
     def _send_notice(self, message: Warning | str, *_: Any, **__: Any) -> None:

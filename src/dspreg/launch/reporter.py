@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dspreg.launch.messages import Progress
-from dspreg.training.callbacks import TrainingCallback
+from dspreg.training.callbacks import Callback
 from dspreg.training.time_left import RunClock
 
 if TYPE_CHECKING:
     from dspreg.training.experiment import Experiment
 
 
-class ProgressReporter(TrainingCallback):
+class ProgressReporter(Callback):
     """Sends `Progress` when a phase begins, and at intervals while there is progress.
 
     Args:

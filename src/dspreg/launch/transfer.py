@@ -15,11 +15,11 @@ from pathlib import Path
 from dspreg.errors import IntegrityError
 from dspreg.io.atomic_files import read_regular_file, require_folder
 from dspreg.launch.messages import Files
-from dspreg.runs.folder import OURS, RunFolder
+from dspreg.runs.folder import OURS, TRACKING, RunFolder
 
 CHECKPOINTS = "checkpoints/step-*.safetensors"
 LAST = ("failure.json", "result.json")  # they mark the end of a run
-SENT = (*OURS, "tensorboard/*", CHECKPOINTS, *LAST)
+SENT = (*OURS, TRACKING, "tensorboard/*", CHECKPOINTS, *LAST)
 
 
 class FolderWatch:
@@ -41,8 +41,10 @@ class FolderWatch:
         self.seen = now
         return Files(new, tuple(_checkpoints(self.folder)))
 
-    def has_new_checkpoint(self) -> bool:
-        return any(name not in self.seen for name in _checkpoints(self.folder))
+    def has_news(self) -> bool:
+        """Whether there is something that must not be lost: a checkpoint, or the key under which trackers know it."""
+        keys = [TRACKING] if (self.folder / TRACKING).exists() else []
+        return any(name not in self.seen for name in (*keys, *_checkpoints(self.folder)))
 
 
 def pack(folder: Path) -> Files:

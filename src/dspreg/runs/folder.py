@@ -10,6 +10,7 @@
     checkpoints/      while unfinished
     before-last-step/ a checkpoint, with --keep-checkpoint
     calibration.json  with --calibrate
+    tracking.json     the key under which trackers know the run, with --track
 
 No file says "done": a run is finished when result.json and all it names have the SHA-256 they should have.
 
@@ -65,7 +66,8 @@ CALIBRATION = (
     "calibration.json"  # may be made and made again once a run is finished, so that it has a SHA-256 of its own
 )
 KEPT_CHECKPOINT = "before-last-step"
-FILES = (*(name for name in OURS if "/" not in name), "result.json", "failure.json", CALIBRATION, "lock")
+TRACKING = "tracking.json"
+FILES = (*(name for name in OURS if "/" not in name), "result.json", "failure.json", CALIBRATION, TRACKING, "lock")
 FOLDERS = ("profiles", "models", "checkpoints", KEPT_CHECKPOINT, "tensorboard")
 CARRIED = ("plan", "environments")  # what `where` of an earlier start has, and that of the next may not have
 HELD: set[IO[str]] = set()  # locks of this process

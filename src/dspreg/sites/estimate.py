@@ -36,7 +36,7 @@ from dspreg.sites.results import (
 )
 from dspreg.sites.scores import RunPredictions, SitePredictions, score_new_site, score_run
 from dspreg.specs import shortest_spec
-from dspreg.training.callbacks import TrainingCallback
+from dspreg.training.callbacks import Callback
 from dspreg.training.execution import resolve_execution
 from dspreg.training.loop import refuse_inside, train
 
@@ -69,7 +69,7 @@ def estimate(
     pause: Pause = lambda: None,
     on_run: OnRun = lambda *_: None,
     progress: Display | None = None,
-    callbacks: Sequence[TrainingCallback] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> Estimate | None:
     """How well a model will do on a site that nobody has seen, which method to take, and the model.
 
@@ -250,7 +250,7 @@ class _Work:
         new = replace(label_free_of_new(self.plan, method, scored, predicted), site=name)
         return replace(found, new=new, new_name=name, new_images=len(inbox), new_known=known)
 
-    def train_final(self, found: Estimate, callbacks: Sequence[TrainingCallback], say: Say) -> None:
+    def train_final(self, found: Estimate, callbacks: Sequence[Callback], say: Say) -> None:
         """On all sites, as the held-out ones were, with the estimate in its card."""
         say(f"the model, {found.chosen.name} on all sites, in {self.out / MODEL}")
         options = self.plan.final_options(found.chosen.spec)

@@ -20,8 +20,21 @@ LOOK_EVERY = 0.5  # seconds between two losses on a terminal
 FIELDS = ("rate", "left", "loss", "validation", "penalty")  # of a progress bar
 
 
-class TrainingCallback:
-    """Base class of callbacks. Every method does nothing: override those you need.
+class Callback:
+    """Base class of callbacks of a training. Every method does nothing: override those you need.
+
+        class Losses(dspreg.Callback):
+            def on_evaluation(self, record):
+                print(record["step"], record["log"]["loss"], record["validation"])
+
+        dspreg.train(config, out="runs/first", callbacks=[Losses()])
+
+    The order is: `on_image_check`; `on_train_start`, and `on_resume` where steps were taken before; `on_step_end` after
+    each step, `on_evaluation` and then `on_checkpoint` after each evaluation; `on_selected` after the last step;
+    `on_error` if it failed or was stopped; `on_train_end`. A run that is finished already calls `on_train_end` alone.
+
+    A training may be killed between any two of them. It is resumed from its last checkpoint: steps since then are taken
+    again, to the same bits, and evaluations recorded again; what is kept elsewhere has to expect a record that it has.
 
     An exception in a method ends the training, without a last checkpoint. To stop a training so that it can be resumed
     without loss, let the `pause` of `dspreg.train` raise `Preempted`.
@@ -49,14 +62,24 @@ class TrainingCallback:
     def on_evaluation(self, record: dict[str, Any]) -> None:
         """A line was added to records.jsonl."""
 
+    def on_checkpoint(self, step: int) -> None:
+        """A checkpoint after `step` steps is on the disk: a training that is killed now goes on from there."""
+
+    def on_selected(self, record: dict[str, Any]) -> None:
+        """The last step was taken, and `record` is the line of records.jsonl whose model is selected. Models, card and
+        result.json are written next; a training that is killed meanwhile calls this again."""
+
+    def on_error(self, error: BaseException) -> None:
+        """Training ends with this error, or is stopped, by `Preempted`; `on_train_end` follows."""
+
     def on_train_end(self) -> None:
         """Training has ended, with or without an error. Called once."""
 
 
-class CallbackList(TrainingCallback):
+class CallbackList(Callback):
     """Several callbacks as one, called in their order."""
 
-    def __init__(self, callbacks: Iterable[TrainingCallback] = ()):
+    def __init__(self, callbacks: Iterable[Callback] = ()):
         self.callbacks = tuple(callbacks)
 
     def on_image_check(self, done: int, total: int) -> None:
@@ -87,22 +110,37 @@ class CallbackList(TrainingCallback):
         for each in self.callbacks:
             each.on_evaluation(record)
 
+    def on_checkpoint(self, step: int) -> None:
+        for each in self.callbacks:
+            each.on_checkpoint(step)
+
+    def on_selected(self, record: dict[str, Any]) -> None:
+        for each in self.callbacks:
+            each.on_selected(record)
+
+    def on_error(self, error: BaseException) -> None:
+        for each in self.callbacks:
+            each.on_error(error)
+
     def on_train_end(self) -> None:
         for each in self.callbacks:
             each.on_train_end()
 
 
 @contextmanager
-def notified(callbacks: Iterable[TrainingCallback]) -> Iterator[TrainingCallback]:
-    """Several callbacks as one; calls `on_train_end` at the end of the block."""
+def notified(callbacks: Iterable[Callback]) -> Iterator[Callback]:
+    """Several callbacks as one; calls `on_train_end` at the end of the block, and `on_error` before it if it fails."""
     every = CallbackList(callbacks)
     try:
         yield every
+    except BaseException as error:
+        every.on_error(error)
+        raise
     finally:
         every.on_train_end()
 
 
-class OldDisplay(TrainingCallback):
+class OldDisplay(Callback):
     """Adapter of the objects that `dspreg.train(display=…)` took before callbacks, with other method names."""
 
     def __init__(self, display: Any):
@@ -132,7 +170,7 @@ class OldDisplay(TrainingCallback):
         self._call("recorded", record)
 
 
-class ProgressBar(TrainingCallback):
+class ProgressBar(Callback):
     """Step rate, remaining time, loss, source validation and the penalty's share of the gradient.
 
     On a terminal, and in a notebook.

@@ -39,7 +39,7 @@ from dspreg.runs.folder import RunFolder
 from dspreg.runs.model_file import model_path_at
 from dspreg.runs.status import FAILURE, read_failure
 from dspreg.sensitivity.evaluation_mode import evaluation_mode
-from dspreg.training.callbacks import OldDisplay, TrainingCallback, notified
+from dspreg.training.callbacks import Callback, OldDisplay, notified
 from dspreg.training.checkpoint import Checkpoints
 from dspreg.training.evaluate import as_arrays, count_classes, tallies
 from dspreg.training.execution import resolve_execution, threads
@@ -47,9 +47,10 @@ from dspreg.training.experiment import Experiment, prepare_experiment
 from dspreg.training.finalize import finish_run, save_model
 from dspreg.training.model import saved_attributes_of, tensors_of
 from dspreg.training.prolong import keep_checkpoint, prolong
-from dspreg.training.records import TensorBoard, make_record, require_tensorboard
+from dspreg.training.records import make_record
 from dspreg.training.state import START_PROFILE, Selected, State, StepLog, checksum
 from dspreg.training.step import train_step
+from dspreg.training.trackers import make_trackers
 
 SECONDS = 120.0  # between checkpoints, unless steps are given
 GRACE = 10.0  # seconds that a step may wait for images after it was to stop
@@ -61,7 +62,7 @@ def train(
     execution: Execution | None = None,
     out: str | Path | RunFolder | None = None,
     *,
-    callbacks: Iterable[TrainingCallback] = (),
+    callbacks: Iterable[Callback] = (),
     pause: Callable[[], None] = lambda: None,
     plan: Mapping[str, Any] | None = None,
     data: DomainDataset | None = None,
@@ -98,17 +99,15 @@ def train(
     refuse_inside(folder.path, data)  # before the folder is created
     config = as_begun(config, data, folder)
     execution = resolve_execution(execution, config.algorithm)
-    stop = Stop(pause)
+    stop, every = Stop(pause), [*with_display(callbacks, display), *make_trackers(execution, folder)]
     with (
-        notified(with_display(callbacks, display)) as on,
+        notified(every) as on,
         folder.locked(),
         reproducible(execution),
         resource_errors(SMALLER),
         failures_kept(folder),
         ExitStack() as until_the_end,
     ):
-        if execution.tensorboard:
-            require_tensorboard()
 
         def between_batches() -> None:
             stop.check()
@@ -154,7 +153,6 @@ def train(
             first = experiment.algorithm(between_batches, stop.check_waiting, readers) if anew else state.algorithm
             write_start_profile(state, profile_stack(first).to_bytes())
             on.on_phase("")
-        board = TensorBoard(folder / "tensorboard", state.t) if execution.tensorboard else None
         steps = experiment.settings.steps
         saved = time.monotonic()
         read = iterate_batches(experiment.steps(), range(state.t, steps), readers, stop.check_waiting)
@@ -167,10 +165,7 @@ def train(
                     record = evaluate(experiment, state, between_batches, stop.check_waiting, readers)
                     folder.records.append(record)
                     on.on_evaluation(record)
-                    if board:
-                        board.add(record)
-                    checkpoints.save(state.t, state.pack())
-                    saved = time.monotonic()
+                    saved = save(checkpoints, state, on)
                     stopped = out_of_patience(experiment, state)
                 stop.check()
                 if state.t == steps or stopped:
@@ -179,14 +174,15 @@ def train(
                     keep_checkpoint(folder, run, state.t, state.pack())
                 step(experiment, state, batches, on, stop)
                 if save_due(execution, state.t, saved):
-                    checkpoints.save(state.t, state.pack())
-                    saved = time.monotonic()
+                    saved = save(checkpoints, state, on)
         except Preempted:
             if not stop.within_step:
-                checkpoints.save(state.t, state.pack())
+                save(checkpoints, state, on)
             raise
         finally:
             batches.close()  # nothing is read ahead any more
+        assert state.selected is not None
+        on.on_selected(next(each for each in folder.records if each["step"] == state.selected.step))
         if should_profile(state, execution):
             on.on_phase("measuring c after training")
             folder.write("profiles/end.safetensors", profile_stack(state.algorithm).to_bytes())
@@ -260,13 +256,13 @@ def require_outputs(experiment: Experiment, algorithm: Algorithm) -> None:
         )
 
 
-def with_display(callbacks: Iterable[TrainingCallback], display: Any) -> list[TrainingCallback]:
+def with_display(callbacks: Iterable[Callback], display: Any) -> list[Callback]:
     """The callbacks, including one given by the old name."""
     if display is None:
         return list(callbacks)
     text = "train(display=…) is now train(callbacks=[…]), with methods on_step_end, on_evaluation, …"
     warnings.warn(text, Notice, stacklevel=3)
-    return [*callbacks, display if isinstance(display, TrainingCallback) else OldDisplay(display)]
+    return [*callbacks, display if isinstance(display, Callback) else OldDisplay(display)]
 
 
 @dataclass
@@ -295,7 +291,7 @@ class Stop:
                 raise
 
 
-def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: TrainingCallback, stop: Stop) -> None:
+def step(experiment: Experiment, state: State, made: Iterator[list[XY]], on: Callback, stop: Stop) -> None:
     """One training step, its log and its events. Its time includes waiting for images."""
     started, algorithm = time.perf_counter(), state.algorithm
     device = experiment.execution.device
@@ -467,6 +463,13 @@ def evaluates_at(experiment: Experiment, t: int) -> bool:
 def evaluation_due(experiment: Experiment, state: State) -> bool:
     last = state.t - 1
     return last >= 0 and state.recorded != last and evaluates_at(experiment, last)
+
+
+def save(checkpoints: Checkpoints, state: State, on: Callback) -> float:
+    """Write a checkpoint; returns when that was."""
+    checkpoints.save(state.t, state.pack())
+    on.on_checkpoint(state.t)
+    return time.monotonic()
 
 
 def save_due(execution: Execution, t: int, saved: float) -> bool:

@@ -1,15 +1,12 @@
-"""Records of evaluations, in our layout, DomainBed's and TensorBoard's."""
+"""Records of evaluations, in our layout and in DomainBed's."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from dspreg.domainbed.records import format_records
-from dspreg.errors import ConfigError
-from dspreg.kinds import figures_of
 from dspreg.training.experiment import Experiment
 from dspreg.training.state import State
 
@@ -41,28 +38,3 @@ def domainbed_lines(experiment: Experiment, records: list[dict[str, Any]]) -> st
     smallest = min(len(inside) for inside, _ in experiment.splits.values())
     memory = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0
     return format_records(settings, experiment.data.domains, smallest, records, memory=memory)
-
-
-def require_tensorboard() -> None:
-    """Refuse `--tensorboard` without TensorBoard, before the run exists."""
-    try:
-        import torch.utils.tensorboard  # noqa: F401
-    except ImportError as missing:
-        raise ConfigError("--tensorboard needs TensorBoard: pip install 'dspreg[tensorboard]'") from missing
-
-
-class TensorBoard:
-    """The scalars of every record as TensorBoard events."""
-
-    def __init__(self, folder: Path, t: int):
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writer = SummaryWriter(str(folder), purge_step=t)
-
-    def add(self, record: dict[str, Any]) -> None:
-        scalars = {f"log/{name}": value for name, value in record["log"].items()}
-        scalars |= {f"{w}/{name}": v for name, each in figures_of(record).items() for w, v in each.items()}
-        scalars |= {"validation": record["validation"]} if record["validation"] is not None else {}
-        for name, value in scalars.items():
-            self.writer.add_scalar(name, value, record["step"])
-        self.writer.flush()

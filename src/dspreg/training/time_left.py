@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dspreg.algorithms.measure import refresh_steps
 from dspreg.io.text import format_duration
 from dspreg.protocol.estimate import Announcer, Prices, Work, count_evaluations, describe_time_left
-from dspreg.training.callbacks import TrainingCallback
+from dspreg.training.callbacks import Callback
 
 if TYPE_CHECKING:
     from dspreg.training.experiment import Experiment
@@ -30,7 +30,7 @@ class Took(NamedTuple):
     steps: int
 
 
-class RunClock(TrainingCallback):
+class RunClock(Callback):
     """Times a training and says what is left of it.
 
     An estimate needs a few steps after the first, which is slower, and one evaluation, which follows the first step. A
@@ -154,7 +154,7 @@ class RunClock(TrainingCallback):
         return describe_time_left(self.work_left(), prices) + compiled
 
 
-class TimeLeftLog(TrainingCallback):
+class TimeLeftLog(Callback):
     """Says how long a training will still take: after its first steps, when that has moved much, and every half hour.
 
     Args:
