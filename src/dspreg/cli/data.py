@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import add_option, columns, dataset_with_columns, integer
+from dspreg.cli.options import add_option, columns, dataset_with_columns, hub_columns, integer
 from dspreg.cli.parser import Commands, add_command
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.config.parse import parse_option
@@ -51,6 +51,7 @@ GET_EXAMPLES = """examples:
   dspreg data get DomainNet --from downloads             a folder with its archives
   dspreg data get TerraIncognita --from https://…/images.tar.gz --from https://…/annotations.tar.gz
   dspreg data get RotatedMNIST --from mnist              MNIST's four files, packed or not
+  dspreg data get hf:owner/set --domain-column site      a data set of the hub, into the cache that trainings look into
 
 downloads are resumed, archives are unpacked beside the final folder, every image is decoded, and the folder gets its
 name when everything is right. manifest.tsv in it lists path, size and SHA-256 of every file.
@@ -64,11 +65,14 @@ def add(commands: Commands) -> None:
     listing.set_defaults(run=list_datasets)
     says = "download a benchmark, verify it, and put it in DomainBed's layout"
     getting = add_command(actions, "get", says, GET_EXAMPLES)
-    getting.add_argument("name", metavar="NAME", help="PACS, VLCS, OfficeHome, TerraIncognita, DomainNet, …")
+    getting.add_argument(
+        "name", metavar="NAME", help="PACS, VLCS, OfficeHome, TerraIncognita, DomainNet, …, or hf:owner/set"
+    )
     says = "folder that holds the data sets (default: data)"
     getting.add_argument("--root", metavar="DIR", default="data", help=says)
     says = "take it from an address, a folder or an archive of yours; may be given several times"
     getting.add_argument("--from", metavar="URL|DIR|ARCHIVE", dest="origins", action="append", default=[], help=says)
+    hub_columns(getting)
     getting.set_defaults(run=get)
     says = "decode every image, count images, and find faults, duplicates and images that are nearly equal"
     verifying = add_command(actions, "verify", says, EXAMPLES)
@@ -112,6 +116,9 @@ def get(given: Any) -> int:
     from dspreg.data.registry import dataset_names
     from dspreg.data.sources import get_dataset
 
+    if given.name.startswith("hf:"):
+        return get_from_hub(given)
+    dataset_with_columns(given.name, given)  # which refuses columns of anything else
     if given.name == Digits.name:
         print(f"{Digits.name}: made on the spot, nothing to get")
         return 0
@@ -126,6 +133,23 @@ def get(given: Any) -> int:
     print(escape_terminal(f"{given.name}: {found.images:,} images in {found.folder}{came}"))
     for note in found.notes:
         print(escape_terminal(f"  {note}"))
+    return 0
+
+
+def get_from_hub(given: Any) -> int:
+    """Into the cache, where every command looks for it."""
+    from dspreg.data.hub_dataset import fetch_images
+    from dspreg.download.manifest import NAME, read_manifest
+
+    if given.origins:
+        raise ConfigError(
+            f"--from is for benchmarks; {given.name} comes from the hub, or from the one HF_ENDPOINT names"
+        )
+    ref = DatasetRef.parse(dataset_with_columns(given.name, given))
+    with showing_progress() as (progress, _):
+        folder = fetch_images(ref, progress)
+    images = len(read_manifest(folder / NAME).files)
+    print(escape_terminal(f"{ref}: {images:,} images in {folder}, from commit {folder.parent.name}"))
     return 0
 
 

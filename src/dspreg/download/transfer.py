@@ -29,11 +29,13 @@ from dspreg.io.atomic_files import (
     sha256_of_file,
     write_json,
 )
+from dspreg.io.locks import holding
 
 CHUNK = 2**18
 LARGEST = 64 * 2**30  # bytes of one file whose size nobody told us
 TOGETHER = 4  # files at a time
 PAUSES = (1.0, 4.0, 15.0)  # seconds before another try; after so many without a new byte, it is given up
+LOOK_AGAIN = 0.1  # seconds until it is looked again whether another has fetched the file
 LONGEST_WAIT = 60.0  # seconds, if the host asks for a pause
 MOST_TRIES = 200  # of one file, new bytes or not
 SPARE = 2**28  # bytes of the disk that stay free
@@ -109,10 +111,19 @@ class Stopped(DspregError):
 
 
 def download(file: Remote, folder: Path, *, progress: Progress = ignore_progress, stop: Event | None = None) -> Path:
-    """One file, as `download_all`; what is there already and verified is not fetched again."""
+    """One file, as `download_all`; what is there already and verified is not fetched again.
+
+    Of several that want the same file at once, in this process or another, one fetches it and the others wait.
+    """
     transfer = _Transfer(file, folder, progress, stop or Event())
-    if transfer.is_there():
-        return transfer.target
+    with holding(folder / f".{file.name}.lock", transfer.wait_for_another):
+        if not transfer.is_there():
+            _fetch(transfer)
+    return transfer.target
+
+
+def _fetch(transfer: _Transfer) -> None:
+    """With as many tries as bring something new, and some more."""
     pauses, tries = iter(PAUSES), 0
     while True:
         before, tries = transfer.received, tries + 1
@@ -128,9 +139,8 @@ def download(file: Remote, folder: Path, *, progress: Progress = ignore_progress
             if not error.again or pause is None or tries >= MOST_TRIES or error.wait > LONGEST_WAIT:
                 raise
             if transfer.stop.wait(max(pause, error.wait)):
-                raise Stopped(f"{file.name} was stopped") from error
+                raise Stopped(f"{transfer.file.name} was stopped") from error
     transfer.finish()
-    return transfer.target
 
 
 class _Transfer:
@@ -147,6 +157,11 @@ class _Transfer:
         with suppress(FileNotFoundError):
             return os.lstat(self.part).st_size
         return 0
+
+    def wait_for_another(self) -> None:
+        """Called while another fetches the same file."""
+        if self.stop.wait(LOOK_AGAIN):
+            raise Stopped(f"{self.file.name} was stopped")
 
     def is_there(self) -> bool:
         """Whether the file has its name, which it gets when it is whole; its checksum is compared again."""

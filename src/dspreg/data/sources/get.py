@@ -34,7 +34,8 @@ from dspreg.download.manifest import NAME, Manifest, changed_sizes, parse_manife
 from dspreg.download.transfer import Progress, download_all, ignore_progress
 from dspreg.download.web import Undelivered
 from dspreg.errors import ConfigError, DataError, DspregError, IntegrityError, InUse, Notice, ResourceError
-from dspreg.io.atomic_files import make_folder, open_regular_file, os_errors_as_cant_write, sha256
+from dspreg.io.atomic_files import make_folder, os_errors_as_cant_write, sha256
+from dspreg.io.locks import holding
 from dspreg.io.text import join_few, plural
 
 Say = Callable[[str], None]
@@ -291,23 +292,15 @@ class _Job:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time for each data set."""
-        import fcntl  # here, because Windows lacks it
-
         make_folder(self.staging)
-        lock = self.root / f".{self.subfolder.replace('/', '-')}.lock"
-        with open(open_regular_file(lock, os.O_RDWR | os.O_CREAT), "wb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                held = os.path.samestat(os.fstat(file.fileno()), os.stat(lock))  # else its last holder took it away
-            except (BlockingIOError, FileNotFoundError):
-                held = False
-            if not held:
-                raise InUse(f"another process is fetching {self.name} into {self.root}; wait for it")
-            try:
-                yield
-            finally:
-                lock.unlink(missing_ok=True)
-                self._remove_empty()
+        try:
+            with holding(self.root / f".{self.subfolder.replace('/', '-')}.lock"):
+                try:
+                    yield
+                finally:
+                    self._remove_empty()
+        except InUse as error:
+            raise InUse(f"another process is fetching {self.name} into {self.root}; wait for it") from error
 
 
 def known_manifest(name: str) -> Manifest | None:
