@@ -291,12 +291,28 @@ def test_images_on_both_sides_of_a_split_that_is_given(tmp_path):
     assert found["nearly equal image on both sides"].items == ("1.png ~ 7.jpg",)
 
 
+def test_a_table_with_many_faults_ends_in_a_short_line(tmp_path):
+    from dspreg.data import Index
+
+    small_tree(tmp_path, ("a",), ("cat",), each=2)
+    lines = [f"a/cat/{i}.jpg,cat,a,{'' if i > 1 else 1}" for i in range(300)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,domain,weight", *lines]) + "\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        report = verify(Index(tmp_path / "list.csv", lenient=True))
+    assert report.verdict().endswith("What decides: 298 faults in lines of the table")
+    assert len(kinds(report)["line"].items) == 298
+    assert report.text().count("the cell of 'weight' is empty") == 298
+
+
 def test_names_that_differ_by_case_or_unicode_form_only(tmp_path):
     root = small_tree(tmp_path / "mine", classes=("cat", "Cat"))
     put(root / "art/cat/caf\u00e9.jpg", seed=90)
     put(root / "art/cat/cafe\u0301.jpg", seed=91)
+    for name in ("\u00e9", "e\u0301"):
+        put(root / "art" / name / "1.jpg", seed=92 + len(name))
     found = kinds(verify(folder(root)))
-    assert found["class names"].items == ("'Cat' = 'cat'",)
+    assert found["class names"].items == ("'Cat' = 'cat'", r"'e\u0301' = '\xe9'")
     (item,) = found["file names"].items
     assert set(item.split(" = ")) == {"art/cat/caf\u00e9.jpg", "art/cat/cafe\u0301.jpg"}
 
