@@ -56,6 +56,20 @@ def test_what_is_there_is_not_fetched_again(host, tmp_path):
     assert len(host.asked) == 1
 
 
+def test_a_newer_version_is_fetched_where_no_checksum_is_known(host, tmp_path):
+    remote = Remote(host.put("/a", DATA), "a")
+    for _ in range(2):
+        assert download(remote, tmp_path).read_bytes() == DATA
+    assert host.asked == [("/a", None), ("/a", "bytes=0-0")]
+    newer = DATA[::-1]
+    host.put("/a", newer)
+    assert download(remote, tmp_path).read_bytes() == newer
+    host.files.clear()
+    assert download(remote, tmp_path).read_bytes() == newer  # who can't be asked has nothing newer
+    host.put("/a", DATA, etag=None)
+    assert download(remote, tmp_path).read_bytes() == newer  # nor who names no versions
+
+
 def test_what_was_changed_on_the_disk_is_fetched_again(host, tmp_path):
     remote = Remote(host.put("/a", DATA), "a", None, SHA)
     download(remote, tmp_path).write_bytes(b"other")
@@ -307,8 +321,8 @@ def test_two_that_want_one_file_at_once_fetch_it_once(host, tmp_path):
         found = list(pool.map(lambda _: download(remote, tmp_path), range(3)))
     assert found == [tmp_path / "a"] * 3
     assert (tmp_path / "a").read_bytes() == DATA
-    assert host.asked == [("/a", None)]
-    assert names(tmp_path) == ["a"]
+    assert [part for _, part in host.asked] == [None, "bytes=0-0", "bytes=0-0"]  # whether there is a newer one
+    assert names(tmp_path) == [".a.json", "a"]
 
 
 def test_when_the_first_fails_the_second_goes_on_where_it_stopped(host, tmp_path, monkeypatch):
@@ -319,7 +333,7 @@ def test_when_the_first_fails_the_second_goes_on_where_it_stopped(host, tmp_path
         errors = [each.exception() for each in both]
     assert [isinstance(each, Undelivered) for each in errors].count(True) == 1
     assert (tmp_path / "a").read_bytes() == DATA
-    assert host.asked == [("/a", None), ("/a", "bytes=100000-")]
+    assert host.asked[:2] == [("/a", None), ("/a", "bytes=100000-")]
 
 
 def test_who_waits_for_another_can_be_stopped(host, tmp_path):
@@ -349,7 +363,7 @@ download(Remote({url!r}, "a"), Path({str(tmp_path)!r}))
     host.files["/a"].drip = 0.0
     assert download(Remote(url, "a"), tmp_path).read_bytes() == DATA
     assert host.asked[-1] == ("/a", f"bytes={received}-")
-    assert names(tmp_path) == ["a"]
+    assert names(tmp_path) == [".a.json", "a"]
 
 
 def test_progress_has_rate_and_remaining_time():

@@ -2,7 +2,8 @@
 
 While it comes it is called `NAME.part`; `NAME.part.json` says which version of the file that is (ETag, length). A run
 that was interrupted asks for the rest, on the condition that the host still has the same version. A file with another
-checksum than the known one is kept as `NAME.bad`, to be looked at, and never taken for the file.
+checksum than the known one is kept as `NAME.bad`, to be looked at, and never taken for the file. Where no checksum is
+known, `.NAME.json` keeps the version: when the file is wanted again, the host is asked whether it has a newer one.
 """
 
 from __future__ import annotations
@@ -151,6 +152,7 @@ class _Transfer:
         self.target = folder / file.name
         self.part = folder / f"{file.name}.part"
         self.note = folder / f"{file.name}.part.json"
+        self.version = folder / f".{file.name}.json"  # of the whole file
 
     @property
     def received(self) -> int:
@@ -171,8 +173,21 @@ class _Transfer:
         if self.file.size not in (None, size) or self.file.sha256 not in (None, sha256_of_file(self.target)):
             self._set_aside(self.target)
             return False
+        if self.file.sha256 is None and self._has_newer():
+            return False
         self.progress(self.file.name, size, size)
         return True
+
+    def _has_newer(self) -> bool:
+        """Whether the host names another version than that of the file; False where it can't be asked."""
+        known = self._noted(self.version)
+        if known is None:
+            return False
+        try:
+            with request(self.file.url, {**self.file.headers, "Range": "bytes=0-0"}) as response:
+                return _version_of(response) not in ("", known["etag"])
+        except Undelivered:
+            return False
 
     def receive(self) -> None:
         """Ask for what is missing, and write it as it comes."""
@@ -210,7 +225,10 @@ class _Transfer:
         if self.file.sha256 is not None and (found := sha256_of_file(self.part)) != self.file.sha256:
             self._refuse(f"has the SHA-256 {found} where {self.file.sha256} is known")
         with os_errors_as_cant_write(self.target, 0):
+            self.version.unlink(missing_ok=True)  # of an earlier file
             os.replace(self.part, self.target)
+            if self.file.sha256 is None and self.note.exists():
+                os.replace(self.note, self.version)
         self.note.unlink(missing_ok=True)
 
     def _write(self, response: HTTPResponse, start: int, length: int | None) -> None:
@@ -264,23 +282,22 @@ class _Transfer:
 
     def _version(self) -> dict[str, Any] | None:
         """Which version of the file the part is of; None if that is unknown, and it has to start again."""
+        return self._noted(self.note) if self.part.is_file() else None
+
+    def _noted(self, note: Path) -> dict[str, Any] | None:
         with suppress(IntegrityError):
-            found = read_json(self.note)
+            found = read_json(note)
             if (
                 isinstance(found, dict)
                 and found.get("url") == self.file.url
                 and isinstance(found.get("etag"), str)
                 and isinstance(found.get("length"), int | None)
-                and self.part.is_file()
             ):
                 return found
         return None
 
     def _write_version(self, response: HTTPResponse, length: int | None) -> None:
-        etag = response.headers.get("ETag", "")
-        if etag.startswith("W/") or not etag:  # a weak tag says nothing about bytes
-            etag = response.headers.get("Last-Modified", "")
-        if etag:
+        if etag := _version_of(response):
             write_json(self.note, {"url": self.file.url, "etag": etag, "length": length})
 
     def _forget(self) -> None:
@@ -296,6 +313,14 @@ class _Transfer:
         kept = self._set_aside(self.part)
         self.note.unlink(missing_ok=True)
         raise WrongFile(f"{self.file.name} of {host_of(self.file.url)} {fault}; it is kept as {kept}")
+
+
+def _version_of(response: HTTPResponse) -> str:
+    """What a host calls the version that it sends; "" if nothing."""
+    etag: str = response.headers.get("ETag", "")
+    if etag.startswith("W/") or not etag:  # a weak tag says nothing about bytes
+        etag = response.headers.get("Last-Modified", "")
+    return etag
 
 
 def _start_of(response: HTTPResponse) -> int:

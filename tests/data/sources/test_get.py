@@ -336,6 +336,20 @@ def test_the_next_place_is_asked(host, monkeypatch, tmp_path, fault, says):
     assert not (tmp_path / "evil").exists()
 
 
+def test_an_archive_that_its_host_has_mended_is_fetched_again(host, monkeypatch, tmp_path):
+    """What was whole but no data set stays there, and would be taken for the file for ever."""
+    files, root = original_files(PACS, 1), tmp_path / "data"
+    publish(PACS, host, monkeypatch, files)
+    url = host.put("/mine.zip", zip_of({"readme": b"the wrong one"}))
+    for _ in range(2):
+        with pytest.raises(DataError, match="there is no folder art_painting"):
+            get_dataset("PACS", root, [url])
+    assert host.asked == [("/mine.zip", None), ("/mine.zip", "bytes=0-0")]  # the same: it did not come again
+    host.put("/mine.zip", zip_of(files))
+    assert get_dataset("PACS", root, [url]).images == len(files)
+    assert sorted(os.listdir(root)) == ["PACS"]
+
+
 def test_a_wrong_checksum_is_kept_and_the_next_place_asked(host, monkeypatch, tmp_path):
     files = original_files(PACS, 1)
     publish(PACS, host, monkeypatch, files)
