@@ -5,6 +5,7 @@ import re
 import shutil
 import warnings
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -381,3 +382,24 @@ def test_the_command_says_all_of_it_and_writes_what_is_asked_for(tmp_path, capsy
     assert found["counts"]["Berlin"] == {"Well": 1, "ill": 5, "unsure": 1, "well": 5}
     assert found["decided_by"].count("no class") == 2
     assert bad.read_text().splitlines() == listed
+
+
+def test_images_are_looked_at_as_a_training_would_read_them(tmp_path, capsys, monkeypatch):
+    """Five channels and 16 bits; what is remembered of one reading says nothing about another."""
+    from dspreg.cli import main
+    from helpers.kinds import noise, tiff
+
+    monkeypatch.setenv("DSPREG_CACHE", str(tmp_path / "cache"))
+    for domain in ("a", "b"):
+        for n in range(2):
+            planes = noise(5, 6, 6, seed=10 * ord(domain) + n, dtype=np.uint16, top=2**16)
+            put(tmp_path / "scans" / domain / "cat" / f"{domain}{n}.tif", tiff(planes))
+    command = ["data", "verify", str(tmp_path / "scans")]
+    assert main(command) == 3
+    assert "it has 5 channels, which can't be read as RGB or grey; --channels 5 reads them" in capsys.readouterr().out
+    for _ in range(2):
+        assert main([*command, "--channels", "5", "--window", "0:65535"]) == 0
+        assert "brought to 8 bits by the window 0:65535" in capsys.readouterr().out
+    assert main([*command, "--channels", "5", "--window", "none"]) == 3
+    assert main(command) == 3
+    assert main([*command, "--window", "high"]) == 2

@@ -7,8 +7,9 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ EXAMPLES = """examples:
   dspreg data verify index:photos.csv --columns path=filename,label=class,domain=site,group=patient
   dspreg data verify photos --group 'patient-([0-9]+)' --picture counts.png --list-bad bad.txt
   dspreg data verify hf:owner/set --domain-column site
+  dspreg data verify scans --channels 5 --window 0:4095      read as a training with these options would
   dspreg data show photos --out sheet.png    what the network will see, by domain and class
 
 exit codes: 0; 3 if there is an error, which a training would refuse. Warnings are what it would say and go on."""
@@ -43,6 +45,7 @@ SHOW_EXAMPLES = """examples:
   dspreg data show scans --window -1000:400 --class nodule --images 8"""
 
 SEEN = ("image_size", "augment", "exif", "alpha", "window", "channels", "resize", "shrink")  # options of a training
+DECODED = ("exif", "alpha", "window", "channels")  # those that decide which files can be read
 
 GET_EXAMPLES = """examples:
   dspreg data get PACS                                   from the first place that has it, into data/PACS
@@ -85,6 +88,8 @@ def add(commands: Commands) -> None:
     verifying.add_argument("--list-bad", metavar="FILE", help=says)
     says = "draw how many images each class has in each domain"
     verifying.add_argument("--picture", metavar="FILE.png", help=says)
+    for name in DECODED:
+        add_option(verifying, TRAIN_OPTIONS[name])
     columns(verifying)
     verifying.set_defaults(run=verify)
     says = "a contact sheet of what the network will see, with and without augmentation"
@@ -196,6 +201,8 @@ def verify(given: Any) -> int:
         if ref.kind != "hf":
             warnings.simplefilter("ignore", Notice)  # the verification reports them all
         data = open_dataset(dataset_with_columns(str(ref), given), given.root, lenient=True)
+        if options := parse_given(given, DECODED):
+            data.read_as(replace(data.reading, **options))
     if not given.again and (known := recall_verification(data)) is not None:
         put_verification(given, known.text, known.json)
         if not given.json:
@@ -218,10 +225,8 @@ def show(given: Any) -> int:
     if out is not None and out.suffix.lower() not in (".png", ".html"):
         raise ConfigError(f"--out {str(out)!r}; wanted a name that ends in .png or .html")
     ref = dataset_with_columns(str(guess_reference(given.path, dataset_names())), given)
-    chosen = {name: getattr(given, name) for name in SEEN if getattr(given, name) is not None}
-    options = {name: parse_option(name, text, f"--{name.replace('_', '-')}") for name, text in chosen.items()}
     data = open_dataset(ref, given.root)
-    config = resolve_config(TrainConfig(dataset=ref, **options), data)
+    config = resolve_config(TrainConfig(dataset=ref, **parse_given(given, SEEN)), data)
 
     from dspreg.data.augmentation import require_augmentation
     from dspreg.data.contact_sheet import contact_sheet
@@ -235,6 +240,12 @@ def show(given: Any) -> int:
     print(escape_terminal(f"{data.name}: {' '.join(sheet.says)}"))
     print(f"see {escape_terminal(str(place))}")
     return 3 if sheet.bad else 0
+
+
+def parse_given(given: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The options of a training that were said, as values."""
+    said = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    return {name: parse_option(name, text, f"--{name.replace('_', '-')}") for name, text in said.items()}
 
 
 def put_verification(given: Any, text: str, found: dict[str, Any]) -> None:
