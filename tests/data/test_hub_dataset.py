@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partialmethod
 
@@ -15,6 +17,7 @@ from dspreg.data import open_dataset
 from dspreg.download import transfer
 from dspreg.download.progress import ProgressLines
 from dspreg.errors import ConfigError, DataError, ResourceError
+from dspreg.io.locks import holding
 from helpers.images import encoded, picture
 from helpers.server import serving
 
@@ -147,6 +150,23 @@ def test_two_that_open_it_at_once_fetch_it_once(host):
     first = opened[0].domain("north")
     assert {file.read_bytes() for name in ("north", "south") for file in opened[0].domain(name).files} == set(PICTURES)
     assert all(each.domain("north").hashes == first.hashes for each in opened)
+
+
+def test_who_waits_says_so_once(host, tmp_path):
+    host.put_dataset("owner/pets", {"a.parquet": table(usual())})
+    place = tmp_path / "cache" / "hub" / "owner--pets"
+    place.mkdir(parents=True)
+    with ThreadPoolExecutor(1) as pool, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with holding(place / f".{'c' * 40}.lock"):
+            opening = pool.submit(open_dataset, "hf:owner/pets")
+            until = time.monotonic() + 30
+            while not any("waiting" in str(each.message) for each in said) and time.monotonic() < until:
+                time.sleep(0.01)
+        assert opening.result().domains == ("north", "south")
+    assert [str(each.message) for each in said if "waiting" in str(each.message)] == [
+        "owner/pets: another process is fetching it; waiting"
+    ]
 
 
 def test_a_newer_commit_that_did_not_come_whole_hides_no_earlier_one(host):

@@ -8,6 +8,7 @@ import shutil
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -72,11 +73,25 @@ def fetch_images(ref: DatasetRef, progress: Progress = ignore_progress) -> Path:
         return _fetched_before(ref, note, given, error)
     folder = _images(place, files.commit, given)
     make_folder(place)
-    with holding(place / f".{files.commit}.lock", lambda: time.sleep(LOOK_AGAIN)):  # another makes the same folder
+    with holding(place / f".{files.commit}.lock", _waiting(ref.repo)):
         if not _is_complete(folder):
             _make(ref, files, given, folder, progress)
         write(note, files.commit.encode())  # last: until then an earlier commit is what there is without a network
     return folder
+
+
+def _waiting(repo: str) -> Callable[[], None]:
+    """Called while another makes the same folder; the first time it is said."""
+    said = False
+
+    def wait() -> None:
+        nonlocal said
+        if not said:
+            warnings.warn(f"{repo}: another process is fetching it; waiting", Notice, stacklevel=6)
+        said = True
+        time.sleep(LOOK_AGAIN)
+
+    return wait
 
 
 def _images(place: Path, commit: str, given: Columns) -> Path:
