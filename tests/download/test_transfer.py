@@ -142,6 +142,14 @@ def test_more_is_promised_than_comes(host, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+def test_what_never_gets_further_is_given_up_soon(host, tmp_path):
+    """Its end is asked for, refused, and all of it fetched anew: that is no progress."""
+    remote = Remote(host.put("/a", DATA, length=len(DATA) + 100), "a")
+    with pytest.raises(Undelivered):
+        download(remote, tmp_path)
+    assert len(host.asked) == 1 + len(transfer.PAUSES)
+
+
 def test_less_is_promised_than_there_is(host, tmp_path):
     with pytest.raises(WrongFile, match=r"has the SHA-256 .* where .* is known"):
         download(Remote(host.put("/a", DATA, length=1000), "a", None, SHA), tmp_path)

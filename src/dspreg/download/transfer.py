@@ -125,15 +125,15 @@ def download(file: Remote, folder: Path, *, progress: Progress = ignore_progress
 
 def _fetch(transfer: _Transfer) -> None:
     """With as many tries as bring something new, and some more."""
-    pauses, tries = iter(PAUSES), 0
+    pauses, tries, most = iter(PAUSES), 0, transfer.received
     while True:
-        before, tries = transfer.received, tries + 1
+        tries += 1
         try:
             transfer.receive()
             break
         except Undelivered as error:
-            if transfer.received > before:
-                pauses = iter(PAUSES)
+            if transfer.received > most:  # than ever: what came anew after a part was given up is nothing new
+                pauses, most = iter(PAUSES), transfer.received
             if error.unreachable and not transfer.received:  # it never was there: the next place may be
                 raise
             pause = next(pauses, None)
