@@ -85,8 +85,15 @@ def test_paths_may_be_relative_to_a_root_or_absolute_or_lead_upwards(folder, tmp
         ("path,label,domain\n", "lists no images"),
         ("path,Label,domain\n0.png,a,b\n", "line 1: the column 'label' is missing. Is 'Label' meant"),
         ("path,labels,domain\n0.png,a,b\n", "the column 'label' is missing. Is 'labels' meant"),
-        ("path;label;domain\n0.png;a;b\n", "the column 'path' is missing. Columns must be separated by commas"),
-        ("0.png,a,b\n", "line 1: the column 'path' is missing. Wanted: path,label,domain; found: 0.png,a,b"),
+        (
+            "path;label;domain\n0.png;a;b\n",
+            "'path', 'label', 'domain' are missing. Columns must be separated by commas",
+        ),
+        ("0.png,a,b\n", "'path', 'label', 'domain' are missing. .* Wanted: path,label,domain; found: 0.png,a,b"),
+        (
+            "path,Label,Domain\n0.png,a,b\n",
+            r"line 1: .*'label' is missing\. Is 'Label' .*'domain' is missing\. Is 'Domain'",
+        ),
         ("path,path,label,domain\n", "the column 'path' is there twice"),
         (rows("0.png,a,b", "1.png,,b"), "line 3: the cell of 'label' is empty"),
         (rows("0.png,a,b", "1.png,a"), "line 3: the cell of 'domain' is empty"),
@@ -100,6 +107,29 @@ def test_paths_may_be_relative_to_a_root_or_absolute_or_lead_upwards(folder, tmp
 def test_mistakes_name_their_line(folder, text, said):
     with pytest.raises(DataError, match=said):
         Index(table(folder, text))
+
+
+@pytest.mark.filterwarnings("ignore::dspreg.Notice")
+def test_all_faults_of_a_line_are_told_at_once(folder):
+    text = "path,label,domain,split,weight\n0.png,a,b,train,1\n1.png,,,later,nan\n2.png,a,b,train,1,more\n3.png,a,b\n"
+    data = Index(table(folder, text), lenient=True)
+    said = [each.title.partition(", line ")[2] for each in data.faults]
+    assert [each[:35] for each in said] == [
+        "3: the cell of 'label' is empty. Fi",
+        "3: the cell of 'domain' is empty. F",
+        "3: the cell of 'split' is 'later'; ",
+        "3: the cell of 'weight' is 'nan'; w",
+        "4: 6 cells where the header has 5. ",
+        "5: the cell of 'weight' is empty. F",
+    ]
+    assert data.domain("b").names == ["0.png"]
+    with pytest.raises(DataError, match=r"(?s)6 faults:.*line 3: .*and 1 more"):
+        Index(table(folder, text))
+
+
+def test_where_no_line_can_be_used_several_faults_are_told(folder):
+    with pytest.raises(DataError, match=r"(?s)no line that can be used:\n  .*line 2: .*label.*\n  .*line 3: .*domain"):
+        Index(table(folder, rows("0.png,,b", "1.png,a,")), lenient=True)
 
 
 @pytest.mark.filterwarnings("default::dspreg.Notice")

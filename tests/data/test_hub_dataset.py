@@ -2,6 +2,11 @@
 
 import io
 import json
+import re
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import partialmethod
 
 import pytest
 
@@ -10,12 +15,16 @@ from dspreg.cli import main
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.data import open_dataset
 from dspreg.download import transfer
+from dspreg.download.progress import ProgressLines
 from dspreg.errors import ConfigError, DataError, ResourceError
+from dspreg.io.locks import holding
 from helpers.images import encoded, picture
 from helpers.server import serving
 
 pa = pytest.importorskip("pyarrow", reason="needs pyarrow, the extra hf")
 from pyarrow import parquet  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fetching commit:dspreg.Notice")
 
 
 @pytest.fixture
@@ -84,6 +93,14 @@ def test_the_second_time_nothing_is_fetched_and_without_a_network_neither(host):
         assert open_dataset("hf:owner/pets").domain("north").hashes == first
 
 
+def test_what_is_fetched_and_where_to_is_said(host):
+    content = table(usual())
+    host.put_dataset("owner/pets", {"a.parquet": content, "b.parquet": content})
+    said = r"owner/pets: fetching commit c{12}, 2 tables with 0.0 MB, into .*owner--pets/c{40}$"
+    with pytest.warns(Notice, match="columns are guessed"), pytest.warns(Notice, match=said):
+        open_dataset("hf:owner/pets")
+
+
 def test_never_fetched_and_no_network(host):
     with pytest.raises(ResourceError, match=r"hf:owner/pets was not fetched before, and the hub has no data set"):
         open_dataset("hf:owner/pets")
@@ -97,6 +114,82 @@ def test_interrupted_twice(host):
     with pytest.warns(Notice):
         assert len(open_dataset("hf:owner/pets").domain("north")) == 6
     assert [part for path, part in host.asked if "resolve" in path] == [None, "bytes=500-", "bytes=1200-"]
+
+
+def test_data_get_brings_it_into_the_cache_with_progress(host, capsys, monkeypatch):
+    monkeypatch.setattr(ProgressLines, "__init__", partialmethod(ProgressLines.__init__, every=0.0))
+    host.put_dataset("owner/pets", {"a.parquet": table(usual(label=None, kind=LABELS))})
+    assert main(["data", "get", "hf:owner/pets", "--label-column", "kind"]) == 0
+    out, err = capsys.readouterr()
+    assert re.fullmatch(r"hf:owner/pets\?label=kind: 12 images in \S+, from commit c{40}\n", out)
+    assert "MB/s" in err
+    asked = len([path for path, _ in host.asked if "resolve" in path])
+    assert len(open_dataset("hf:owner/pets?label=kind").domain("north")) == 6
+    assert len([path for path, _ in host.asked if "resolve" in path]) == asked == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["hf:owner/pets", "--from", "x.zip"], "--from is for benchmarks"),
+        (["PACS", "--label-column", "kind"], "and not of 'PACS'"),
+        (["hf:owner"], "is no data set of the hub"),
+    ],
+)
+def test_what_data_get_refuses(host, capsys, arguments, says):
+    assert main(["data", "get", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::dspreg.Notice")
+def test_two_that_open_it_at_once_fetch_it_once(host):
+    host.put_dataset("owner/pets", {"a.parquet": table(usual())}, drip=0.01)
+    with ThreadPoolExecutor(3) as pool:
+        opened = list(pool.map(lambda _: open_dataset("hf:owner/pets"), range(3)))
+    assert len([path for path, _ in host.asked if "resolve" in path]) == 1
+    first = opened[0].domain("north")
+    assert {file.read_bytes() for name in ("north", "south") for file in opened[0].domain(name).files} == set(PICTURES)
+    assert all(each.domain("north").hashes == first.hashes for each in opened)
+
+
+def test_who_waits_says_so_once(host, tmp_path):
+    host.put_dataset("owner/pets", {"a.parquet": table(usual())})
+    place = tmp_path / "cache" / "hub" / "owner--pets"
+    place.mkdir(parents=True)
+    with ThreadPoolExecutor(1) as pool, warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with holding(place / f".{'c' * 40}.lock"):
+            opening = pool.submit(open_dataset, "hf:owner/pets")
+            until = time.monotonic() + 30
+            while not any("waiting" in str(each.message) for each in said) and time.monotonic() < until:
+                time.sleep(0.01)
+        assert opening.result().domains == ("north", "south")
+    assert [str(each.message) for each in said if "waiting" in str(each.message)] == [
+        "owner/pets: another process is fetching it; waiting"
+    ]
+
+
+def test_a_newer_commit_that_did_not_come_whole_hides_no_earlier_one(host):
+    host.put_dataset("owner/pets", {"a.parquet": table(usual())})
+    with pytest.warns(Notice):
+        first = open_dataset("hf:owner/pets").domain("north").hashes
+    host.put_dataset("owner/pets", {"a.parquet": table(usual(label=[0] * 12))}, commit="d" * 40, cuts=[100])
+    with pytest.raises(ResourceError, match="ended the connection"):
+        open_dataset("hf:owner/pets")
+    host.files.clear()
+    with pytest.warns(Notice, match="commit cccccccccccc, as it was fetched before"):
+        assert open_dataset("hf:owner/pets").domain("north").hashes == first
+
+
+def test_what_a_killed_process_left_is_cleared_away(host, tmp_path):
+    left = tmp_path / "cache" / "hub" / "owner--pets" / ("c" * 40) / ".images-0123456789abcdef.99.part"
+    left.mkdir(parents=True)
+    (left / "half").write_bytes(b"x")
+    host.put_dataset("owner/pets", {"a.parquet": table(usual())})
+    with pytest.warns(Notice):
+        open_dataset("hf:owner/pets")
+    assert len([*left.parent.iterdir()]) == 1
+    assert not left.exists()
 
 
 def test_columns_of_other_names_by_flags_are_part_of_the_record(host, capsys):

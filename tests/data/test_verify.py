@@ -5,6 +5,7 @@ import re
 import shutil
 import warnings
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -291,12 +292,28 @@ def test_images_on_both_sides_of_a_split_that_is_given(tmp_path):
     assert found["nearly equal image on both sides"].items == ("1.png ~ 7.jpg",)
 
 
+def test_a_table_with_many_faults_ends_in_a_short_line(tmp_path):
+    from dspreg.data import Index
+
+    small_tree(tmp_path, ("a",), ("cat",), each=2)
+    lines = [f"a/cat/{i}.jpg,cat,a,{'' if i > 1 else 1}" for i in range(300)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,domain,weight", *lines]) + "\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Notice)
+        report = verify(Index(tmp_path / "list.csv", lenient=True))
+    assert report.verdict().endswith("What decides: 298 faults in lines of the table")
+    assert len(kinds(report)["line"].items) == 298
+    assert report.text().count("the cell of 'weight' is empty") == 298
+
+
 def test_names_that_differ_by_case_or_unicode_form_only(tmp_path):
     root = small_tree(tmp_path / "mine", classes=("cat", "Cat"))
     put(root / "art/cat/caf\u00e9.jpg", seed=90)
     put(root / "art/cat/cafe\u0301.jpg", seed=91)
+    for name in ("\u00e9", "e\u0301"):
+        put(root / "art" / name / "1.jpg", seed=92 + len(name))
     found = kinds(verify(folder(root)))
-    assert found["class names"].items == ("'Cat' = 'cat'",)
+    assert found["class names"].items == ("'Cat' = 'cat'", r"'e\u0301' = '\xe9'")
     (item,) = found["file names"].items
     assert set(item.split(" = ")) == {"art/cat/caf\u00e9.jpg", "art/cat/cafe\u0301.jpg"}
 
@@ -365,3 +382,24 @@ def test_the_command_says_all_of_it_and_writes_what_is_asked_for(tmp_path, capsy
     assert found["counts"]["Berlin"] == {"Well": 1, "ill": 5, "unsure": 1, "well": 5}
     assert found["decided_by"].count("no class") == 2
     assert bad.read_text().splitlines() == listed
+
+
+def test_images_are_looked_at_as_a_training_would_read_them(tmp_path, capsys, monkeypatch):
+    """Five channels and 16 bits; what is remembered of one reading says nothing about another."""
+    from dspreg.cli import main
+    from helpers.kinds import noise, tiff
+
+    monkeypatch.setenv("DSPREG_CACHE", str(tmp_path / "cache"))
+    for domain in ("a", "b"):
+        for n in range(2):
+            planes = noise(5, 6, 6, seed=10 * ord(domain) + n, dtype=np.uint16, top=2**16)
+            put(tmp_path / "scans" / domain / "cat" / f"{domain}{n}.tif", tiff(planes))
+    command = ["data", "verify", str(tmp_path / "scans")]
+    assert main(command) == 3
+    assert "it has 5 channels, which can't be read as RGB or grey; --channels 5 reads them" in capsys.readouterr().out
+    for _ in range(2):
+        assert main([*command, "--channels", "5", "--window", "0:65535"]) == 0
+        assert "brought to 8 bits by the window 0:65535" in capsys.readouterr().out
+    assert main([*command, "--channels", "5", "--window", "none"]) == 3
+    assert main(command) == 3
+    assert main([*command, "--window", "high"]) == 2

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from dspreg.download.progress import ProgressLines
 from dspreg.download.transfer import Remote, WrongFile, download, download_all, require_space
 from dspreg.download.web import Undelivered
 from dspreg.errors import CantWrite, ConfigError
+from dspreg.io.locks import holding
 from dspreg.io.text import format_duration
 from helpers.server import serving
 
@@ -51,6 +54,20 @@ def test_what_is_there_is_not_fetched_again(host, tmp_path):
     download(remote, tmp_path)
     download(remote, tmp_path)
     assert len(host.asked) == 1
+
+
+def test_a_newer_version_is_fetched_where_no_checksum_is_known(host, tmp_path):
+    remote = Remote(host.put("/a", DATA), "a")
+    for _ in range(2):
+        assert download(remote, tmp_path).read_bytes() == DATA
+    assert host.asked == [("/a", None), ("/a", "bytes=0-0")]
+    newer = DATA[::-1]
+    host.put("/a", newer)
+    assert download(remote, tmp_path).read_bytes() == newer
+    host.files.clear()
+    assert download(remote, tmp_path).read_bytes() == newer  # who can't be asked has nothing newer
+    host.put("/a", DATA, etag=None)
+    assert download(remote, tmp_path).read_bytes() == newer  # nor who names no versions
 
 
 def test_what_was_changed_on_the_disk_is_fetched_again(host, tmp_path):
@@ -123,6 +140,14 @@ def test_more_is_promised_than_comes(host, tmp_path):
     with pytest.raises(Undelivered, match=r"ended the connection at 300,000 of 300,005 bytes"):
         download(Remote(url, "a"), tmp_path)
     assert not (tmp_path / "a").exists()
+
+
+def test_what_never_gets_further_is_given_up_soon(host, tmp_path):
+    """Its end is asked for, refused, and all of it fetched anew: that is no progress."""
+    remote = Remote(host.put("/a", DATA, length=len(DATA) + 100), "a")
+    with pytest.raises(Undelivered):
+        download(remote, tmp_path)
+    assert len(host.asked) == 1 + len(transfer.PAUSES)
 
 
 def test_less_is_promised_than_there_is(host, tmp_path):
@@ -297,6 +322,36 @@ def test_one_failure_stops_the_others_which_resume(host, tmp_path):
     assert any(path == "/slow" and part for path, part in host.asked)
 
 
+def test_two_that_want_one_file_at_once_fetch_it_once(host, tmp_path):
+    """Without a known checksum: who writes into the other's half would not be found out."""
+    remote = Remote(host.put("/a", DATA, drip=0.0005), "a")
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: download(remote, tmp_path), range(3)))
+    assert found == [tmp_path / "a"] * 3
+    assert (tmp_path / "a").read_bytes() == DATA
+    assert [part for _, part in host.asked] == [None, "bytes=0-0", "bytes=0-0"]  # whether there is a newer one
+    assert names(tmp_path) == [".a.json", "a"]
+
+
+def test_when_the_first_fails_the_second_goes_on_where_it_stopped(host, tmp_path, monkeypatch):
+    monkeypatch.setattr(transfer, "PAUSES", ())
+    remote = Remote(host.put("/a", DATA, drip=0.0005, cuts=[100_000]), "a")
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(download, remote, tmp_path) for _ in range(2)]
+        errors = [each.exception() for each in both]
+    assert [isinstance(each, Undelivered) for each in errors].count(True) == 1
+    assert (tmp_path / "a").read_bytes() == DATA
+    assert host.asked[:2] == [("/a", None), ("/a", "bytes=100000-")]
+
+
+def test_who_waits_for_another_can_be_stopped(host, tmp_path):
+    remote, stop = Remote(host.put("/a", DATA), "a"), Event()
+    stop.set()
+    with holding(tmp_path / ".a.lock"), pytest.raises(transfer.Stopped):
+        download(remote, tmp_path, stop=stop)
+    assert host.asked == []
+
+
 def test_a_killed_process_is_resumed(host, tmp_path):
     url = host.put("/a", DATA, drip=0.02)
     program = f"""
@@ -311,11 +366,12 @@ download(Remote({url!r}, "a"), Path({str(tmp_path)!r}))
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert names(tmp_path) == ["a.part", "a.part.json"]
+    assert names(tmp_path) == [".a.lock", "a.part", "a.part.json"]
     received = part.stat().st_size
     host.files["/a"].drip = 0.0
     assert download(Remote(url, "a"), tmp_path).read_bytes() == DATA
     assert host.asked[-1] == ("/a", f"bytes={received}-")
+    assert names(tmp_path) == [".a.json", "a"]
 
 
 def test_progress_has_rate_and_remaining_time():

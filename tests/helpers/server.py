@@ -109,14 +109,15 @@ class Handler(BaseHTTPRequestHandler):
         etag = hashlib.md5(body).hexdigest() if served.etag == "default" else served.etag
         wanted, condition = self.headers.get("Range"), self.headers.get("If-Range")
         if status == 200 and wanted and served.ranges and condition in (None, f'"{etag}"'):
-            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            start, _, end = wanted.removeprefix("bytes=").partition("-")
+            start, body = int(start), body[: int(end) + 1] if end else body
             status = 206 if start < len(body) else 416
         start = max(0, start + (served.moved if status == 206 else 0))
         self.send_response(status)
         if etag:
             self.send_header("ETag", f'"{etag}"' if not etag.startswith("W/") else etag)
         if status == 206:
-            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(served.content)}")
         self.send_header("Content-Type", served.content_type)
         length = len(body) - start if served.length is None else served.length
         if length:

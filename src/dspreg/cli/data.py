@@ -7,12 +7,13 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dspreg.cli.options import add_option, columns, dataset_with_columns, integer
+from dspreg.cli.options import add_option, columns, dataset_with_columns, hub_columns, integer
 from dspreg.cli.parser import Commands, add_command
 from dspreg.config.dataset_ref import DatasetRef
 from dspreg.config.parse import parse_option
@@ -32,6 +33,7 @@ EXAMPLES = """examples:
   dspreg data verify index:photos.csv --columns path=filename,label=class,domain=site,group=patient
   dspreg data verify photos --group 'patient-([0-9]+)' --picture counts.png --list-bad bad.txt
   dspreg data verify hf:owner/set --domain-column site
+  dspreg data verify scans --channels 5 --window 0:4095      read as a training with these options would
   dspreg data show photos --out sheet.png    what the network will see, by domain and class
 
 exit codes: 0; 3 if there is an error, which a training would refuse. Warnings are what it would say and go on."""
@@ -43,6 +45,7 @@ SHOW_EXAMPLES = """examples:
   dspreg data show scans --window -1000:400 --class nodule --images 8"""
 
 SEEN = ("image_size", "augment", "exif", "alpha", "window", "channels", "resize", "shrink")  # options of a training
+DECODED = ("exif", "alpha", "window", "channels")  # those that decide which files can be read
 
 GET_EXAMPLES = """examples:
   dspreg data get PACS                                   from the first place that has it, into data/PACS
@@ -51,6 +54,7 @@ GET_EXAMPLES = """examples:
   dspreg data get DomainNet --from downloads             a folder with its archives
   dspreg data get TerraIncognita --from https://…/images.tar.gz --from https://…/annotations.tar.gz
   dspreg data get RotatedMNIST --from mnist              MNIST's four files, packed or not
+  dspreg data get hf:owner/set --domain-column site      a data set of the hub, into the cache that trainings look into
 
 downloads are resumed, archives are unpacked beside the final folder, every image is decoded, and the folder gets its
 name when everything is right. manifest.tsv in it lists path, size and SHA-256 of every file.
@@ -64,11 +68,14 @@ def add(commands: Commands) -> None:
     listing.set_defaults(run=list_datasets)
     says = "download a benchmark, verify it, and put it in DomainBed's layout"
     getting = add_command(actions, "get", says, GET_EXAMPLES)
-    getting.add_argument("name", metavar="NAME", help="PACS, VLCS, OfficeHome, TerraIncognita, DomainNet, …")
+    getting.add_argument(
+        "name", metavar="NAME", help="PACS, VLCS, OfficeHome, TerraIncognita, DomainNet, …, or hf:owner/set"
+    )
     says = "folder that holds the data sets (default: data)"
     getting.add_argument("--root", metavar="DIR", default="data", help=says)
     says = "take it from an address, a folder or an archive of yours; may be given several times"
     getting.add_argument("--from", metavar="URL|DIR|ARCHIVE", dest="origins", action="append", default=[], help=says)
+    hub_columns(getting)
     getting.set_defaults(run=get)
     says = "decode every image, count images, and find faults, duplicates and images that are nearly equal"
     verifying = add_command(actions, "verify", says, EXAMPLES)
@@ -81,6 +88,8 @@ def add(commands: Commands) -> None:
     verifying.add_argument("--list-bad", metavar="FILE", help=says)
     says = "draw how many images each class has in each domain"
     verifying.add_argument("--picture", metavar="FILE.png", help=says)
+    for name in DECODED:
+        add_option(verifying, TRAIN_OPTIONS[name])
     columns(verifying)
     verifying.set_defaults(run=verify)
     says = "a contact sheet of what the network will see, with and without augmentation"
@@ -112,6 +121,9 @@ def get(given: Any) -> int:
     from dspreg.data.registry import dataset_names
     from dspreg.data.sources import get_dataset
 
+    if given.name.startswith("hf:"):
+        return get_from_hub(given)
+    dataset_with_columns(given.name, given)  # which refuses columns of anything else
     if given.name == Digits.name:
         print(f"{Digits.name}: made on the spot, nothing to get")
         return 0
@@ -126,6 +138,23 @@ def get(given: Any) -> int:
     print(escape_terminal(f"{given.name}: {found.images:,} images in {found.folder}{came}"))
     for note in found.notes:
         print(escape_terminal(f"  {note}"))
+    return 0
+
+
+def get_from_hub(given: Any) -> int:
+    """Into the cache, where every command looks for it."""
+    from dspreg.data.hub_dataset import fetch_images
+    from dspreg.download.manifest import NAME, read_manifest
+
+    if given.origins:
+        raise ConfigError(
+            f"--from is for benchmarks; {given.name} comes from the hub, or from the one HF_ENDPOINT names"
+        )
+    ref = DatasetRef.parse(dataset_with_columns(given.name, given))
+    with showing_progress() as (progress, _):
+        folder = fetch_images(ref, progress)
+    images = len(read_manifest(folder / NAME).files)
+    print(escape_terminal(f"{ref}: {images:,} images in {folder}, from commit {folder.parent.name}"))
     return 0
 
 
@@ -172,6 +201,8 @@ def verify(given: Any) -> int:
         if ref.kind != "hf":
             warnings.simplefilter("ignore", Notice)  # the verification reports them all
         data = open_dataset(dataset_with_columns(str(ref), given), given.root, lenient=True)
+        if options := parse_given(given, DECODED):
+            data.read_as(replace(data.reading, **options))
     if not given.again and (known := recall_verification(data)) is not None:
         put_verification(given, known.text, known.json)
         if not given.json:
@@ -194,10 +225,8 @@ def show(given: Any) -> int:
     if out is not None and out.suffix.lower() not in (".png", ".html"):
         raise ConfigError(f"--out {str(out)!r}; wanted a name that ends in .png or .html")
     ref = dataset_with_columns(str(guess_reference(given.path, dataset_names())), given)
-    chosen = {name: getattr(given, name) for name in SEEN if getattr(given, name) is not None}
-    options = {name: parse_option(name, text, f"--{name.replace('_', '-')}") for name, text in chosen.items()}
     data = open_dataset(ref, given.root)
-    config = resolve_config(TrainConfig(dataset=ref, **options), data)
+    config = resolve_config(TrainConfig(dataset=ref, **parse_given(given, SEEN)), data)
 
     from dspreg.data.augmentation import require_augmentation
     from dspreg.data.contact_sheet import contact_sheet
@@ -211,6 +240,12 @@ def show(given: Any) -> int:
     print(escape_terminal(f"{data.name}: {' '.join(sheet.says)}"))
     print(f"see {escape_terminal(str(place))}")
     return 3 if sheet.bad else 0
+
+
+def parse_given(given: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The options of a training that were said, as values."""
+    said = {name: getattr(given, name) for name in names if getattr(given, name) is not None}
+    return {name: parse_option(name, text, f"--{name.replace('_', '-')}") for name, text in said.items()}
 
 
 def put_verification(given: Any, text: str, found: dict[str, Any]) -> None:

@@ -229,7 +229,7 @@ def _remarks(found: RunEvaluation) -> Iterator[str]:
         yield "test: images of a source that its table sets apart: neither trained on nor validated with"
     if "changed source" in roles:
         names = ", ".join(escape_terminal(each.domain) for each in found.domains if each.role == "changed source")
-        yield f"{names}: same name as a source domain, but other images"
+        yield f"{names}: same name as a source domain, but not the same images, labels and groups"
 
 
 def _points(found: RunEvaluation) -> Iterator[str]:

@@ -120,11 +120,16 @@ def dataset(parser: argparse._ActionsContainer) -> None:
     columns(parser)
 
 
-def columns(parser: argparse._ActionsContainer) -> None:
+def hub_columns(parser: argparse._ActionsContainer) -> None:
     """Which columns of a data set of the hub are what."""
     for what in COLUMNS:
         text = f"the {what} in a data set hf:owner/set (default: guessed, and said)"
         parser.add_argument(f"--{what}-column", metavar="NAME", help=text)
+
+
+def columns(parser: argparse._ActionsContainer) -> None:
+    """Which columns of a table are what, and which images belong together."""
+    hub_columns(parser)
     text = f"which columns of index:FILE.csv are {', '.join(REQUIRED)}, and, if there are any, {', '.join(OPTIONAL)}"
     parser.add_argument("--columns", metavar="OURS=YOURS,…", help=f"{text}: path=filename,label=class,domain=site")
     text = (

@@ -6,7 +6,7 @@ import csv
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from dspreg.config.dataset_ref import OPTIONAL, REQUIRED
 from dspreg.config.reading import OWN_READING
 from dspreg.data.annotations import PARTS, Annotations
 from dspreg.data.base import DomainDataset
-from dspreg.data.findings import Finding, name_collisions, odd_labels, refuse, torn_groups, wide_groups
+from dspreg.data.findings import SHOWN, Finding, name_collisions, odd_labels, refuse, torn_groups, wide_groups
 from dspreg.data.folders import check_name, rare_classes
 from dspreg.data.images import Images
 from dspreg.errors import DataError, Notice
@@ -100,7 +100,9 @@ class Index(DomainDataset):
         if not lenient:
             refuse(self.faults)
         if not rows:
-            raise DataError(f"{self.file} has no line that can be used: {self.faults[0].title}")
+            named = "\n".join(f"  {fault.title}" for fault in self.faults[:SHOWN])
+            more = f"\n  and {len(self.faults) - SHOWN:,} more" if len(self.faults) > SHOWN else ""
+            raise DataError(f"{self.file} has no line that can be used:\n{named}{more}")
         self.findings = (
             *table.unused(),
             *name_collisions("class", self.classes),
@@ -144,11 +146,8 @@ class _Table:
                 header = [cell.strip() for cell in next(reader, [])]
                 self._find_columns(header)
                 for cells in reader:
-                    if cells:
-                        try:
-                            yield self._row(reader.line_num, cells, len(header))
-                        except DataError as error:
-                            self.faults.append(Finding("error", "line", str(error)))
+                    if cells and (row := self._row(reader.line_num, cells, len(header))) is not None:
+                        yield row
         except OSError as error:
             raise DataError(f"{file} can't be read ({error.strerror}). Give the path of a CSV file.") from None
         except UnicodeDecodeError as error:
@@ -182,67 +181,85 @@ class _Table:
     def _find_columns(self, header: Sequence[str]) -> None:
         if not any(header):
             raise DataError(f"{self.file} is empty. Its first line must be path,label,domain.")
+        faults, missing = [], {}
         for column in (*REQUIRED, *OPTIONAL):
             wanted = self.columns.get(column, column)
             if header.count(wanted) == 1:
                 self.used[column] = header.index(wanted)
             elif wanted in header:
-                raise DataError(f"{self.file}, line 1: the column {wanted!r} is there twice. Keep one.")
+                faults.append(f"the column {wanted!r} is there twice. Keep one.")
             elif column in REQUIRED or column in self.columns:
-                raise DataError(self._missing(column, wanted, header))
+                missing[column] = wanted
+        faults += self._missing(missing, header) if missing else []
+        if faults:  # without columns there are no lines to look at
+            found = f"Wanted: {','.join(REQUIRED)}; found: {','.join(header)}."
+            raise DataError(f"{self.file}, line 1: {' '.join([*faults, found])}")
         self.others = {name: i for i, name in enumerate(header) if i not in self.used.values() and name}
 
-    def _missing(self, column: str, wanted: str, header: Sequence[str]) -> str:
-        near = nearest(wanted, header)
-        hint = f" Is {near!r} meant? Rename it, or say --columns {column}={near}." if near else ""
+    def _missing(self, missing: Mapping[str, str], header: Sequence[str]) -> Iterator[str]:
+        """Which columns are not there, and what they may be called; ours → the names that were looked for."""
         if len(header) == 1 and any(mark in header[0] for mark in ";\t"):
-            hint = " Columns must be separated by commas."
-        other = "" if hint else f" If it has another name: --columns {column}=NAME."
-        return (
-            f"{self.file}, line 1: the column {wanted!r} is missing.{hint} "
-            f"Wanted: {','.join(REQUIRED)}; found: {','.join(header)}.{other}"
-        )
+            yield f"{_columns(missing.values())} missing. Columns must be separated by commas."
+            return
+        near = {column: nearest(wanted, header) for column, wanted in missing.items()}
+        for column, name in near.items():
+            if name:
+                hint = f"Is {name!r} meant? Rename it, or say --columns {column}={name}."
+                yield f"{_columns([missing[column]])} missing. {hint}"
+        if others := [column for column, name in near.items() if not name]:
+            names = ",".join(f"{column}=NAME" for column in others)
+            yield f"{_columns(missing[column] for column in others)} missing. For other names: --columns {names}."
 
-    def _row(self, line: int, cells: Sequence[str], width: int) -> Row:
-        where = f"{self.file}, line {line}"
-        if len(cells) > width:
-            raise DataError(
-                f"{where}: {len(cells)} cells where the header has {width}. "
-                f'A text with a comma must stand in quotes: "a,b.jpg".'
-            )
+    def _row(self, line: int, cells: Sequence[str], width: int) -> Row | None:
+        """What a line says; None if there is a fault in it, and all of them are kept."""
         values = {column: cells[i].strip() if i < len(cells) else "" for column, i in self.used.items()}
-        for column, value in values.items():
-            shown = self.columns.get(column, column)
-            if not value and column not in ("group", "split"):
-                usual = " 1 counts as usual." if column == "weight" else ""
-                raise DataError(f"{where}: the cell of {shown!r} is empty. Fill it in, or remove the line.{usual}")
-            check_name(value)
-            if column != "path" and len(value) > LONGEST:
-                raise DataError(
-                    f"{where}: the cell of {shown!r} has {len(value):,} characters; wanted at most {LONGEST}, "
-                    f"as a name. It starts with {value[:20]!r}."
-                )
-        part = values.get("split", "").casefold()
-        if part and part not in PARTS:
-            shown = self.columns.get("split", "split")
-            raise DataError(
-                f"{where}: the cell of {shown!r} is {values['split']!r}; wanted train, val, test or nothing."
-            )
-        weight = _weight(values["weight"]) if "weight" in values else 1.0
-        if weight is None:
-            shown = self.columns.get("weight", "weight")
-            raise DataError(f"{where}: the cell of {shown!r} is {values['weight']!r}; wanted a number, 0 or more.")
+        faults = list(self._faults_of(values))
+        if len(cells) > width:  # its cells may stand under other columns than they were meant for
+            quotes = 'A text with a comma must stand in quotes: "a,b.jpg".'
+            faults = [f"{len(cells)} cells where the header has {width}. {quotes}"]
+        if faults:
+            self.faults += (Finding("error", "line", f"{self.file}, line {line}: {fault}") for fault in faults)
+            return None
         own = {column: values[column] for column in REQUIRED}
         further = tuple(cells[i].strip() if i < len(cells) else "" for i in self.others.values())
-        return Row(line, **own, group=values.get("group", ""), part=PARTS.get(part, ""), weight=weight, further=further)
+        part = PARTS.get(values.get("split", "").casefold(), "")
+        weight = float(values.get("weight", 1.0))
+        return Row(line, **own, group=values.get("group", ""), part=part, weight=weight, further=further)
+
+    def _faults_of(self, values: Mapping[str, str]) -> Iterator[str]:
+        """What is wrong with the cells of a line."""
+        for column, value in values.items():
+            shown = self.columns.get(column, column)
+            if not value:
+                if column not in ("group", "split"):
+                    usual = " 1 counts as usual." if column == "weight" else ""
+                    yield f"the cell of {shown!r} is empty. Fill it in, or remove the line.{usual}"
+            elif column != "path" and len(value) > LONGEST:
+                yield (
+                    f"the cell of {shown!r} has {len(value):,} characters; wanted at most {LONGEST}, "
+                    f"as a name. It starts with {value[:20]!r}."
+                )
+            elif column == "split" and value.casefold() not in PARTS:
+                yield f"the cell of {shown!r} is {value!r}; wanted train, val, test or nothing."
+            elif column == "weight" and not _is_weight(value):
+                yield f"the cell of {shown!r} is {value!r}; wanted a number, 0 or more."
+            else:
+                try:
+                    check_name(value)
+                except DataError as error:
+                    yield str(error)
 
 
-def _weight(text: str) -> float | None:
+def _columns(names: Iterable[str]) -> str:
+    shown = [repr(name) for name in names]
+    return f"the column {shown[0]} is" if len(shown) == 1 else f"the columns {', '.join(shown)} are"
+
+
+def _is_weight(text: str) -> bool:
     try:
-        value = float(text)
+        return 0 <= float(text) < math.inf
     except ValueError:
-        return None
-    return value if 0 <= value < math.inf else None
+        return False
 
 
 def _existing(file: Path, rows: Sequence[Row], base: Path, faults: list[Finding]) -> tuple[list[Row], list[Path]]:

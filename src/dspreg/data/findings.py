@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -50,7 +50,7 @@ def name_collisions(what: str, names: Iterable[str]) -> Iterator[Finding]:
     """Names that people take for one, and a computer for several."""
     groups = collisions(names)
     if groups:
-        items = tuple(" = ".join(map(repr, group)) for group in groups)
+        items = tuple(" = ".join(map(_show_difference(group), group)) for group in groups)
         many = f"{what}es" if what.endswith("s") else f"{what}s"
         yield Finding(
             "warning", f"{what} names",
@@ -58,6 +58,12 @@ def name_collisions(what: str, names: Iterable[str]) -> Iterator[Finding]:
             f"{join_few(items)}. They count as different",
             items,
         )  # fmt: skip
+
+
+def _show_difference(group: Sequence[str]) -> Callable[[str], str]:
+    """`repr`, unless they would look the same: then with the numbers of their characters."""
+    looks = {unicodedata.normalize("NFC", name) for name in group}
+    return repr if len(looks) == len(group) else ascii
 
 
 def collisions(names: Iterable[str]) -> list[tuple[str, ...]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,10 +17,12 @@ from dspreg.data.folders import Folder
 from dspreg.data.sources.rows import Columns, extension, folder_names, read_rows, require_pyarrow
 from dspreg.download.hub_files import HubFiles, check_repo, list_files
 from dspreg.download.manifest import NAME, changed_sizes, read_manifest, take_manifest
-from dspreg.download.transfer import download_all
+from dspreg.download.transfer import LOOK_AGAIN, Progress, download_all, ignore_progress
 from dspreg.download.web import Undelivered
 from dspreg.errors import DataError, IntegrityError, Notice, ResourceError
 from dspreg.io.atomic_files import make_folder, os_errors_as_cant_write, read_regular_file, sha256, write
+from dspreg.io.locks import holding
+from dspreg.io.text import plural
 from dspreg.io.user_cache import user_cache
 
 FILE = re.compile(r"[\w &'()+,.=-]{1,150}\.(jpe?g|png|bmp|webp)", re.I)
@@ -44,7 +48,7 @@ class HubDataset(Folder):
     """
 
     def __init__(self, ref: DatasetRef) -> None:
-        super().__init__(_fetch(ref), ref.repo)
+        super().__init__(fetch_images(ref), ref.repo)
 
 
 def cache_folder() -> Path:
@@ -52,33 +56,61 @@ def cache_folder() -> Path:
     return user_cache("hub")
 
 
-def _fetch(ref: DatasetRef) -> Path:
-    """The folder of images, made from tables if it is not there."""
+def fetch_images(ref: DatasetRef, progress: Progress = ignore_progress) -> Path:
+    """The folder of images, made from tables if it is not there.
+
+    Raises:
+        ResourceError: The hub can't be reached, and it was not fetched before.
+        DataError: Its tables are no images with labels and domains.
+    """
     check_repo(ref.repo, ref.revision)
     place = cache_folder() / ref.repo.replace("/", "--")
-    asked = sha256((ref.revision or "main").encode())[:16]
+    note = place / f"commit-of-{sha256((ref.revision or 'main').encode())[:16]}"
+    given = Columns(**ref.columns())
     try:
         files = list_files(ref.repo, ref.revision, lambda path: path.endswith(".parquet"))
-        commit = files.commit
-        make_folder(place)
-        write(place / f"commit-of-{asked}", commit.encode())
     except Undelivered as error:
-        files = None
-        commit = _known_commit(place / f"commit-of-{asked}")
-        if not commit:
-            raise ResourceError(
-                f"{ref} was not fetched before, and {error}. Fetch it where there is a network, and copy {place} here; "
-                "or export its images as folders and write folder:PATH"
-            ) from error
-    given = Columns(**ref.columns())
-    folder = place / commit / f"images-{sha256(repr(given).encode())[:16]}"
-    if _is_complete(folder):
-        if files is None:
-            warnings.warn(f"{ref.repo}: commit {commit[:12]}, as it was fetched before", Notice, stacklevel=4)
-        return folder
-    if files is None:
-        raise ResourceError(f"commit {commit[:12]} of {ref.repo} was not fetched whole, and the hub can't be reached")
-    _make(ref, files, given, folder)
+        return _fetched_before(ref, note, given, error)
+    folder = _images(place, files.commit, given)
+    make_folder(place)
+    with holding(place / f".{files.commit}.lock", _waiting(ref.repo)):
+        if not _is_complete(folder):
+            _make(ref, files, given, folder, progress)
+        write(note, files.commit.encode())  # last: until then an earlier commit is what there is without a network
+    return folder
+
+
+def _waiting(repo: str) -> Callable[[], None]:
+    """Called while another makes the same folder; the first time it is said."""
+    said = False
+
+    def wait() -> None:
+        nonlocal said
+        if not said:
+            warnings.warn(f"{repo}: another process is fetching it; waiting", Notice, stacklevel=6)
+        said = True
+        time.sleep(LOOK_AGAIN)
+
+    return wait
+
+
+def _images(place: Path, commit: str, given: Columns) -> Path:
+    return place / commit / f"images-{sha256(repr(given).encode())[:16]}"
+
+
+def _fetched_before(ref: DatasetRef, note: Path, given: Columns, error: Undelivered) -> Path:
+    commit = _known_commit(note)
+    if not commit:
+        raise ResourceError(
+            f"{ref} was not fetched before, and {error}. Fetch it where there is a network, and copy {note.parent} "
+            "here; or export its images as folders and write folder:PATH"
+        ) from error
+    folder = _images(note.parent, commit, given)
+    if not _is_complete(folder):
+        raise ResourceError(
+            f"commit {commit[:12]} of {ref.repo} was not fetched whole, or with other columns, and {error}"
+        ) from error
+    warnings.warn(f"{ref.repo}: commit {commit[:12]}, as it was fetched before", Notice, stacklevel=4)
     return folder
 
 
@@ -95,13 +127,17 @@ def _is_complete(folder: Path) -> bool:
     return False
 
 
-def _make(ref: DatasetRef, files: HubFiles, given: Columns, folder: Path) -> None:
+def _make(ref: DatasetRef, files: HubFiles, given: Columns, folder: Path, progress: Progress) -> None:
     require_pyarrow()
     if not files.files:
         raise DataError(f"{ref.repo} has no tables (*.parquet) at {files.commit[:12]}; only such data sets are read")
-    tables = download_all(files.files, folder.parent / "tables")
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    size = sum(each.size or 0 for each in files.files)
+    what = f"commit {files.commit[:12]}, {plural(len(files.files), 'table')} with {size / 1e6:,.1f} MB"
+    warnings.warn(f"{ref.repo}: fetching {what}, into {folder.parent}", Notice, stacklevel=5)
+    for left in folder.parent.glob(".images-*.part"):  # of a process that was killed: nobody else is at work here
+        shutil.rmtree(left)
+    tables = download_all(files.files, folder.parent / "tables", progress=progress)
+    unfinished = folder.with_name(f".{folder.name}.part")
     try:
         _write_images(tables, given, ref.repo, unfinished)
         facts = {"dataset": ref.repo, "source": f"commit {files.commit}", "made": "by dspreg from the tables"}

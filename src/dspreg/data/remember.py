@@ -49,7 +49,7 @@ def recall_verification(dataset: DomainDataset) -> Remembered | None:
 def _place(dataset: DomainDataset) -> Path | None:
     """By the names, sizes and times of all files, and the program that looked; None of data that are no files."""
     found = [(each.severity, each.title) for each in (*dataset.faults, *dataset.findings)]
-    whose = [__version__, dataset.name, dataset.classes, dataset.notices, dataset.own, found]
+    whose = [__version__, dataset.name, dataset.classes, dataset.notices, dataset.own, dataset.reading.tag, found]
     known = hashlib.sha256(json.dumps(whose).encode())
     for domain in dataset.domains:
         images = dataset.domain(domain)

@@ -300,7 +300,10 @@ def _all_findings(
     alike: Sequence[Sequence[Place]],
     crowded: int,
 ) -> Iterator[Finding]:
-    yield from dataset.faults
+    lines = [each.title for each in dataset.faults if each.kind == "line"]
+    if len(lines) > 1:  # of a long table there may be thousands
+        yield Finding("error", "line", f"{len(lines):,} faults in lines of the table", tuple(lines))
+    yield from (each for each in dataset.faults if each.kind != "line" or len(lines) == 1)
     if found.bad:
         items = tuple(f"{b.image}: {b.reason}" for b in found.bad)
         yield Finding("error", "bad image", plural(len(items), "bad image"), items)

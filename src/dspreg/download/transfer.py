@@ -2,7 +2,8 @@
 
 While it comes it is called `NAME.part`; `NAME.part.json` says which version of the file that is (ETag, length). A run
 that was interrupted asks for the rest, on the condition that the host still has the same version. A file with another
-checksum than the known one is kept as `NAME.bad`, to be looked at, and never taken for the file.
+checksum than the known one is kept as `NAME.bad`, to be looked at, and never taken for the file. Where no checksum is
+known, `.NAME.json` keeps the version: when the file is wanted again, the host is asked whether it has a newer one.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from dspreg.io.atomic_files import (
     sha256_of_file,
     write_json,
 )
+from dspreg.io.locks import holding
 
 CHUNK = 2**18
 LARGEST = 64 * 2**30  # bytes of one file whose size nobody told us
 TOGETHER = 4  # files at a time
 PAUSES = (1.0, 4.0, 15.0)  # seconds before another try; after so many without a new byte, it is given up
+LOOK_AGAIN = 0.1  # seconds until it is looked again whether another has fetched the file
 LONGEST_WAIT = 60.0  # seconds, if the host asks for a pause
 MOST_TRIES = 200  # of one file, new bytes or not
 SPARE = 2**28  # bytes of the disk that stay free
@@ -109,28 +112,36 @@ class Stopped(DspregError):
 
 
 def download(file: Remote, folder: Path, *, progress: Progress = ignore_progress, stop: Event | None = None) -> Path:
-    """One file, as `download_all`; what is there already and verified is not fetched again."""
+    """One file, as `download_all`; what is there already and verified is not fetched again.
+
+    Of several that want the same file at once, in this process or another, one fetches it and the others wait.
+    """
     transfer = _Transfer(file, folder, progress, stop or Event())
-    if transfer.is_there():
-        return transfer.target
-    pauses, tries = iter(PAUSES), 0
+    with holding(folder / f".{file.name}.lock", transfer.wait_for_another):
+        if not transfer.is_there():
+            _fetch(transfer)
+    return transfer.target
+
+
+def _fetch(transfer: _Transfer) -> None:
+    """With as many tries as bring something new, and some more."""
+    pauses, tries, most = iter(PAUSES), 0, transfer.received
     while True:
-        before, tries = transfer.received, tries + 1
+        tries += 1
         try:
             transfer.receive()
             break
         except Undelivered as error:
-            if transfer.received > before:
-                pauses = iter(PAUSES)
+            if transfer.received > most:  # than ever: what came anew after a part was given up is nothing new
+                pauses, most = iter(PAUSES), transfer.received
             if error.unreachable and not transfer.received:  # it never was there: the next place may be
                 raise
             pause = next(pauses, None)
             if not error.again or pause is None or tries >= MOST_TRIES or error.wait > LONGEST_WAIT:
                 raise
             if transfer.stop.wait(max(pause, error.wait)):
-                raise Stopped(f"{file.name} was stopped") from error
+                raise Stopped(f"{transfer.file.name} was stopped") from error
     transfer.finish()
-    return transfer.target
 
 
 class _Transfer:
@@ -141,12 +152,18 @@ class _Transfer:
         self.target = folder / file.name
         self.part = folder / f"{file.name}.part"
         self.note = folder / f"{file.name}.part.json"
+        self.version = folder / f".{file.name}.json"  # of the whole file
 
     @property
     def received(self) -> int:
         with suppress(FileNotFoundError):
             return os.lstat(self.part).st_size
         return 0
+
+    def wait_for_another(self) -> None:
+        """Called while another fetches the same file."""
+        if self.stop.wait(LOOK_AGAIN):
+            raise Stopped(f"{self.file.name} was stopped")
 
     def is_there(self) -> bool:
         """Whether the file has its name, which it gets when it is whole; its checksum is compared again."""
@@ -156,8 +173,21 @@ class _Transfer:
         if self.file.size not in (None, size) or self.file.sha256 not in (None, sha256_of_file(self.target)):
             self._set_aside(self.target)
             return False
+        if self.file.sha256 is None and self._has_newer():
+            return False
         self.progress(self.file.name, size, size)
         return True
+
+    def _has_newer(self) -> bool:
+        """Whether the host names another version than that of the file; False where it can't be asked."""
+        known = self._noted(self.version)
+        if known is None:
+            return False
+        try:
+            with request(self.file.url, {**self.file.headers, "Range": "bytes=0-0"}) as response:
+                return _version_of(response) not in ("", known["etag"])
+        except Undelivered:
+            return False
 
     def receive(self) -> None:
         """Ask for what is missing, and write it as it comes."""
@@ -195,7 +225,10 @@ class _Transfer:
         if self.file.sha256 is not None and (found := sha256_of_file(self.part)) != self.file.sha256:
             self._refuse(f"has the SHA-256 {found} where {self.file.sha256} is known")
         with os_errors_as_cant_write(self.target, 0):
+            self.version.unlink(missing_ok=True)  # of an earlier file
             os.replace(self.part, self.target)
+            if self.file.sha256 is None and self.note.exists():
+                os.replace(self.note, self.version)
         self.note.unlink(missing_ok=True)
 
     def _write(self, response: HTTPResponse, start: int, length: int | None) -> None:
@@ -249,23 +282,22 @@ class _Transfer:
 
     def _version(self) -> dict[str, Any] | None:
         """Which version of the file the part is of; None if that is unknown, and it has to start again."""
+        return self._noted(self.note) if self.part.is_file() else None
+
+    def _noted(self, note: Path) -> dict[str, Any] | None:
         with suppress(IntegrityError):
-            found = read_json(self.note)
+            found = read_json(note)
             if (
                 isinstance(found, dict)
                 and found.get("url") == self.file.url
                 and isinstance(found.get("etag"), str)
                 and isinstance(found.get("length"), int | None)
-                and self.part.is_file()
             ):
                 return found
         return None
 
     def _write_version(self, response: HTTPResponse, length: int | None) -> None:
-        etag = response.headers.get("ETag", "")
-        if etag.startswith("W/") or not etag:  # a weak tag says nothing about bytes
-            etag = response.headers.get("Last-Modified", "")
-        if etag:
+        if etag := _version_of(response):
             write_json(self.note, {"url": self.file.url, "etag": etag, "length": length})
 
     def _forget(self) -> None:
@@ -281,6 +313,14 @@ class _Transfer:
         kept = self._set_aside(self.part)
         self.note.unlink(missing_ok=True)
         raise WrongFile(f"{self.file.name} of {host_of(self.file.url)} {fault}; it is kept as {kept}")
+
+
+def _version_of(response: HTTPResponse) -> str:
+    """What a host calls the version that it sends; "" if nothing."""
+    etag: str = response.headers.get("ETag", "")
+    if etag.startswith("W/") or not etag:  # a weak tag says nothing about bytes
+        etag = response.headers.get("Last-Modified", "")
+    return etag
 
 
 def _start_of(response: HTTPResponse) -> int:

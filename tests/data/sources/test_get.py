@@ -336,6 +336,21 @@ def test_the_next_place_is_asked(host, monkeypatch, tmp_path, fault, says):
     assert not (tmp_path / "evil").exists()
 
 
+def test_an_archive_that_its_host_has_mended_is_fetched_again(host, monkeypatch, tmp_path):
+    """What was whole but no data set stays there, and would be taken for the file for ever."""
+    files, root = original_files(PACS, 1), tmp_path / "data"
+    publish(PACS, host, monkeypatch, files)
+    url = host.put("/mine.zip", zip_of({"readme": b"the wrong one"}))
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"there is no folder art_painting(?s:.*)kept in \S*\.PACS\.download"):
+            get_dataset("PACS", root, [url])
+    assert {path.name for path in root.rglob("*") if path.is_file()} == {"mine.zip", ".mine.zip.json"}
+    assert host.asked == [("/mine.zip", None), ("/mine.zip", "bytes=0-0")]  # the same: it did not come again
+    host.put("/mine.zip", zip_of(files))
+    assert get_dataset("PACS", root, [url]).images == len(files)
+    assert sorted(os.listdir(root)) == ["PACS"]
+
+
 def test_a_wrong_checksum_is_kept_and_the_next_place_asked(host, monkeypatch, tmp_path):
     files = original_files(PACS, 1)
     publish(PACS, host, monkeypatch, files)
@@ -361,7 +376,7 @@ def test_what_is_not_whole_does_not_get_its_name(host, monkeypatch, tmp_path, fa
     (tmp_path / "own.zip").write_bytes(zip_of(files))
     with pytest.raises(DataError, match=r"PACS is not whole: .*(1 missing|truncated)"):
         get_dataset("PACS", tmp_path / "data", [str(tmp_path / "own.zip")])
-    assert not (tmp_path / "data" / "PACS").exists()
+    assert os.listdir(tmp_path / "data") == []  # nor stays what was unpacked
 
 
 def test_terra_incognita_of_todays_lists_is_taken_whatever_its_number(host, monkeypatch, tmp_path):

@@ -34,7 +34,8 @@ from dspreg.download.manifest import NAME, Manifest, changed_sizes, parse_manife
 from dspreg.download.transfer import Progress, download_all, ignore_progress
 from dspreg.download.web import Undelivered
 from dspreg.errors import ConfigError, DataError, DspregError, IntegrityError, InUse, Notice, ResourceError
-from dspreg.io.atomic_files import make_folder, open_regular_file, os_errors_as_cant_write, sha256
+from dspreg.io.atomic_files import make_folder, os_errors_as_cant_write, sha256
+from dspreg.io.locks import holding
 from dspreg.io.text import join_few, plural
 
 Say = Callable[[str], None]
@@ -139,7 +140,7 @@ class _Job:
     def get(self, given: Source | None, local: Local) -> Fetched:
         if given is None and (local.files or local.trees):
             self.say(f"{self.name} from what you gave")
-            return self._finish("files of your own", self._arrange(local))
+            return self._complete("files of your own", local)
         sources = (given,) if given else SOURCES[self.name] if self.made else mnist_files.SOURCES
         failures: list[tuple[Source, DspregError]] = []
         for source in sources:
@@ -148,7 +149,7 @@ class _Job:
                 self.say(f"{self.name} from {source.name}")
                 found = self._fetch(source)
                 files = (*found.files, *local.files)
-                return self._finish(source.name, self._arrange(Local(files, local.trees)))
+                return self._complete(source.name, Local(files, local.trees))
             except (Undelivered, DataError, IntegrityError, ConfigError) as error:
                 self.say(f"  no: {error}")
                 failures.append((source, error))
@@ -167,6 +168,13 @@ class _Job:
             self.notes.append(f"commit {there.commit} of {source.repo}")
             files = (*files, *there.files)
         return Local(tuple(download_all(files, folder, progress=self.progress)), ())
+
+    def _complete(self, source: str, local: Local) -> Fetched:
+        try:
+            return self._finish(source, self._arrange(local))
+        except (DataError, IntegrityError):  # unpacked again it would be no other; the next place may want the room
+            shutil.rmtree(self.staging / "unpacked", ignore_errors=True)
+            raise
 
     def _arrange(self, local: Local) -> Path:
         """The data set in its layout, in the staging folder."""
@@ -277,6 +285,9 @@ class _Job:
         lines += ["", "put the files of one place into a folder, and run:"]
         lines.append(f"  dspreg data get {self.name} --root {self.root} --from FOLDER")
         lines.append(f"Or put the images themselves into {self.final}, as DomainBed has them.")
+        shutil.rmtree(self.staging / "ready", ignore_errors=True)
+        if any(path.is_file() for path in self.staging.rglob("*")):
+            lines.append(f"What was fetched is kept in {self.staging}, for the next call; remove it if there is none.")
         if all(isinstance(error, ResourceError | ConfigError) for _, error in failures):
             return ResourceError("\n".join(lines))
         return DataError("\n".join(lines))
@@ -291,23 +302,15 @@ class _Job:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time for each data set."""
-        import fcntl  # here, because Windows lacks it
-
         make_folder(self.staging)
-        lock = self.root / f".{self.subfolder.replace('/', '-')}.lock"
-        with open(open_regular_file(lock, os.O_RDWR | os.O_CREAT), "wb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                held = os.path.samestat(os.fstat(file.fileno()), os.stat(lock))  # else its last holder took it away
-            except (BlockingIOError, FileNotFoundError):
-                held = False
-            if not held:
-                raise InUse(f"another process is fetching {self.name} into {self.root}; wait for it")
-            try:
-                yield
-            finally:
-                lock.unlink(missing_ok=True)
-                self._remove_empty()
+        try:
+            with holding(self.root / f".{self.subfolder.replace('/', '-')}.lock"):
+                try:
+                    yield
+                finally:
+                    self._remove_empty()
+        except InUse as error:
+            raise InUse(f"another process is fetching {self.name} into {self.root}; wait for it") from error
 
 
 def known_manifest(name: str) -> Manifest | None:

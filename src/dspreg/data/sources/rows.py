@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from dspreg.errors import ConfigError, DataError, Notice
 from dspreg.io.text import join_few
 
-TOGETHER = 256  # rows read at a time
+TOGETHER = 16  # rows read at a time: an image may have megabytes
+BUFFER = 2**20  # bytes read at a time; else a whole group of rows, with all its images
 LARGEST = 2**28  # bytes of one image
 KINDS = ((b"\xff\xd8\xff", ".jpg"), (b"\x89PNG", ".png"), (b"RIFF", ".webp"), (b"BM", ".bmp"))
 USUAL = {
@@ -96,7 +97,7 @@ def read_rows(files: Sequence[Path], given: Columns, name: str) -> Iterator[Row]
     columns: Columns | None = None
     for path in files:
         try:
-            table = parquet.ParquetFile(path)
+            table = parquet.ParquetFile(path, buffer_size=BUFFER)
             schema = table.schema_arrow
             if columns is None:
                 columns = guess_columns(given, schema, name)

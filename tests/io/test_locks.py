@@ -1,0 +1,71 @@
+"""A file that one holds at a time, among threads and processes, whatever becomes of the holder."""
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from dspreg.errors import CantWrite, IntegrityError, InUse
+from dspreg.io.locks import holding
+
+
+def test_one_at_a_time(tmp_path):
+    inside, most, lock = [], [], tmp_path / "lock"
+
+    def work(number):
+        with holding(lock, wait=lambda: None):
+            inside.append(number)
+            most.append(len(inside))
+            os.listdir(tmp_path)  # gives way to other threads
+            inside.remove(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(200)))
+    assert most == [1] * 200
+    assert not lock.exists()
+
+
+def test_without_waiting_it_is_refused_by_name(tmp_path):
+    lock = tmp_path / "lock"
+    with holding(lock), pytest.raises(InUse, match=r"another process has .*lock; wait for it"), holding(lock):
+        pass
+    with holding(lock):
+        pass
+
+
+def test_an_error_lets_go(tmp_path):
+    with pytest.raises(ZeroDivisionError), holding(tmp_path / "lock"):
+        raise ZeroDivisionError
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_killed_holder_holds_nothing(tmp_path):
+    code = (
+        "import sys, time, pathlib\nfrom dspreg.io.locks import holding\n"
+        "with holding(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"held\n"
+    with pytest.raises(InUse), holding(tmp_path / "lock"):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    with holding(tmp_path / "lock"):
+        pass
+
+
+def test_a_link_is_no_lock(tmp_path):
+    (tmp_path / "dear").write_text("dear")
+    (tmp_path / "lock").symlink_to(tmp_path / "dear")
+    with pytest.raises(IntegrityError, match="is a link"), holding(tmp_path / "lock"):
+        pass
+    assert (tmp_path / "dear").read_text() == "dear"
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(CantWrite), holding(tmp_path / "none" / "lock"):
+        pass
