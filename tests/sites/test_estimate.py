@@ -187,6 +187,22 @@ def test_a_budget_without_room_a_method_that_is_none_and_an_inbox_that_is_empty(
     refused(data, tmp_path, DataError, "a.png can't be read", new=f"folder:{tmp_path / 'broken'}")
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"holdout": 0.0}, "holdout.*the final model sees all images"),
+        ({"steps": 7}, "steps: give --steps"),
+        ({"trial": 1}, "trial: give --trials"),
+        ({"patience": 3}, "patience.*takes all its steps"),
+        ({"no_such": 1}, "unknown option 'no_such'"),
+        ({"lr": -1.0}, "lr"),
+        ({"batch_size": "4"}, "batch_size"),
+    ],
+)
+def test_settings_that_are_its_own_are_refused_before_an_image_is_read(options, says, tmp_path):
+    refused("folder:nowhere", tmp_path, ConfigError, says, options=options)
+
+
 def test_the_answer_does_not_go_among_the_images(images):
     with pytest.raises(ConfigError, match="lies inside the data set"):
         estimate(f"folder:{images}", images / "result", **FIXED, execution=HOW)
@@ -235,6 +251,10 @@ def test_typed_it_prints_the_plan_and_the_answer(images, tmp_path, capsys):
         (["--methods", "auto", "SWA"], "auto chooses by itself", 2),
         (["--set", "steps=3"], "give --steps", 2),
         (["--set", "targets=ash"], "every site is held out in turn", 2),
+        (["--set", "holdout=0"], "the final model sees all images", 2),
+        (["--set", "init=runs/old"], "may have seen the sites", 2),
+        (["--set", "train=mask:c.json"], "may have seen the sites", 2),
+        (["--set", "algorithm=ERM"], "give --methods", 2),
         (["--set", "device=cpu"], "unknown option", 2),
         (["--trials", "0"], "--trials", 2),
         (["--methods", "NoSuch"], "NoSuch", 2),

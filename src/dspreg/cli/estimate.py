@@ -11,12 +11,12 @@ from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.sweep import OTHERWISE, outcome, whole
 from dspreg.cli.train import progress_callbacks, stopping
 from dspreg.config.dataset_ref import DatasetRef
-from dspreg.config.options import require_option
 from dspreg.config.parse import parse_assignment, parse_option
 from dspreg.config.train_config import EXECUTION_OPTIONS, TRAIN_OPTIONS, Execution
 from dspreg.errors import ConfigError
 from dspreg.io.text import align_columns, escape_terminal
 from dspreg.metrics import SELECT_BY
+from dspreg.sites.asked import check_options, parse_budget
 
 if TYPE_CHECKING:
     from dspreg.runs.run import Run
@@ -34,17 +34,6 @@ every site is held out in turn; result/page.html has the answer, result/model th
 run the same command again to go on, or with --check or --new to add to what is there."""
 GIVEN = ("model", "image_size", "steps")  # options of train with a flag of their own; --set has the others
 AUTO = "auto"
-ELSEWHERE = {  # options of train that --set may not have
-    "dataset": "it stands after estimate",
-    "targets": "every site is held out in turn",
-    "algorithm": "give --methods",
-    "trial": "give --trials",
-    "draw": "methods are compared with their default options",
-    "same_draws": "methods are compared with their default options",
-    "patience": "every training takes all its steps, as the final one does, whose number is theirs",
-    "select_by": "give --select-by",
-    **{name: f"give --{name.replace('_', '-')}" for name in GIVEN},
-}
 FIXED = (
     "keep",
     "profile",
@@ -162,10 +151,9 @@ def read_fixed(given: Any) -> dict[str, Any]:
     if AUTO in given.methods and len(given.methods) > 1:
         raise ConfigError(f"--methods {' '.join(given.methods)}: auto chooses by itself; give it alone, or specs alone")
     options = dict(parse_assignment(text) for text in given.set)
-    for name in options:
-        require_option(name, TRAIN_OPTIONS, "--set: ")
-        if name in ELSEWHERE:
-            raise ConfigError(f"--set {name}: {ELSEWHERE[name]}")
+    check_options(options, "--set ")
+    if given.budget is not None:
+        parse_budget(given.budget)
     fixed = {name: parse_option(name, value, f"--{name.replace('_', '-')}") for name in GIVEN
              if (value := getattr(given, name)) is not None}  # fmt: skip
     if given.trials is not None:

@@ -1,5 +1,4 @@
-"""Whether the images of several sites can answer how well a model does on another one. Said before anything is "
-"trained."""
+"""Whether the images of several sites can say how well a model does on another one. Told before anything is trained."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ def open_sites(dataset: str, root: str | None = None, name: str | None = None) -
     if len(data.domains) < 2:
         raise DataError(
             f"{data.name} has one site, {data.domains[0]!r}. What a model does on a site that it has not seen can "
-            "only be "
-            f"found out by holding sites out: put the images of at least two, better four, into folders "
+            f"only be found out by holding sites out: put the images of at least two, better four, into folders "
             f"site/class/image.jpg. For a model without an estimate: dspreg train --dataset {dataset} --target none"
         )
     if data.num_classes < 2:
@@ -50,9 +48,8 @@ def open_sites(dataset: str, root: str | None = None, name: str | None = None) -
         if len(there) == 1:
             raise DataError(
                 f"all images of the site {site!r} of {data.name} are of one class, {data.classes[there[0]]!r}: held "
-                "out "
-                f"it would say how often that class is guessed, and not how well the site is recognised. Add images of "
-                f"other classes to it, or move the site elsewhere"
+                f"out it would say how often that class is guessed, and not how well the site is recognised. Add "
+                f"images of other classes to it, or move the site elsewhere"
             )
     return data
 
@@ -66,8 +63,7 @@ def remarks(data: DomainDataset) -> list[str]:
         if len(places) == 1:
             found.append(
                 f"class {name!r} is at one site alone, {places[0]!r}: where that is held out nobody can know it, and "
-                "its "
-                f"{plural(counts[places[0]][label], 'image')} count as mistakes"
+                f"its {plural(counts[places[0]][label], 'image')} count as mistakes"
             )
     if shared := _at_several(data):
         many = f"{plural(len(shared), 'image')} {'is' if len(shared) == 1 else 'are'}"

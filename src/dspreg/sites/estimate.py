@@ -21,9 +21,11 @@ from dspreg.launch.queue import OnRun
 from dspreg.runs.run import Run
 from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
+from dspreg.sites.asked import Asked, parse_budget
 from dspreg.sites.check import check_images, fingerprints, new_site, open_sites, refuse_the_same, remarks
+from dspreg.sites.choose import make_plan
 from dspreg.sites.page import render_estimate
-from dspreg.sites.plan import Asked, Plan, compares_domains, make_plan, method_name, needs_validation, parse_budget
+from dspreg.sites.plan import Plan, compares_domains, method_name, needs_validation
 from dspreg.sites.results import (
     Estimate,
     Key,
@@ -208,8 +210,7 @@ class _Work:
             raise ResourceError(
                 f"{plural(len(bad), 'training')} did not finish, so that there is no answer yet; the first: {bad[0]}: "
                 f"{ended[bad[0].id].reason or ended[bad[0].id].status}. dspreg retry {self.store.path} gives them "
-                "their "
-                f"attempts again, then the same command goes on; or leave a method out, in a new --out"
+                f"their attempts again, then the same command goes on; or leave a method out, in a new --out"
             )
 
     def score(self, runs: Sequence[Run]) -> dict[Key, RunPredictions]:

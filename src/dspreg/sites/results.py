@@ -1,5 +1,4 @@
-"""From what the models said to the answer: the method, the forecast, its track record, and what a new site looks "
-"like."""
+"""From what the models said to the answer: the method, the forecast, its track record, what a new site looks like."""
 
 from __future__ import annotations
 
@@ -151,8 +150,7 @@ class Estimate:
         interval, worst = self.forecast.interval(LEVEL), self.worst
         return (
             f"On a site it has never seen, expect about {percent(self.forecast.expected)} % (nine times out of ten "
-            "between "
-            f"{percent(interval.low)} and {percent(interval.high)}). Worst of your sites: {worst.site}, "
+            f"between {percent(interval.low)} and {percent(interval.high)}). Worst of your sites: {worst.site}, "
             f"{percent(worst.accuracy)} %. {self.verdict()}"
         )
 
@@ -189,8 +187,7 @@ class Estimate:
             more = f"one more would narrow the interval from {now:.0f} to about {then:.0f} points"
         return (
             f"{few}: with nothing assumed but that sites come in no order, a new one is worse than your worst one "
-            "time in "
-            f"{round(1 / share)}; {more}."
+            f"time in {round(1 / share)}; {more}."
         )
 
     def record(self) -> str:
@@ -203,8 +200,8 @@ class Estimate:
         return f"Forecast from the others, by models that never saw it, each site fell into {said}."
 
     def estimates_of_new(self) -> list[NewEstimate]:
-        """What the images of the new site say, each estimate with its error on the known ones; the best of these "
-        "first."""
+        """What the images of the new site say, each estimate with its error on the known ones; the best of these
+        first."""
         assert self.new is not None
         errors = errors_without_labels(self.label_free)
         of_new = {
@@ -350,8 +347,8 @@ def label_free_of_sites(plan: Plan, method: str, scored: Mapping[Key, RunPredict
 def label_free_of_new(
     plan: Plan, method: str, scored: Mapping[Key, RunPredictions], new: Mapping[Key, SitePredictions]
 ) -> LabelFree:
-    """A new site, by every model that held a site out: these have held-out images of their own to set a threshold "
-    "by."""
+    """A new site, by every model that held a site out: these have held-out images of their own to set a threshold
+    by."""
     keys = [(method, site, trial) for site in plan.sites for trial in range(plan.trials)]
     confidence = fmean(estimate_by_confidence(*scored[key].validation(), new[key].logits) for key in keys)
     odd = fmean(oddness(new[key].features, scored[key].source_features) for key in keys)

@@ -39,8 +39,7 @@ def training_remarks(
             name = classes[list(predicted[1]).index(most)]
             found.append(
                 f"it predicts {name!r} for {100 * most / images:.0f} % of {images:,} held-out images of the "
-                "sources, and "
-                "has learned nothing else. Try a smaller learning rate, more steps, or pretrained weights"
+                "sources, and has learned nothing else. Try a smaller learning rate, more steps, or pretrained weights"
             )
     last = records[-1]["step"] if records else None
     stopped = last is not None and last < steps - 1
