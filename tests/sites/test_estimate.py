@@ -1,6 +1,7 @@
 """`dspreg estimate` on real trainings: the answer, kills, bad input, the page."""
 
 import html
+import json
 import re
 import shutil
 
@@ -111,6 +112,24 @@ def test_the_page_is_whole_by_itself(answer):
     assert page.count("data:image/jpeg") > 8
     for each in found.checked:
         assert f"{100 * each.interval(0.9).low:.0f} – " in page
+
+
+def test_what_is_odd_is_kept_on_the_page_in_the_card_and_in_the_answer(answer):
+    out, found, said = answer
+    results = (json.loads(path.read_text()) for path in (out / STORE / "runs").glob("*/result.json"))
+    odd = {each for result in results for each in result.get("remarks", []) if "trained out" in each}
+    assert odd  # eight steps are too few
+    page = html.unescape((out / PAGE).read_text(encoding="utf-8"))
+    card = (out / MODEL / "README.md").read_text()
+    gathered = [each for each in found.remarks if "may not be trained out" in each]
+    assert gathered
+    for each in gathered:
+        assert each.partition("): ")[2] in odd
+        assert each in page
+    chosen = [each for each in gathered if f"of {found.chosen.name} (" in each]
+    assert [each.partition(":")[0].partition(" (")[0] in card for each in chosen] == [True] * len(chosen)
+    few = [each for each in said if "few images" in each]
+    assert few == [each for each in found.remarks if "few images" in each]
 
 
 def test_without_images_and_without_a_check_there_are_none(answer, images, capsys):

@@ -21,7 +21,7 @@ from dspreg.sites.asked import check_options, parse_budget
 if TYPE_CHECKING:
     from dspreg.runs.run import Run
     from dspreg.runs.status import RunState
-    from dspreg.sites.results import Estimate
+    from dspreg.sites.answer import Estimate
 
 EXAMPLES = """examples:
   dspreg estimate folder:photos --out result                       with photos/site/class/image.jpg
@@ -166,7 +166,7 @@ def read_fixed(given: Any) -> dict[str, Any]:
 
 def text(found: Estimate) -> list[str]:
     """One sentence and one table."""
-    from dspreg.sites.results import LEVEL, percent
+    from dspreg.sites.answer import LEVEL, percent
 
     checked = {each.site: each for each in found.checked or ()}
     head = ["site", "images", *(m.name for m in found.methods), *(["forecast from the others"] if checked else [])]
@@ -193,6 +193,7 @@ def text(found: Estimate) -> list[str]:
     lines = ["", escape_terminal(found.sentence()), "", *align_columns(rows), "", escape_terminal(found.how_little())]
     if record := found.record():
         lines.append(record)
+    lines += [f"note: {escape_terminal(each)}" for each in found.remarks]
     if found.new is not None:
         lines += ["", *(escape_terminal(line) for line in found.describe_new())]
     return lines

@@ -35,6 +35,7 @@ STEPS = (600, 1_000, 2_000, 5_001)
 MOST_EPOCHS = 100  # of the images of all sources
 IMAGES_PER_STEP = 96  # of all sources together: as three domains in DomainBed
 PROBING = 8.0  # seconds of steps for each network and size
+EVALUATIONS = 8  # of a training: with fewer it can't be said whether it still improves
 SAFETY = 0.85  # of the budget that is planned with: a machine is not always as fast as in its first minute
 STARTING = 3.0  # seconds allowed for whatever is around a training
 
@@ -282,7 +283,8 @@ class _Chooser:
         return int(given) if given else max(4, min(32, round(IMAGES_PER_STEP / (self.sites - 1))))
 
     def _pace(self, steps: int) -> dict[str, Any]:
-        return {"steps": steps, "evaluate_every": max(1, steps // 4)}
+        given = self.asked.options.get("evaluate_every")
+        return {"steps": steps, "evaluate_every": int(given or max(1, steps // EVALUATIONS))}
 
     def _options(self, rung: tuple[str, int], steps: int) -> dict[str, Any]:
         """Of every training: plain validation images, since it is not DomainBed's number that is wanted."""

@@ -20,16 +20,12 @@ from dspreg.io.html import render_page
 from dspreg.io.text import format_duration, plural
 from dspreg.reporting.html.page import report_style
 from dspreg.reporting.html.svg import Picture, Scale
+from dspreg.sites.answer import LEVEL, SHARES, Checked, Estimate, percent
 from dspreg.sites.check import spaced
 from dspreg.sites.plan import needs_validation
 from dspreg.sites.results import (
-    LEVEL,
-    SHARES,
-    Checked,
-    Estimate,
     calibration_error,
     confusion,
-    percent,
     reliability,
     worst_mistakes,
 )
