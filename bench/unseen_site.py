@@ -1,4 +1,4 @@
-"""Each domain of PACS forecast from the other three by `dspreg.estimate`, beside what the shipped model then gives there.
+"""Each domain of PACS forecast from the other three by `dspreg.estimate`, beside what the shipped model then gives.
 
     python bench/unseen_site.py --root data --weights tf_efficientnet_lite0.safetensors --out build/unseen-site
 
@@ -6,8 +6,8 @@ For each domain: the other three are taken for an engineer's sites, `dspreg.esti
 trains the final model on all three; the fourth is what it calls a new site. Its images are given as `--new`, without
 their classes, for the estimate without labels. Only then the final model is scored on the fourth with its labels.
 EfficientNet-Lite0 with small images and few steps: it is the forecast that is looked at, and not how well one can do on
-PACS. Four forecasts can show that the method fails, and not that it holds; `bench/forecast.py` has the coverage. Start it again to
-resume; `--table` shows what is there already.
+PACS. Four forecasts can show that the method fails, and not that it holds; `bench/forecast.py` has the coverage. Start
+it again to resume; `--table` shows what is there already.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dspreg
-from dspreg import Execution
-from dspreg.sites.estimate import MODEL, Estimate
+from dspreg import Estimate, Execution
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 LEVELS = (0.8, 0.9)
@@ -76,7 +75,7 @@ def forecast(domain: str, given: Any) -> None:
     assert found is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dspreg.Notice)
-        scored = dspreg.evaluate(place / "answer" / MODEL, dataset=f"folder:{fourth}", which="last", device="cpu")
+        scored = dspreg.evaluate(place / "answer" / "model", dataset=f"folder:{fourth}", which="last", device="cpu")
     (truth,) = scored.domains
     assert (truth.domain, truth.role) == (domain, "unseen"), (truth.domain, truth.role)
     made = describe(found, truth.scores.images) | {

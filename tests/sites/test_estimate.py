@@ -54,6 +54,7 @@ def test_it_ends_in_a_sentence_a_model_and_an_ordinary_store(answer, images):
     assert re.match(r"On a site it has never seen, expect about \d+ % \(nine times out of ten between \d+ and \d+\)\. "
                     r"Worst of your sites: \w+, \d+ %\.", found.sentence())  # fmt: skip
     assert "8 trainings with a site held out, 6 with two sites held out, 1 on all sites" in " ".join(said)
+    assert re.search(r"--check: every two sites held out together, by .*: about \d", " ".join(said))
     runs = dspreg.load_runs(out / STORE)
     assert sum(len(run.targets) == 1 for run in runs) == 8
     assert sum(len(run.targets) == 2 for run in runs) == 6
@@ -209,7 +210,7 @@ def test_a_budget_without_room_a_method_that_is_none_and_an_inbox_that_is_empty(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"holdout": 0.0}, "holdout.*the final model sees all images"),
+        ({"holdout": 0.0}, "holdout=0: methods are compared on held-out images"),
         ({"steps": 7}, "steps: give --steps"),
         ({"trial": 1}, "trial: give --trials"),
         ({"patience": 3}, "patience.*takes all its steps"),
@@ -260,7 +261,7 @@ def test_typed_it_prints_the_plan_and_the_answer(images, tmp_path, capsys):
     assert "On a site it has never seen, expect about" in printed
     assert "sources' held-out images" in printed
     assert f"page: {tmp_path / 'out' / PAGE}" in printed
-    assert "ash held out, SWA, trial 0: unseen ash" in printed
+    assert "  ash held out, SWA, trial 0: done\n" in printed
 
 
 @pytest.mark.parametrize(
@@ -270,7 +271,7 @@ def test_typed_it_prints_the_plan_and_the_answer(images, tmp_path, capsys):
         (["--methods", "auto", "SWA"], "auto chooses by itself", 2),
         (["--set", "steps=3"], "give --steps", 2),
         (["--set", "targets=ash"], "every site is held out in turn", 2),
-        (["--set", "holdout=0"], "the final model sees all images", 2),
+        (["--set", "holdout=0"], "the final model sees all images anyway", 2),
         (["--set", "init=runs/old"], "may have seen the sites", 2),
         (["--set", "train=mask:c.json"], "may have seen the sites", 2),
         (["--set", "algorithm=ERM"], "give --methods", 2),

@@ -156,4 +156,5 @@ def test_the_final_training_sees_every_image_unless_its_method_decides_by_some()
     assert made.final_options("SWA") == {**OPTIONS, "holdout": 0.0}
     assert made.final_options("SWAD") == {**OPTIONS, "select_by": "balanced"}
     assert made.metric == "balanced"
+    assert plan(options={**OPTIONS, "holdout": 0.4}).final_options("SWA")["holdout"] == 0.0
     assert plan().metric == "accuracy"

@@ -101,6 +101,7 @@ def answer(given: Any, pause: Any) -> int:
 
     from dspreg.launch.progress import SweepClock, SweepProgressBars, SweepProgressLog
     from dspreg.launch.resources import default_jobs
+    from dspreg.runs.status import RunStatus
     from dspreg.sites.estimate import PAGE, estimate
     from dspreg.training.execution import resolve_execution
 
@@ -122,8 +123,9 @@ def answer(given: Any, pause: Any) -> int:
     def on_run(run: Run, state: RunState, already: bool) -> None:
         if not already:
             held_out = escape_terminal(", ".join(run.targets))
-            print(f"  {held_out} held out, {escape_terminal(run.algorithm)}, trial {run.trial}: "
-                  f"{outcome(state)}", flush=True)  # fmt: skip
+            # not the accuracy of its record, which is that of a part of the site, by the model that was selected
+            came = "done" if state.status is RunStatus.FINISHED else outcome(state)
+            print(f"  {held_out} held out, {escape_terminal(run.algorithm)}, trial {run.trial}: {came}", flush=True)
 
     found = estimate(
         dataset, given.out, **fixed, check=given.check, new=given.new, images=not given.no_images,

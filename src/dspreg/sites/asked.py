@@ -21,7 +21,6 @@ OWNED = {  # options of a training that are not open here: why, or what to give 
     "trial": "give --trials",
     "draw": "methods are compared with their default options",
     "same_draws": "methods are compared with their default options",
-    "holdout": "methods are compared on images that are held out as usual, and the final model sees all images",
     "patience": "every training takes all its steps, as the final one does, whose number is theirs",
     "init": f"a run {SEEN}; for pretrained weights give weights",
     **{name: f"give --{name.replace('_', '-')}" for name in ("model", "image_size", "steps")},
@@ -63,6 +62,11 @@ def check_options(options: Mapping[str, Any], place: str = "") -> None:
         if name in OWNED:
             raise ConfigError(f"{place}{name}: {OWNED[name]}")
         TRAIN_OPTIONS[name].check(value)
+        if name == "holdout" and not value:
+            raise ConfigError(
+                f"{place}holdout=0: methods are compared on held-out images of the sources, so give a share, or leave "
+                "it out; the final model sees all images anyway"
+            )
         if name == "train" and str(value).startswith("mask:"):
             raise ConfigError(f"{place}train={shorten(value)}: the images of the profile {SEEN}")
 

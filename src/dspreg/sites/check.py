@@ -73,7 +73,7 @@ def remarks(data: DomainDataset) -> list[str]:
         )
     few = [f"{site!r} ({plural(count.total(), 'image')})" for site, count in counts.items() if count.total() < 20]
     if few:
-        found.append(f"sites with few images, whose accuracy is known to ten points at best: {join_few(few)}")
+        found.append(f"sites with few images, where one more or less is five points or more: {join_few(few)}")
     return found
 
 

@@ -270,6 +270,7 @@ class _Chooser:
             if self.asked.methods or self.asked.steps or self.asked.trials
             else ""
         )
+        fewer += ", no --check" if self.check and self.sites > 2 else ""
         raise ConfigError(
             f"the budget of {format_duration(self.budget)} has no room for the least that says anything: {what}, "
             f"with each of {self.sites} sites held out, take about {format_duration(least)}. Give --budget "

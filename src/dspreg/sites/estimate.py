@@ -14,7 +14,7 @@ from dspreg.data.images import Images
 from dspreg.errors import Notice, ResourceError
 from dspreg.forecast.sites import forecast_new_site
 from dspreg.io.atomic_files import make_folder, write
-from dspreg.io.text import escape_markdown, plural
+from dspreg.io.text import escape_markdown, format_duration, plural
 from dspreg.launch.launcher import Launcher, check_specs, sweep
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import OnRun
@@ -239,7 +239,8 @@ class _Work:
             why = "There is no track record: of three sites one is left once two are held out, and "
             return replace(found, no_check=f"{why}{method_name(method)} compares several.")
         runs = self.plan.pair_runs(method)
-        say(f"--check: every two sites held out together, by {method_name(method)}")
+        time = format_duration(self.plan.seconds[method] * len(runs) / self.jobs)
+        say(f"--check: every two sites held out together, by {method_name(method)}: about {time}, less what is there")
         self.train(runs, say)
         order = self.plan.sites.index
         pairs = {(a, b): self.score_one(run) for run in runs for a, b in [sorted(run.targets, key=order)]}
@@ -258,7 +259,7 @@ class _Work:
         return replace(found, new=new, new_name=name, new_images=len(inbox), new_known=known)
 
     def train_final(self, found: Estimate, callbacks: Sequence[TrainingCallback], say: Say) -> Estimate:
-        """On all sites, as the held-out ones were, with the estimate in its card; what is odd about it joins the answer."""
+        """On all sites, as the held-out ones were, with the estimate in its card; its remarks join the answer."""
         say(f"the model, {found.chosen.name} on all sites, in {self.out / MODEL}")
         options = self.plan.final_options(found.chosen.spec)
         config = TrainConfig(dataset=self.plan.dataset, algorithm=found.chosen.spec, **options)
