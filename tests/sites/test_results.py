@@ -6,6 +6,7 @@ import pytest
 from dspreg.forecast.label_free import FeatureStatistics, estimate_by_confidence
 from dspreg.forecast.sites import SiteAccuracy, forecast_new_site
 from dspreg.sites.answer import errors_without_labels
+from dspreg.sites.page import signed
 from dspreg.sites.plan import Plan
 from dspreg.sites.results import (
     calibration_error,
@@ -159,6 +160,10 @@ def test_the_beginnings_are_those_of_the_remarks_of_trainings():
     rising = training_remarks(records, steps=8, selected=7, values=[n / 10 for n in range(8)])
     stopped = training_remarks(records, steps=99, selected=2, values=[0.1] * 8)
     assert [each.startswith(BEGINNINGS) for each in (*predicted, *rising, *stopped)] == [True] * 3
+
+
+def test_points_have_a_sign_unless_they_are_none():
+    assert [signed(each) for each in (1.46, -0.31, -0.04, 0.04, 0.0)] == ["+1.5", "−0.3", "0.0", "0.0", "0.0"]
 
 
 def test_mistakes_confusion_and_calibration_by_plain_loops():
