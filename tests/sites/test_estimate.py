@@ -100,10 +100,13 @@ def test_killed_anywhere_it_goes_on_to_the_same_page(answer, images, inbox, tmp_
     assert (killed / MODEL / "README.md").read_bytes() == (out / MODEL / "README.md").read_bytes()
 
 
-def test_the_page_is_whole_by_itself(answer):
+def test_the_page_is_whole_by_itself(answer, inbox):
     out, found, _ = answer
     page = (out / PAGE).read_text(encoding="utf-8")
     assert page.count("<script") == 0
+    assert str(out.parent) not in page
+    assert str(inbox.parent) not in page
+    assert f"({inbox.name}, 6 images)" in page
     assert not re.search(r"""(src|href)="(?!data:image/(jpeg|png);base64,|#)""", page)
     assert "default-src 'none'; img-src data:; style-src 'sha256-" in html.unescape(page)
     assert " style=" not in page  # the policy would block it

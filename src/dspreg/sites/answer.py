@@ -107,7 +107,7 @@ class Estimate:
         checked: The track record; None without `--check`, or where there are too few sites for it.
         no_check: Why there is none, if one was asked for.
         new: Of the images of `--new`.
-        new_name: What was typed after it.
+        new_name: Of the folder.
         new_images: How many they are, and
         new_known: how many of them are at one of the sites, too.
         remarks: What makes the answer worse, of the images and of the trainings, in sentences.

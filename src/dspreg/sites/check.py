@@ -18,7 +18,7 @@ from dspreg.data.images import Images
 from dspreg.data.registry import open_dataset
 from dspreg.data.verify import check_once
 from dspreg.errors import ConfigError, DataError, Notice
-from dspreg.io.text import join_few, plural
+from dspreg.io.text import join_few, path_name, plural
 from dspreg.kinds import CLASSES
 
 NEW = "new"  # what the files of `--new` call its only site
@@ -135,6 +135,11 @@ def new_site(given: str) -> Images:
     for each in names:
         check_name(each)
     return Images(found.images, names, [0] * len(names), ("",), reading=OWN_READING)
+
+
+def new_site_name(given: str) -> str:
+    """What `--new` is called in the answer: the last part of its path, and not where it lies."""
+    return path_name(DatasetRef.parse(given).target)
 
 
 def refuse_the_same(new: Images, data: DomainDataset) -> list[str]:

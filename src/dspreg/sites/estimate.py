@@ -23,7 +23,7 @@ from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
 from dspreg.sites.answer import Estimate, percent
 from dspreg.sites.asked import Asked, parse_budget
-from dspreg.sites.check import check_images, fingerprints, new_site, open_sites, refuse_the_same, remarks
+from dspreg.sites.check import check_images, fingerprints, new_site, new_site_name, open_sites, refuse_the_same, remarks
 from dspreg.sites.choose import make_plan
 from dspreg.sites.page import render_estimate
 from dspreg.sites.plan import Plan, compares_domains, method_name, needs_validation
@@ -157,7 +157,7 @@ def estimate(
     if check:
         found = work.check(found, say)
     if inbox is not None:
-        found = work.look_at_new(found, scored, inbox, new or "", len(known), say)
+        found = work.look_at_new(found, scored, inbox, new_site_name(new or ""), len(known), say)
     found = work.train_final(found, callbacks, say)
     write(out / PAGE, render_estimate(found, data, inbox, images=images).encode())
     return found
