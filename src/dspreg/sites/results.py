@@ -22,7 +22,7 @@ from dspreg.forecast.sites import (
     SiteAccuracy,
     forecast_new_site,
 )
-from dspreg.io.text import plural
+from dspreg.io.text import join_few, plural
 from dspreg.metrics import selection_value
 from dspreg.runs.run import Run
 from dspreg.sites.answer import Checked, LabelFree, MethodResult
@@ -89,7 +89,7 @@ def gather_remarks(said: Mapping[Key, Sequence[str]]) -> tuple[str, ...]:
     order = list(trainings)
     found = []
     for (method, _), those in sorted(alike.items(), key=lambda each: order.index(each[0][0])):
-        sites = ", ".join(dict.fromkeys(site for site, _ in those))
+        sites = join_few(list(dict.fromkeys(site for site, _ in those)))
         of = f"{len(those)} of {plural(trainings[method], 'training')} of {method_name(method)}"
         found.append(f"{of} ({sites} held out): {those[0][1]}")
     return tuple(found)
