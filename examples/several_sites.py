@@ -48,7 +48,8 @@ def photograph_object(path: Path, site: str, random: np.random.Generator) -> Ima
     """A picture, as a site shows it: its paper is the colour of the light."""
     _, paper, blur, noise, shift, scale = SITES[site]
     side, off = round(OBJECTS / scale), 3 * shift  # the smaller a digit, the more is cut off here: both frame badly
-    picture = ImageOps.fit(Image.open(path).convert("RGB"), (side + 2 * off, side + 2 * off))
+    with Image.open(path) as opened:
+        picture = ImageOps.fit(opened.convert("RGB"), (side + 2 * off, side + 2 * off))
     left, top = (int(each) for each in random.integers(0, side + 2 * off - OBJECTS + 1, 2))
     seen = picture.crop((left, top, left + OBJECTS, top + OBJECTS)).filter(ImageFilter.GaussianBlur(1.5 * blur))
     pixels = np.asarray(seen, float) * np.array(paper) / 255 + random.normal(0, noise, (OBJECTS, OBJECTS, 3))
