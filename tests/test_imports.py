@@ -316,7 +316,7 @@ INTERNAL = {
         "arranges c as a refresh does, at a checkpoint",
     ),
     "examples/quickstart.py": (
-        "io.html reporting.html.dots reporting.html.page",
+        "io.html reporting.expected reporting.html.dots reporting.html.page",
         "its page has the look of the report",
     ),
 }

@@ -24,7 +24,7 @@ _HOMES = {
     "Run": "runs.run",
     "RunStatus": "runs.status",
     "estimate": "sites.estimate",
-    "Estimate": "sites.results",
+    "Estimate": "sites.answer",
     "forecast_new_site": "forecast.sites",
     "SiteAccuracy": "forecast.sites",
     "Forecast": "forecast.sites",

@@ -26,7 +26,7 @@ from dspreg.runs.status import StoreStatus as StoreStatus
 from dspreg.runs.run import Run as Run
 from dspreg.runs.status import RunStatus as RunStatus
 from dspreg.sites.estimate import estimate as estimate
-from dspreg.sites.results import Estimate as Estimate
+from dspreg.sites.answer import Estimate as Estimate
 from dspreg.forecast.sites import forecast_new_site as forecast_new_site
 from dspreg.forecast.sites import SiteAccuracy as SiteAccuracy
 from dspreg.forecast.sites import Forecast as Forecast
