@@ -28,13 +28,14 @@ def loader():
 
 def domains():
     x, y = data().tensors
-    return {name: [(x[part], y[part])] for name, part in (("a", slice(0, 20)), ("b", slice(20, 50)))}
+    return {"a": list(zip(x[:20].split(10), y[:20].split(10), strict=True)),
+            "b": list(zip(x[20:50].split(15), y[20:50].split(15), strict=True))}  # fmt: skip
 
 
-def plain(steps=STEPS, schedule=False, clip=False, options=OPTIONS, k=1):
+def plain(steps=STEPS, schedule=False, clip=False, options=OPTIONS, decay=0.01):
     """The network after training, the losses, and the penalty."""
     model = network().train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2, weight_decay=decay)
     rate = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5) if schedule else None
     penalty, losses = dspreg.Penalty(model, **options), []
     torch.manual_seed(1)

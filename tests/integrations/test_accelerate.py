@@ -1,10 +1,13 @@
 """`backward(accelerator, penalty, closure)` is the plain loop, to the bit."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import dspreg
+from dspreg.randomness import untouched
 
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate: make integrations")
 
@@ -25,7 +28,9 @@ def make(**how):
 def go(made, steps):
     accelerator, model, optimizer, penalty = made
     losses = []
-    for step, (x, y) in list(enumerate(loader()))[steps]:
+    with untouched() if steps.start else nullcontext():  # a loader draws a number when it begins
+        batches = list(enumerate(loader()))[steps]
+    for step, (x, y) in batches:
         if step and step % EVERY == 0:
             penalty.refresh(domains(), **MEASURE)
         with accelerator.accumulate(model):

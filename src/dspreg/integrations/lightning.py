@@ -73,18 +73,13 @@ class PenaltyCallback(lightning.Callback):
         )
         pl_module.backward = lambda loss, *_, **__: self._add(trainer)  # type: ignore[method-assign, misc]  # noqa: ARG005
 
-    def on_train_batch_start(
-        self,
-        trainer: lightning.Trainer,
-        pl_module: lightning.LightningModule,
-        batch: Any,
-        batch_idx: int,  # noqa: ARG002
-    ) -> None:
-        first = batch_idx % trainer.accumulate_grad_batches == 0
-        if self.every and self.domains is not None and first and trainer.global_step:
-            if trainer.global_step % self.every == 0:
-                assert self.penalty is not None
-                self.penalty.refresh(self.domains(), **self.measure)
+    def on_train_batch_start(self, trainer: lightning.Trainer, *given: Any) -> None:
+        """Measures c, before the first batch of a step that is due."""
+        _, _, number = given  # module, batch and its position
+        step, first = trainer.global_step, number % trainer.accumulate_grad_batches == 0
+        if self.domains is not None and self.every and step and step % self.every == 0 and first:
+            assert self.penalty is not None
+            self.penalty.refresh(self.domains(), **self.measure)
 
     def _step(
         self, module: lightning.LightningModule, step: Callable[..., Any], given: Any, named: Mapping[str, Any]
