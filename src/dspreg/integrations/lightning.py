@@ -71,7 +71,7 @@ class PenaltyCallback(lightning.Callback):
         pl_module.training_step = lambda *given, **named: self._step(  # type: ignore[method-assign]
             pl_module, step, given, named
         )
-        pl_module.backward = lambda loss, *_, **__: self._add(trainer)  # type: ignore[method-assign, misc]  # noqa: ARG005
+        pl_module.backward = lambda loss, *_, **__: self._add(trainer)  # type: ignore[method-assign]  # noqa: ARG005
 
     def on_train_batch_start(self, trainer: lightning.Trainer, *given: Any) -> None:
         """Measures c, before the first batch of a step that is due."""

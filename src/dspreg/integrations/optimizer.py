@@ -43,7 +43,7 @@ class PenaltyOptimizer(torch.optim.Optimizer):
         self.param_groups = optimizer.param_groups  # the same list: a schedule changes both
         self.state = optimizer.state
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Clear the gradients, take a step, and return what `penalty.backward` does: the loss at θ before it.
 
         Args:

@@ -29,7 +29,7 @@ from dspreg.training.step import train_step
 MEASURED = 32  # rows of a batch on which c is measured, as of images
 
 
-class DomainClassifier(ClassifierMixin, BaseEstimator):
+class DomainClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A small network for rows of numbers, trained by any method of dspreg.
 
         model = make_pipeline(StandardScaler(), DomainClassifier("DSPReg"))

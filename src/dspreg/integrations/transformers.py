@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from transformers import Trainer
@@ -17,7 +17,7 @@ from dspreg.training.serialization import pack, unpack
 FILE, FORMAT = "dspreg_penalty.safetensors", "dspreg.penalty/1"
 
 
-class PenaltyTrainer(Trainer):  # type: ignore[misc, no-any-unimported]
+class PenaltyTrainer(Trainer):
     """A `Trainer` with DSP-Reg; all other arguments are the Trainer's.
 
         trainer = PenaltyTrainer(model, arguments, train_dataset=data, penalty={"weight": 1e-3},
@@ -63,8 +63,8 @@ class PenaltyTrainer(Trainer):  # type: ignore[misc, no-any-unimported]
         """As the Trainer's, with `penalty.backward` in place of `accelerator.backward`."""
         model.train()
         penalty = self._penalty_of(model)
-        if hasattr(self.optimizer, "train") and callable(self.optimizer.train):
-            self.optimizer.train()
+        if callable(turn := getattr(self.optimizer, "train", None)):  # schedule-free optimisers have two modes
+            turn()
         inputs = self._prepare_inputs(inputs)
         step = self.state.global_step
         if self.every and self.domains is not None and step and step % self.every == 0:
@@ -72,8 +72,8 @@ class PenaltyTrainer(Trainer):  # type: ignore[misc, no-any-unimported]
 
         def closure() -> Tensor:
             with self.compute_loss_context_manager():
-                loss: Tensor = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
-            return loss
+                loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+            return cast(Tensor, loss)
 
         loss: Tensor = penalty.backward(closure, scaler=self.accelerator.scaler)
         return loss
