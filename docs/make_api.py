@@ -24,8 +24,8 @@ Written by `python docs/make_api.py` from the docstrings.
 
 Options of the command line are arguments or fields here: `--dataset` is `TrainConfig.dataset`, `--device` is
 `Execution.device`. Modules you may import from as well: `dspreg.algorithms` (the catalogue), `dspreg.data`,
-`dspreg.networks`, `dspreg.distributions`, `dspreg.vectors`, `dspreg.testing`. Everything else is internal and may
-change.
+`dspreg.networks`, `dspreg.distributions`, `dspreg.vectors`, `dspreg.testing`, `dspreg.integrations` (other
+frameworks). Everything else is internal and may change.
 """
 
 

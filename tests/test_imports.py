@@ -65,6 +65,7 @@ TABLE = {
     "paper": Place(10, TORCH, SLOW),
     "sites": Place(10, TORCH, SLOW | {"PIL"}),
     "doctor": Place(10, TORCH | {"PIL"}),
+    "integrations": Place(9, TORCH | {"sklearn", "lightning", "transformers", "accelerate"}),  # each file its own
     "watch": Place(10),
     "cli": Place(11, frozenset(), SLOW),
     "__init__": Place(12),
