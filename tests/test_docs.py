@@ -72,9 +72,9 @@ def test_the_package_names_no_folder_outside_the_repository():
         assert "../shared" not in path.read_text(), path
 
 
-def test_the_api_page_is_what_the_docstrings_say():
-    """`python docs/make_api.py` writes it."""
+def test_the_reference_is_what_the_code_says():
+    """`python docs/make_reference.py` writes it."""
     done = subprocess.run(
-        [sys.executable, ROOT / "docs/make_api.py", "--check"], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, ROOT / "docs/make_reference.py", "--check"], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
