@@ -65,26 +65,34 @@ def domains() -> None:
         axes.text(-0.05, row, f"training {row + 1}", ha="right", va="center")
     axes.set(xlim=(-0.02, 4.02), ylim=(3.5, -0.6))
     axes.axis("off")
-    axes.text(2, 3.75, "out: held out from training; the mean over the sources selects step and hyper-parameters", ha="center")
+    axes.text(
+        2, 3.75, "out: held out from training; the mean over the sources selects step and hyper-parameters", ha="center"
+    )
     save(figure, "domains")
 
 
 def _bar(axes: Axes, left: float, row: int, width: float, colour: str, text: str) -> None:
-    axes.add_patch(FancyBboxPatch((left, row - 0.28), width, 0.56, boxstyle="round,pad=0,rounding_size=0.04", color=colour))
-    axes.text(left + width / 2, row, text, ha="center", va="center", fontsize=11, color=INK if text == "out" else "white")
+    axes.add_patch(
+        FancyBboxPatch((left, row - 0.28), width, 0.56, boxstyle="round,pad=0,rounding_size=0.04", color=colour)
+    )
+    axes.text(
+        left + width / 2, row, text, ha="center", va="center", fontsize=11, color=INK if text == "out" else "white"
+    )
 
 
 def step() -> None:
     """A step is five functions; a layer replaces some and passes the others through."""
     arrows = ("build", "forward", "loss", "gradient", "update")
-    between = ("task", "domain\nbatches", "outputs", "objective", "direction")
+    taken = ("task", "batches", "outputs", "objective", "direction")
+    made = ("network", "outputs", "scalar", "direction", "log")
     layers = {"ERM": arrows, "CORAL": ("loss",), "DSPReg": ("build", "gradient", "update")}
-    figure, axes = plt.subplots(figsize=(11, 4.6))
-    for column, (arrow, enters) in enumerate(zip(arrows, between, strict=True)):
-        axes.text(2 * column, 3.55, enters, ha="center", va="center", fontsize=12)
-        axes.add_patch(FancyArrowPatch((2 * column + 0.48, 3.55), (2 * column + 1.52, 3.55), arrowstyle="-|>", mutation_scale=18, color=INK))
-        axes.text(2 * column + 1, 3.85, arrow, ha="center", fontsize=14, weight="bold", color=BLUE)
-    axes.text(10, 3.55, "log", ha="center", va="center", fontsize=12)
+    figure, axes = plt.subplots(figsize=(11, 4.8))
+    for column, (arrow, enters, leaves) in enumerate(zip(arrows, taken, made, strict=True)):
+        axes.text(2 * column + 1, 4.55, arrow, ha="center", fontsize=14, weight="bold", color=BLUE)
+        axes.text(2 * column + 1, 4.0, f"{enters}\n→ {leaves}", ha="center", va="center", fontsize=11)
+        if column:
+            ends = (2 * column - 0.22, 4.68), (2 * column + 0.22, 4.68)
+            axes.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=16, color=INK))
     for row, (name, own) in enumerate(layers.items()):
         axes.text(-0.45, 0.35 + row, name, ha="right", va="center", fontsize=14)
         for column, arrow in enumerate(arrows):
@@ -93,9 +101,17 @@ def step() -> None:
                 (at - 0.75, 0.05 + row), 1.5, 0.6, boxstyle="round,pad=0,rounding_size=0.1",
                 facecolor=BLUE if mine else "white", edgecolor=BLUE if mine else "#cfd8dc", linestyle="-" if mine else "--",
             ))  # fmt: skip
-            axes.text(at, 0.35 + row, arrow if mine else "passed on", ha="center", va="center", fontsize=11, color="white" if mine else "#78909c")
-    axes.text(5, -0.5, '"CORAL+DSPReg": DSPReg around CORAL around ERM. A filled box replaces the function; below it the layer finds the rest.', ha="center")
-    axes.set(xlim=(-1.9, 10.5), ylim=(-0.8, 4.3))
+            axes.text(
+                at,
+                0.35 + row,
+                arrow if mine else "passed on",
+                ha="center",
+                va="center",
+                fontsize=11,
+                color="white" if mine else "#78909c",
+            )
+    axes.text(5, -0.55, "filled: the layer replaces the function, and may call that of the layer below", ha="center")
+    axes.set(xlim=(-1.9, 10.2), ylim=(-0.8, 5))
     axes.axis("off")
     save(figure, "step")
 
@@ -103,9 +119,13 @@ def step() -> None:
 def selection() -> None:
     """One training on the digits, and which of its steps each rule quotes."""
     settings = {
-        "dataset": "digits", "targets": ("sign",), "algorithm": "ERM", "steps": 240, "evaluate_every": 10, "lr": 3e-3,
-        "evaluate": "all",
-    }  # fmt: skip
+        "dataset": "digits",
+        "targets": ("sign",),
+        "algorithm": "ERM",
+        "steps": 131,
+        "evaluate_every": 10,
+        "lr": 3e-3,
+    }
     with tempfile.TemporaryDirectory() as folder:
         dspreg.train(settings, out=f"{folder}/run")
         (run,) = dspreg.load_runs(f"{folder}")
@@ -118,15 +138,24 @@ def selection() -> None:
     axes.plot(steps, source, color=BLUE, lw=2)
     axes.plot(steps, target, color=ORANGE, lw=2)
     axes.text(steps[-1] + 3, source[-1], "sources, out\n(validation)", color=BLUE, va="center")
-    axes.text(steps[-1] + 3, target[-1] + 3, "target, in", color=ORANGE, va="center")
+    axes.text(steps[-1] + 3, target[-1] + 5, "target, in", color=ORANGE, va="center")
     axes.axvline(steps[best], color=BLUE, ls=":", lw=1.5)
     axes.plot(steps[best], target[best], "o", ms=11, color=ORANGE, zorder=3)
-    axes.annotate(f"training: {target[best]:.1f} %,\nat the step that the sources select", (steps[best], target[best]), (steps[best] - 8, target.min() - 9),
-                  ha="right", va="center", arrowprops={"arrowstyle": "-", "color": GREY})  # fmt: skip
+    axes.annotate(
+        f"training: {target[best]:.1f} %,\nat the step that the sources select",
+        (steps[best], target[best]),
+        (steps[best] - 6, 14),
+        ha="right",
+        va="center",
+        arrowprops={"arrowstyle": "-", "color": GREY},
+    )
     axes.hlines(target[half].mean(), steps[half][0], steps[-1], color=INK, lw=2.5)
-    axes.text(steps[half][0] - 3, target[half].mean() + 9, f"late: {target[half].mean():.1f} %,\nmean over the second half", ha="right", va="center")
+    said = f"late: {target[half].mean():.1f} %, mean over the second half"
+    axes.text(steps[-1] - 2, target[half].mean() + 17, said, ha="right", va="center")
     axes.plot(steps[-1], oracle, "D", ms=9, color=GREY, zorder=3)
-    axes.text(steps[-1] + 3, oracle - 4, f"oracle: {oracle:.1f} %,\ntarget, out, at the end", color="#616161", va="center")
+    axes.text(
+        steps[-1] + 3, oracle - 6, f"oracle: {oracle:.1f} %,\ntarget, out, at the end", color="#616161", va="center"
+    )
     axes.set(xlabel="step", ylabel="accuracy in %", xlim=(0, steps[-1] + 2), ylim=(0, 104))
     save(figure, "selection")
 
@@ -137,7 +166,12 @@ def sensitivity() -> None:
     data = {name: _tensors(name) for name in names}
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 8, 5, stride=2), nn.Tanh(), nn.Conv2d(8, 16, 3, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(400, 10)
+        nn.Conv2d(3, 8, 5, stride=2),
+        nn.Tanh(),
+        nn.Conv2d(8, 16, 3, stride=2),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(400, 10),
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for each in range(150):
@@ -163,17 +197,20 @@ def sensitivity() -> None:
     left.legend(frameon=False, fontsize=11, loc="upper left")
 
     bins = np.linspace(0, profile.bound, 45)
-    middle.hist(profile.over_alive(profile.null).numpy(), bins, color=GREY, alpha=0.8, label="null: domains dealt at random")
+    middle.hist(
+        profile.over_alive(profile.null).numpy(), bins, color=GREY, alpha=0.8, label="null: domains dealt at random"
+    )
     middle.hist(profile.over_alive(profile.c).numpy(), bins, color=BLUE, histtype="step", lw=2, label="c")
     middle.set(xlabel="c, from 0 to √2", yticks=[])
     middle.set_title("all weights, 512 images a domain", fontsize=13)
     middle.legend(frameon=False, fontsize=11, loc="upper right")
 
     images = list(profiles)
-    for pick, colour, name in (("c", BLUE, "c"), ("null", GREY, "null: the noise floor")):
+    drawn = (("c", BLUE, "c", (0, 12), "center"), ("null", GREY, "null,\nthe noise floor", (-14, -34), "right"))
+    for pick, colour, name, offset, side in drawn:
         means = [float(p.over_alive(getattr(p, pick)).mean()) for p in profiles.values()]
         right.plot(images, means, "o-", color=colour, lw=2)
-        right.annotate(name, (images[-2], means[-2]), (0, 12), textcoords="offset points", ha="center", color=INK)
+        right.annotate(name, (images[3], means[3]), offset, textcoords="offset points", ha=side)
     right.set_xscale("log", base=2)
     right.set_xticks(images, [str(each) for each in images])
     right.set(xlabel="images of each domain", ylim=(0, None))

@@ -164,7 +164,11 @@ def commands() -> str:
         if command.epilog:
             lines += ["", "```text", command.epilog.removeprefix("examples:\n").rstrip(), "```"]
         for group in command._action_groups:
-            shown = [a for a in group._group_actions if a.help != argparse.SUPPRESS and not isinstance(a, argparse._HelpAction)]
+            shown = [
+                a
+                for a in group._group_actions
+                if a.help != argparse.SUPPRESS and not isinstance(a, argparse._HelpAction)
+            ]
             if shown:
                 lines += ["", "| | |", "|---|---|"] if group.title in ("options", "positional arguments") else [
                     "", f"| {group.title} | |", "|---|---|"]  # fmt: skip
