@@ -99,7 +99,8 @@ def step() -> None:
             at, mine = 2 * column + 1, arrow in own
             axes.add_patch(FancyBboxPatch(
                 (at - 0.75, 0.05 + row), 1.5, 0.6, boxstyle="round,pad=0,rounding_size=0.1",
-                facecolor=BLUE if mine else "white", edgecolor=BLUE if mine else "#cfd8dc", linestyle="-" if mine else "--",
+                facecolor=BLUE if mine else "white", edgecolor=BLUE if mine else "#cfd8dc",
+                linestyle="-" if mine else "--",
             ))  # fmt: skip
             axes.text(
                 at,

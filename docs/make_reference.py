@@ -27,8 +27,8 @@ WRITTEN = "*Written by `python docs/make_reference.py`.*"
 PAGES = {
     "train, compare, use": (
         "train",
-        "Fields of `TrainConfig` and `Execution` are the options of [`dspreg train`](commands.md#dspreg-train), which says "
-        "what each is and its default: `--batch-size` is `batch_size`, and `--target` is `targets`.",
+        "Fields of `TrainConfig` and `Execution` are the options of [`dspreg train`](commands.md#dspreg-train), which "
+        "says what each is and its default: `--batch-size` is `batch_size`, and `--target` is `targets`.",
     ),
     "read results": ("results", "No torch is loaded. [Reports](../use/reporting.md) has a guide."),
     "look at a network": ("measure", "[Measure sensitivity](../use/measuring.md) has a guide."),
@@ -65,13 +65,13 @@ def all_names() -> str:
     lines = [
         "# Python API",
         "",
-        "Everything that `import dspreg` offers, a line each; the pages behind the names have signatures, arguments and",
-        'examples, as `python -c "import dspreg; help(dspreg.train)"` prints them. Names are loaded when they are first used;',
-        "reading results needs no torch.",
+        "Everything that `import dspreg` offers, a line each; the pages behind the names have signatures, arguments",
+        'and examples, as `python -c "import dspreg; help(dspreg.train)"` prints them. Names are loaded when they are',
+        "first used; reading results needs no torch.",
         "",
-        "Modules you may import from as well: `dspreg.algorithms` (the [catalogue](reference/methods.md)), `dspreg.data`,",
-        "`dspreg.networks`, `dspreg.distributions`, `dspreg.vectors`, `dspreg.testing`. Everything else is internal and may",
-        f"change. {WRITTEN}",
+        "Modules you may import from as well: `dspreg.algorithms` (the [catalogue](reference/methods.md)),",
+        "`dspreg.data`, `dspreg.networks`, `dspreg.distributions`, `dspreg.vectors`, `dspreg.testing`. Everything else",
+        f"is internal and may change. {WRITTEN}",
     ]
     for group, names in groups().items():
         page = PAGES[group][0]
@@ -111,8 +111,9 @@ def methods() -> str:
     lines = [
         "# Catalogue of methods",
         "",
-        f"{len(known)} methods, as `dspreg algorithms` lists them; `dspreg algorithms SAM` describes one in full. `--algorithm` takes",
-        'any of them, or a stack such as `"CORAL(weight=0.5)+DSPReg"`. How each was checked: [methods](../understand/methods.md).',
+        f"{len(known)} methods, as `dspreg algorithms` lists them; `dspreg algorithms SAM` describes one in full.",
+        '`--algorithm` takes any of them, or a stack such as `"CORAL(weight=0.5)+DSPReg"`.',
+        "How each was checked: [methods](../understand/methods.md).",
         f"Cost is a step of {measured['case']}, in ERM steps (`{measured['command']}`). {WRITTEN}",
         "",
         "| method | cost | changes | what it does |",

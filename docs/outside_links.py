@@ -1,8 +1,8 @@
 """A hook of mkdocs: links that leave docs/ lead to copies under `repository/`.
 
-A page links to any file of the repository by its relative path, as in `[tables](../../evidence/tables.md)`, which a repository
-page follows as it stands. On the site Markdown becomes a page, `repository/evidence/tables.md`, and what it links to
-comes along; any other file is copied as it is.
+A page links to any file of the repository by its relative path, as in `[tables](../../evidence/tables.md)`, which a
+repository page follows as it stands. On the site Markdown becomes a page, `repository/evidence/tables.md`, and what it
+links to comes along; any other file is copied as it is.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> None:
-    """Warn of a page that the site shows otherwise than a repository page: lists and code in lists are read differently."""
+    """Warn of a page that the site shows otherwise than a repository page, as happens to lists and code in them."""
     from markdown_it import MarkdownIt
 
     text = source_of(page.file.src_uri).read_text(encoding="utf-8")
@@ -121,6 +121,6 @@ def on_page_content(html: str, page: Any, **_: Any) -> None:
     ))  # fmt: skip
     if here != there:
         logging.getLogger("mkdocs.hooks.outside_links").warning(  # an error of a strict build
-            f"{page.file.src_uri}: the site has {here}, a repository page {there}. Leave a line free before a list, and "
-            "indent what belongs to an item, such as code or a list, by four spaces"
+            f"{page.file.src_uri}: the site has {here}, a repository page {there}. Leave a line free before a list, "
+            "and indent what belongs to an item, such as code or a list, by four spaces"
         )
