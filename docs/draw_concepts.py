@@ -123,7 +123,7 @@ def selection() -> None:
         "dataset": "digits",
         "targets": ("sign",),
         "algorithm": "ERM",
-        "steps": 131,
+        "steps": 121,
         "evaluate_every": 10,
         "lr": 3e-3,
     }

@@ -40,6 +40,8 @@ PAGES = {
     "what can go wrong": ("errors", "The class decides the exit code of a command."),
 }
 
+ARGPARSE = ("options", "optional arguments", "positional arguments")  # groups that argparse makes by itself
+
 
 def groups() -> dict[str, list[str]]:
     """The names under the comments of `dspreg/__init__.py`."""
@@ -163,17 +165,13 @@ def commands() -> str:
     for name, command in leaves(parser):
         lines += ["", f"## dspreg {name}", "", escaped(command.description or "")]
         if command.epilog:
-            lines += ["", "```text", command.epilog.removeprefix("examples:\n").rstrip(), "```"]
+            examples = re.sub(r"^  ", "", command.epilog.removeprefix("examples:\n"), flags=re.M)
+            lines += ["", "```text", examples.rstrip(), "```"]
         for group in command._action_groups:
-            shown = [
-                a
-                for a in group._group_actions
-                if a.help != argparse.SUPPRESS and not isinstance(a, argparse._HelpAction)
-            ]
+            shown = [a for a in group._group_actions if a.help != argparse.SUPPRESS and a.dest != "help"]
             if shown:
-                lines += ["", "| | |", "|---|---|"] if group.title in ("options", "positional arguments") else [
-                    "", f"| {group.title} | |", "|---|---|"]  # fmt: skip
-                lines += [f"| {flags(each)} | {cell(says(command, each))} |" for each in shown]
+                lines += ["", *([] if group.title in ARGPARSE else [f"*{sentence(group.title or '')}*", ""])]
+                lines += [f"- `{flags(each)}`: {escaped(says(command, each))}" for each in shown]
     return "\n".join(lines) + "\n"
 
 
@@ -189,10 +187,8 @@ def leaves(parser: argparse.ArgumentParser, before: str = "") -> Iterator[tuple[
 
 def flags(action: argparse.Action) -> str:
     metavar = action.metavar or ("" if action.nargs == 0 else "|".join(map(str, action.choices or [action.dest])))
-    metavar = (" ".join(metavar) if isinstance(metavar, tuple) else metavar).replace("|", "\\|")
-    if not action.option_strings:
-        return f"`{metavar}`"
-    return f"`{', '.join(action.option_strings)}{' ' + metavar if metavar else ''}`"
+    metavar = " ".join(metavar) if isinstance(metavar, tuple) else metavar
+    return " ".join(filter(None, [", ".join(action.option_strings), metavar]))
 
 
 def says(command: argparse.ArgumentParser, action: argparse.Action) -> str:

@@ -109,13 +109,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return rewritten(markdown, page.file.src_uri)
 
 
-def on_page_content(html: str, page: Any, **_: Any) -> None:
-    """Warn of a page that the site shows otherwise than a repository page, as happens to lists and code in them."""
+def on_page_content(html: str, page: Any, **_: Any) -> str:
+    """Show `|` in the code of a table as a repository page does, and warn of a page that the site shows otherwise than a repository page, as happens to lists and code in them."""
     from markdown_it import MarkdownIt
 
     text = source_of(page.file.src_uri).read_text(encoding="utf-8")
+    html = re.sub(r"<td.*?</td>", lambda cell: cell[0].replace("\\|", "|"), html, flags=re.S)
     if re.search(r"^::: ", text, re.M):
-        return
+        return html
     here, there = ({tag: len(re.findall(rf"<{tag}[ >]", each)) for tag in ("li", "pre", "table", "img")} for each in (
         html, MarkdownIt("commonmark").enable("table").render(text)
     ))  # fmt: skip
@@ -124,3 +125,4 @@ def on_page_content(html: str, page: Any, **_: Any) -> None:
             f"{page.file.src_uri}: the site has {here}, a repository page {there}. Leave a line free before a list, "
             "and indent what belongs to an item, such as code or a list, by four spaces"
         )
+    return html

@@ -110,6 +110,7 @@ def test_pages_fetch_nothing():
     assert all((DOCS / path).is_file() for kind in ("extra_css", "extra_javascript") for path in site.get(kind, []))
     assert not re.search(r"url\(|@import", (DOCS / "site.css").read_text())
     for page in PAGES:
+        assert "```mermaid" not in page.read_text(), f"{page}: the theme would fetch mermaid"
         text = outside_links.FENCE.sub("", page.read_text())
         assert not re.search(r"!\[[^\]]*\]\(\s*(https?:)?//", text), page
         assert not re.search(r"<(script|img|link|iframe|source)\b", outside_links.CODE.sub("", text), re.I), page
