@@ -48,7 +48,7 @@ docs-serve: $(VENV)/.docs  ## serve it on http://127.0.0.1:8000, built anew when
 
 docs-version: $(VENV)/.docs  ## add VERSION=0.2 to the versions on the local branch gh-pages, as the latest; nothing is pushed
 	@test -n "$(VERSION)" || (echo "say which: make docs-version VERSION=0.2"; exit 2)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	NO_MKDOCS_2_WARNING=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mike deploy --update-aliases $(VERSION) latest
 	$(BIN)/mike set-default latest
 
 kills: $(READY)  ## thirty trainings killed at random moments, and compared with one left alone

@@ -152,7 +152,7 @@ def selection() -> None:
     )
     axes.hlines(target[half].mean(), steps[half][0], steps[-1], color=INK, lw=2.5)
     said = f"late: {target[half].mean():.1f} %, mean over the second half"
-    axes.text(steps[-1] - 2, target[half].mean() + 17, said, ha="right", va="center")
+    axes.text(steps[best] - 2, target[half].mean() + 17, said, ha="right", va="center")
     axes.plot(steps[-1], oracle, "D", ms=9, color=GREY, zorder=3)
     axes.text(
         steps[-1] + 3, oracle - 6, f"oracle: {oracle:.1f} %,\ntarget, out, at the end", color="#616161", va="center"
