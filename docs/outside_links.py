@@ -110,7 +110,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Show `|` in the code of tables as a repository page does; warn where the two differ, as in lists and their code."""
+    """Show `|` in the code of tables as a repository page does; warn where the two differ, as in lists with code."""
     from markdown_it import MarkdownIt
 
     text = source_of(page.file.src_uri).read_text(encoding="utf-8")
