@@ -72,8 +72,8 @@ def all_names() -> str:
         "first used; reading results needs no torch.",
         "",
         "Modules you may import from as well: `dspreg.algorithms` (the [catalogue](reference/methods.md)),",
-        "`dspreg.data`, `dspreg.networks`, `dspreg.distributions`, `dspreg.vectors`, `dspreg.testing`. Everything else",
-        f"is internal and may change. {WRITTEN}",
+        "`dspreg.data`, `dspreg.networks`, `dspreg.distributions`, `dspreg.vectors`, `dspreg.testing`.",
+        f"Everything else is internal and may change. {WRITTEN}",
     ]
     for group, names in groups().items():
         page = PAGES[group][0]
