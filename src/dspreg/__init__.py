@@ -1,7 +1,7 @@
 """Train image classifiers that generalise to unseen domains, and measure which parameters are domain-sensitive.
 
 Names are imported when they are first used, so that what needs no torch, such as reading results, starts at once. Each
-has its home here and its type in `__init__.pyi`; docs/api.md describes them.
+has its home here and its type in `__init__.pyi`; docs/api.md lists them.
 """
 
 import warnings
