@@ -263,7 +263,7 @@ def test_old_names_of_modules_still_work():
 
 
 # Scripts use `dspreg.X` and these modules. What they import from inside the package stands below, with the reason.
-PUBLIC_MODULES = {"algorithms", "data", "distributions", "networks", "testing", "vectors"}
+PUBLIC_MODULES = {"integrations", "algorithms", "data", "distributions", "networks", "testing", "vectors"}
 SCRIPTS = sorted(path for folder in ("bench", "evidence", "examples") for path in (ROOT / folder).rglob("*.py"))
 OPTIONAL = {"accelerate", "lightning", "transformers"}  # extras of single examples
 INTERNAL = {

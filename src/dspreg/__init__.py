@@ -92,8 +92,8 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]  # pyright: ignore
 
 _MODULES = (
-    "algorithms", "config", "data", "distributions", "launch", "networks", "penalty", "runs", "sensitivity", "testing",
-    "training", "vectors",
+    "algorithms", "config", "data", "distributions", "integrations", "launch", "networks", "penalty", "runs",
+    "sensitivity", "testing", "training", "vectors",
 )  # fmt: skip
 _RENAMED = {"priors": "distributions", "TrainingCallback": "Callback"}  # what users may have typed
 

@@ -6,6 +6,7 @@ from dspreg import algorithms as algorithms
 from dspreg import config as config
 from dspreg import data as data
 from dspreg import distributions as distributions
+from dspreg import integrations as integrations
 from dspreg import launch as launch
 from dspreg import networks as networks
 from dspreg import penalty as penalty
