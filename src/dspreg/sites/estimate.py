@@ -199,7 +199,7 @@ class _Work:
     def train(self, runs: Sequence[Run], say: Say) -> None:
         """All that are not finished, as an ordinary sweep."""
         say(f"{plural(len(runs), 'training')} in {self.store.path}")
-        display = self.progress(self.store, runs) if self.progress else None
+        display = self.progress(self.store, runs) if self.progress else False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Notice)  # one of every training; what matters was said before the first
             ended = sweep(
