@@ -102,13 +102,14 @@ def test_a_budget_is_told_as_the_time_it_is(images):
         begun.require(data, prints, Asked(options={"lr": 0.1}))
 
 
-def test_what_fits_is_chosen_and_what_does_not_is_told(images):
+@pytest.mark.parametrize("model", [None, "small-cnn"])
+def test_what_fits_is_chosen_and_what_does_not_is_told(images, model):
     data = open_sites(f"folder:{images}")
     prints, said = fingerprints(data), []
     execution = Execution(threads=1, workers=0, device="cpu")
-    asked = Asked(methods=("SWA",), budget=1e6, steps=70, trials=2, options={"batch_size": 4})
+    asked = Asked(methods=("SWA",), budget=1e6, model=model, steps=70, trials=2, options={"batch_size": 4})
     found = make_plan(data, prints, f"folder:{images}", asked, execution, say=said.append)
-    assert found.options["model"] == "small-cnn"  # images of 20 pixels
+    assert (found.options["model"], found.options["image_size"]) == ("small-cnn", 20)  # as the images are
     assert (found.options["steps"], found.options["batch_size"], found.trials) == (70, 4, 2)
     assert found.methods == ("SWA",)
     assert found.seconds["SWA"] > 0

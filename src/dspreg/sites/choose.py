@@ -142,7 +142,7 @@ class _Chooser:
         side = typical_side(self.data)
         small = self.data.small or side <= SMALL
         model, size = self.asked.model, self.asked.image_size
-        if small and model is None and "weights" not in self.asked.options:
+        if small and model in (None, SCRATCH) and "weights" not in self.asked.options:
             found = [(SCRATCH, size or max(16, min(side, SMALL)))]
         elif model is not None:
             found = [(model, each) for each in ((size,) if size else SIZES)]
