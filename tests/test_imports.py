@@ -30,7 +30,9 @@ SLOW = frozenset({"pandas", "matplotlib", "rich"})
 TABLE = {
     # without torch: results can be read on any laptop
     "errors": Place(1, NUMPY),
-    "io": Place(2, frozenset(), frozenset({"IPython", "filelock", "jinja2", "matplotlib", "numpy", "rich", "safetensors"})),
+    "io": Place(
+        2, frozenset(), frozenset({"IPython", "filelock", "jinja2", "matplotlib", "numpy", "rich", "safetensors"})
+    ),
     "starter": Place(3),
     "download": Place(3, frozenset(), frozenset({"huggingface_hub"})),
     "specs": Place(3),
