@@ -50,7 +50,7 @@ def holding(lock: Path, wait: Callable[[], None] | None = None) -> Iterator[None
 
 @contextmanager
 def waiting_for(lock: Path) -> Iterator[None]:
-    """Hold `lock` inside of the block, however long another has it before. For short work, done often: the file stays."""
+    """Hold `lock` inside of the block, and wait for it before. For short work, done often: the file stays."""
     if LOCKS_OPEN_FILES:
         with open(lock, "a") as file:
             lock_open_file(file, wait=True)
