@@ -16,8 +16,8 @@ WORD = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")  # of "auto|none|MIN:MAX" those tha
 class PrintCompletion(argparse.Action):
     """Prints the script and ends, as --version does."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None) -> None:
-        print(completion_script(parser, values))
+    def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, __: Any = None) -> None:
+        print(completion_script(parser, shell))
         parser.exit()
 
 
