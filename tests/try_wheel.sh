@@ -6,7 +6,6 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 elsewhere=$(mktemp -d)
 trap 'rm -rf "$elsewhere"' EXIT
 bash "$here/tests/build_twice.sh"  # its wheel is built from the sdist, so that both are tried here
-"$here/.venv/bin/pip" wheel --quiet --no-deps --wheel-dir "$here/dist" "$here"
 "$python" -m venv "$elsewhere/env"
 "$elsewhere/env/bin/pip" install --quiet -c "$here/constraints.txt" "$here"/dist/dspreg-*.whl
 cd "$elsewhere"
