@@ -14,7 +14,7 @@ export DSPREG_WEIGHTS ?= $(abspath ../shared/weights/tf_efficientnet_lite0.safet
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help notebooks demo test lint agreement agreement-emoji averages kills faults soak reliability-figures sweeps ray pairs same parity pacs maps bench evidence evidence-open evidence-pack evidence-tables pacs-erm-variance pacs-variants pacs-ruler pacs-arms pacs-c digits-premise wheel clean
+.PHONY: help notebooks demo test lint agreement agreement-emoji averages kills faults soak reliability-figures integrations sweeps ray pairs same parity pacs maps bench docs docs-serve docs-version evidence evidence-open evidence-pack evidence-tables pacs-erm-variance pacs-variants pacs-ruler pacs-arms pacs-c digits-premise wheel clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 25
@@ -36,6 +36,21 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+$(VENV)/.docs: $(READY) pyproject.toml
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs  ## build the documentation into build/site; every warning is an error; needs no network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --clean --strict
+
+docs-serve: $(VENV)/.docs  ## serve it on http://127.0.0.1:8000, built anew when a page changes
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+docs-version: $(VENV)/.docs  ## add VERSION=0.2 to the versions on the local branch gh-pages, as the latest; nothing is pushed
+	@test -n "$(VERSION)" || (echo "say which: make docs-version VERSION=0.2"; exit 2)
+	NO_MKDOCS_2_WARNING=1 PATH="$(abspath $(BIN)):$$PATH" $(BIN)/mike deploy --update-aliases $(VERSION) latest
+	$(BIN)/mike set-default latest
+
 kills: $(READY)  ## thirty trainings killed at random moments, and compared with one left alone
 	$(BIN)/python tests/faults/kill.py --runs 30
 
@@ -49,6 +64,11 @@ soak: $(READY)  ## the same at full length, hours, resumable part by part; leave
 
 reliability-figures: $(READY)  ## the table of figures of the last full run
 	$(BIN)/python tests/faults/figures.py
+
+integrations:  ## trackers and frameworks in an environment of their own, since some of them want older packages
+	$(PYTHON) -m venv build/integrations
+	build/integrations/bin/pip install --quiet -e '.[dev,tensorboard,mlflow,wandb,trackio]'
+	build/integrations/bin/python -m pytest -q tests/integrations tests/training/test_trackers.py
 
 sweeps: $(READY)  ## a sweep of 72 runs killed ten times, and compared with one left alone: a quarter of an hour
 	$(BIN)/python tests/slow/sweeps.py

@@ -3,8 +3,8 @@
     python examples/quickstart.py --out demo
 
 Every domain is the target once, for ERM and for DSP-Reg: eight trainings, each resumed where it was if you start it
-again. Ends in demo/index.html: the images, accuracies on the unseen domain, and c before and after training beside its
-null. About three minutes on two idle cores.
+again. Ends in demo/index.html: what to expect on a further domain, the images, accuracies on the unseen domain, and c
+before and after training beside its null. About three minutes on two idle cores.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rich.table import Table
 
 import dspreg
 from dspreg.io.html import inline, png, render_page
+from dspreg.reporting.expected import expected_by_rows, expected_sentence
 from dspreg.reporting.html.dots import draw_dots
 from dspreg.reporting.html.page import report_style
 
@@ -93,6 +94,7 @@ def main() -> None:
 
 PAGE = """
 <header><h1>Digits: trained on three domains, tested on the fourth</h1></header>
+<p><strong>{{ sentence }}</strong></p>
 <p>{{ steps }} steps each, one seed: a few points between methods mean nothing yet.
 DSP-Reg is <code>{{ spec }}</code>.</p>
 <section><h2>The four domains</h2>
@@ -135,7 +137,8 @@ def write_page(out: Path, rows: list[tuple], profiles: dict[str, dspreg.Profile]
     selected = dspreg.select_rows(dspreg.load_runs(out / "runs"))
     values = {
         "images": inline(png(draw_domains())), "accuracies": draw_dots(selected), "rows": rows,
-        "pictures": pictures, "profiled": PROFILED, "steps": steps, "spec": ALGORITHMS["DSP-Reg"],
+        "sentence": expected_sentence(expected_by_rows(selected)), "pictures": pictures,
+        "profiled": PROFILED, "steps": steps, "spec": ALGORITHMS["DSP-Reg"],
     }  # fmt: skip
     (out / "index.html").write_text(render_page("dspreg on the digits", PAGE, **report_style(), **values))
 

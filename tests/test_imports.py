@@ -68,6 +68,7 @@ TABLE = {
     "paper": Place(10, TORCH, SLOW),
     "sites": Place(10, TORCH, SLOW | {"PIL"}),
     "doctor": Place(10, TORCH | {"PIL"}),
+    "integrations": Place(9, TORCH | {"sklearn", "lightning", "transformers", "accelerate"}),  # each file its own
     "watch": Place(10),
     "cli": Place(11, frozenset(), SLOW | {"shtab"}),
     "__main__": Place(12),
@@ -266,7 +267,7 @@ def test_old_names_of_modules_still_work():
 
 
 # Scripts use `dspreg.X` and these modules. What they import from inside the package stands below, with the reason.
-PUBLIC_MODULES = {"algorithms", "data", "distributions", "networks", "testing", "vectors"}
+PUBLIC_MODULES = {"integrations", "algorithms", "data", "distributions", "networks", "testing", "vectors"}
 SCRIPTS = sorted(path for folder in ("bench", "evidence", "examples") for path in (ROOT / folder).rglob("*.py"))
 OPTIONAL = {"accelerate", "lightning", "transformers"}  # extras of single examples
 INTERNAL = {
@@ -320,7 +321,7 @@ INTERNAL = {
         "arranges c as a refresh does, at a checkpoint",
     ),
     "examples/quickstart.py": (
-        "io.html reporting.html.dots reporting.html.page",
+        "io.html reporting.expected reporting.html.dots reporting.html.page",
         "its page has the look of the report",
     ),
 }

@@ -15,7 +15,7 @@ import dspreg
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-NOT_FOR_USERS = {"all", "bench", "dev"}
+NOT_FOR_USERS = {"all", "bench", "dev", "docs"}
 
 
 def canonical(name):

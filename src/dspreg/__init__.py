@@ -1,7 +1,7 @@
 """Train image classifiers that generalise to unseen domains, and measure which parameters are domain-sensitive.
 
 Names are imported when they are first used, so that what needs no torch, such as reading results, starts at once. Each
-has its home here and its type in `__init__.pyi`; docs/api.md describes them.
+has its home here and its type in `__init__.pyi`; docs/api.md lists them.
 """
 
 import warnings
@@ -24,7 +24,7 @@ _HOMES = {
     "Run": "runs.run",
     "RunStatus": "runs.status",
     "estimate": "sites.estimate",
-    "Estimate": "sites.results",
+    "Estimate": "sites.answer",
     "forecast_new_site": "forecast.sites",
     "SiteAccuracy": "forecast.sites",
     "Forecast": "forecast.sites",
@@ -92,8 +92,8 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]  # pyright: ignore
 
 _MODULES = (
-    "algorithms", "config", "data", "distributions", "launch", "networks", "penalty", "runs", "sensitivity", "testing",
-    "training", "vectors",
+    "algorithms", "config", "data", "distributions", "integrations", "launch", "networks", "penalty", "runs",
+    "sensitivity", "testing", "training", "vectors",
 )  # fmt: skip
 _RENAMED = {"priors": "distributions", "TrainingCallback": "Callback"}  # what users may have typed
 

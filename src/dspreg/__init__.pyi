@@ -6,6 +6,7 @@ from dspreg import algorithms as algorithms
 from dspreg import config as config
 from dspreg import data as data
 from dspreg import distributions as distributions
+from dspreg import integrations as integrations
 from dspreg import launch as launch
 from dspreg import networks as networks
 from dspreg import penalty as penalty
@@ -26,7 +27,7 @@ from dspreg.runs.status import StoreStatus as StoreStatus
 from dspreg.runs.run import Run as Run
 from dspreg.runs.status import RunStatus as RunStatus
 from dspreg.sites.estimate import estimate as estimate
-from dspreg.sites.results import Estimate as Estimate
+from dspreg.sites.answer import Estimate as Estimate
 from dspreg.forecast.sites import forecast_new_site as forecast_new_site
 from dspreg.forecast.sites import SiteAccuracy as SiteAccuracy
 from dspreg.forecast.sites import Forecast as Forecast

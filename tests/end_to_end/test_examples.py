@@ -1,14 +1,18 @@
 """Examples do what their first lines say."""
 
+import importlib
 import os
 import re
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
+from torchvision.transforms.functional import pil_to_tensor
 
 from dspreg.data.registry import open_dataset
 from dspreg.networks import Network, SmallCNN
@@ -131,3 +135,35 @@ def test_a_data_set_of_numbers_and_its_network_train_by_the_command(tmp_path):
     said = run("-m", "dspreg.cli", "train", "--dataset", "signals.Machines", "--model", "signals.Encoder", "--target",
                "press", "--algorithm", "ERM", "--steps", 3, "--out", tmp_path / "run")  # fmt: skip
     assert re.search(r"unseen press R² -?[\d.]+; held-out sources R² -?[\d.]+, selected at step", said)
+
+
+@pytest.mark.usefixtures("examples_importable")
+@pytest.mark.parametrize("objects", [False, True])
+def test_made_sites_differ_share_no_image_and_keep_the_truth_of_the_inbox_apart(objects, tmp_path, monkeypatch):
+    several_sites = importlib.import_module("several_sites")
+    more = []
+    if objects:
+        for n in range(30):
+            path = tmp_path / "pictures" / ("cup" if n % 2 else "pen") / f"{n}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (50, 40), (200, 8 * n, 200)).save(path)
+        more = ["--objects", str(tmp_path / "pictures")]
+    photos, inbox = tmp_path / "photos", tmp_path / "inbox"
+    monkeypatch.setattr(sys, "argv", ["several_sites.py", str(photos), str(inbox), "--images", "6", *more])
+    several_sites.main()
+    made = sorted(path.relative_to(photos) for path in photos.glob("*/*/*.png"))
+    assert [sum(path.parts[0] == site for path in made) for site in "ABCD"] == [6] * 4
+    assert {path.parts[1] for path in made} <= ({"cup", "pen"} if objects else set("0123456789"))
+    pixels = {}
+    for path in made:
+        with Image.open(photos / path) as image:
+            pixels[path] = pil_to_tensor(image).double()
+    assert {tuple(each.shape) for each in pixels.values()} == ({(3, 96, 96)} if objects else {(3, 32, 32)})
+    assert len({each.numpy().tobytes() for each in pixels.values()}) == len(made)
+    colours = {site: torch.stack([each.mean((1, 2)) for path, each in pixels.items() if path.parts[0] == site]).mean(0)
+               for site in "ABCD"}  # fmt: skip
+    for a, b in combinations("ABCD", 2):
+        assert (colours[a] - colours[b]).abs().max() > 4
+    truth = inbox.with_suffix(".csv").read_text().splitlines()[1:]
+    assert [line.partition(",")[0] for line in truth] == sorted(path.name for path in inbox.iterdir())
+    assert len(truth) == 6

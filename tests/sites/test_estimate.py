@@ -1,6 +1,7 @@
 """`dspreg estimate` on real trainings: the answer, kills, bad input, the page."""
 
 import html
+import json
 import re
 import shutil
 
@@ -53,6 +54,7 @@ def test_it_ends_in_a_sentence_a_model_and_an_ordinary_store(answer, images):
     assert re.match(r"On a site it has never seen, expect about \d+ % \(nine times out of ten between \d+ and \d+\)\. "
                     r"Worst of your sites: \w+, \d+ %\.", found.sentence())  # fmt: skip
     assert "8 trainings with a site held out, 6 with two sites held out, 1 on all sites" in " ".join(said)
+    assert re.search(r"--check: every two sites held out together, by .*: about \d", " ".join(said))
     runs = dspreg.load_runs(out / STORE)
     assert sum(len(run.targets) == 1 for run in runs) == 8
     assert sum(len(run.targets) == 2 for run in runs) == 6
@@ -98,10 +100,13 @@ def test_killed_anywhere_it_goes_on_to_the_same_page(answer, images, inbox, tmp_
     assert (killed / MODEL / "README.md").read_bytes() == (out / MODEL / "README.md").read_bytes()
 
 
-def test_the_page_is_whole_by_itself(answer):
+def test_the_page_is_whole_by_itself(answer, inbox):
     out, found, _ = answer
     page = (out / PAGE).read_text(encoding="utf-8")
     assert page.count("<script") == 0
+    assert str(out.parent) not in page
+    assert str(inbox.parent) not in page
+    assert f"({inbox.name}, 6 images)" in page
     assert not re.search(r"""(src|href)="(?!data:image/(jpeg|png);base64,|#)""", page)
     assert "default-src 'none'; img-src data:; style-src 'sha256-" in html.unescape(page)
     assert " style=" not in page  # the policy would block it
@@ -111,6 +116,24 @@ def test_the_page_is_whole_by_itself(answer):
     assert page.count("data:image/jpeg") > 8
     for each in found.checked:
         assert f"{100 * each.interval(0.9).low:.0f} – " in page
+
+
+def test_what_is_odd_is_kept_on_the_page_in_the_card_and_in_the_answer(answer):
+    out, found, said = answer
+    results = (json.loads(path.read_text()) for path in (out / STORE / "runs").glob("*/result.json"))
+    odd = {each for result in results for each in result.get("remarks", []) if "trained out" in each}
+    assert odd  # eight steps are too few
+    page = html.unescape((out / PAGE).read_text(encoding="utf-8"))
+    card = (out / MODEL / "README.md").read_text()
+    gathered = [each for each in found.remarks if "may not be trained out" in each]
+    assert gathered
+    for each in gathered:
+        assert each.partition("): ")[2] in odd
+        assert each in page
+    chosen = [each for each in gathered if f"of {found.chosen.name} (" in each]
+    assert [each.partition(":")[0].partition(" (")[0] in card for each in chosen] == [True] * len(chosen)
+    few = [each for each in said if "few images" in each]
+    assert few == [each for each in found.remarks if "few images" in each]
 
 
 def test_without_images_and_without_a_check_there_are_none(answer, images, capsys):
@@ -187,6 +210,22 @@ def test_a_budget_without_room_a_method_that_is_none_and_an_inbox_that_is_empty(
     refused(data, tmp_path, DataError, "a.png can't be read", new=f"folder:{tmp_path / 'broken'}")
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"holdout": 0.0}, "holdout=0: methods are compared on held-out images"),
+        ({"steps": 7}, "steps: give --steps"),
+        ({"trial": 1}, "trial: give --trials"),
+        ({"patience": 3}, "patience.*takes all its steps"),
+        ({"no_such": 1}, "unknown option 'no_such'"),
+        ({"lr": -1.0}, "lr"),
+        ({"batch_size": "4"}, "batch_size"),
+    ],
+)
+def test_settings_that_are_its_own_are_refused_before_an_image_is_read(options, says, tmp_path):
+    refused("folder:nowhere", tmp_path, ConfigError, says, options=options)
+
+
 def test_the_answer_does_not_go_among_the_images(images):
     with pytest.raises(ConfigError, match="lies inside the data set"):
         estimate(f"folder:{images}", images / "result", **FIXED, execution=HOW)
@@ -225,7 +264,7 @@ def test_typed_it_prints_the_plan_and_the_answer(images, tmp_path, capsys):
     assert "On a site it has never seen, expect about" in printed
     assert "sources' held-out images" in printed
     assert f"page: {tmp_path / 'out' / PAGE}" in printed
-    assert "ash held out, SWA, trial 0: unseen ash" in printed
+    assert "  ash held out, SWA, trial 0: done\n" in printed
 
 
 @pytest.mark.parametrize(
@@ -235,6 +274,10 @@ def test_typed_it_prints_the_plan_and_the_answer(images, tmp_path, capsys):
         (["--methods", "auto", "SWA"], "auto chooses by itself", 2),
         (["--set", "steps=3"], "give --steps", 2),
         (["--set", "targets=ash"], "every site is held out in turn", 2),
+        (["--set", "holdout=0"], "the final model sees all images anyway", 2),
+        (["--set", "init=runs/old"], "may have seen the sites", 2),
+        (["--set", "train=mask:c.json"], "may have seen the sites", 2),
+        (["--set", "algorithm=ERM"], "give --methods", 2),
         (["--set", "device=cpu"], "unknown option", 2),
         (["--trials", "0"], "--trials", 2),
         (["--methods", "NoSuch"], "NoSuch", 2),

@@ -6,8 +6,10 @@ import math
 import pytest
 
 from dspreg import ConfigError, Execution, IntegrityError, leave_one_out
+from dspreg.sites.asked import Asked, parse_budget
 from dspreg.sites.check import fingerprints, open_sites, remarks
-from dspreg.sites.plan import FILE, Asked, Plan, compares_domains, make_plan, method_name, parse_budget
+from dspreg.sites.choose import make_plan
+from dspreg.sites.plan import FILE, Plan, compares_domains, method_name
 from helpers import tiny
 
 OPTIONS = {"model": "small-cnn", "image_size": 16, "batch_size": 4, "steps": 8, "evaluate_every": 4}
@@ -78,15 +80,26 @@ def test_other_images_and_other_wishes_are_another_plan(images):
     begun = plan(fingerprints=prints, asked=Asked(methods=("SWA",), budget=60.0).to_json())
     begun.require(data, prints, Asked())
     begun.require(data, prints, Asked(methods=("SWA",)))
-    with pytest.raises(ConfigError, match="begun with methods"):
+    with pytest.raises(ConfigError, match="begun with --methods SWA, not ERM"):
         begun.require(data, prints, Asked(methods=("ERM",)))
-    with pytest.raises(ConfigError, match="begun with steps 'left open', not 7"):
+    with pytest.raises(ConfigError, match="begun with --steps left open, not 7"):
         begun.require(data, prints, Asked(steps=7))
     with pytest.raises(ConfigError, match="other images at ash"):
         begun.require(data, {**prints, "ash": "1" * 64}, Asked())
     fewer = {name: value for name, value in prints.items() if name != "elm"}
     with pytest.raises(ConfigError, match="sites gone elm"):
         begun.require(data, fewer, Asked())
+
+
+def test_a_budget_is_told_as_the_time_it_is(images):
+    data = open_sites(f"folder:{images}")
+    prints = fingerprints(data)
+    begun = plan(fingerprints=prints, asked=Asked(budget=5400.0).to_json())
+    with pytest.raises(ConfigError, match=r"begun with --budget 90 min, not 30 min\. Leave it out"):
+        begun.require(data, prints, Asked(budget=1800.0))
+    begun.require(data, prints, Asked(budget=5400.0))
+    with pytest.raises(ConfigError, match=r"begun with lr left open, not 0\.1"):
+        begun.require(data, prints, Asked(options={"lr": 0.1}))
 
 
 def test_what_fits_is_chosen_and_what_does_not_is_told(images):
@@ -143,4 +156,5 @@ def test_the_final_training_sees_every_image_unless_its_method_decides_by_some()
     assert made.final_options("SWA") == {**OPTIONS, "holdout": 0.0}
     assert made.final_options("SWAD") == {**OPTIONS, "select_by": "balanced"}
     assert made.metric == "balanced"
+    assert plan(options={**OPTIONS, "holdout": 0.4}).final_options("SWA")["holdout"] == 0.0
     assert plan().metric == "accuracy"

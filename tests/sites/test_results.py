@@ -5,18 +5,21 @@ import pytest
 
 from dspreg.forecast.label_free import FeatureStatistics, estimate_by_confidence
 from dspreg.forecast.sites import SiteAccuracy, forecast_new_site
+from dspreg.sites.answer import errors_without_labels
+from dspreg.sites.page import signed
 from dspreg.sites.plan import Plan
 from dspreg.sites.results import (
     calibration_error,
     check_forecasts,
     compare_methods,
     confusion,
-    errors_without_labels,
+    gather_remarks,
     label_free_of_sites,
     reliability,
     worst_mistakes,
 )
 from dspreg.sites.scores import RunPredictions, SitePredictions
+from dspreg.training.remarks import BEGINNINGS, training_remarks
 
 SITES = ("A", "B", "C", "D")
 
@@ -129,6 +132,38 @@ def test_the_features_of_all_sources_are_those_of_their_images_together():
     np.testing.assert_allclose(found.mean, together.mean(0))
     np.testing.assert_allclose(found.variance, together.var(0))
     assert found.images == 80
+
+
+def test_remarks_of_many_trainings_are_gathered_by_what_is_odd():
+    untrained = (
+        "it may not be trained out: source validation still rises, by {} points from the third quarter to the last"
+    )
+    said = {
+        ("SWA", "A", 0): [untrained.format(3.0)],
+        ("SWA", "B", 0): ["it predicts 'a' for 100 % of 9 held-out images", untrained.format(1.5)],
+        ("X+SWA", "C", 0): [untrained.format(2.0)],
+        ("X+SWA", "D", 0): [],
+        ("SWA", "C", 0): ["something that no list has"],
+    }
+    found = gather_remarks(said)
+    assert found == (
+        f"2 of 3 trainings of ERM with averaged weights (A, B held out): {untrained.format(3.0)}",
+        "1 of 3 trainings of ERM with averaged weights (B held out): it predicts 'a' for 100 % of 9 held-out images",
+        "1 of 3 trainings of ERM with averaged weights (C held out): something that no list has",
+        f"1 of 2 trainings of X with averaged weights (C held out): {untrained.format(2.0)}",
+    )
+
+
+def test_the_beginnings_are_those_of_the_remarks_of_trainings():
+    predicted = training_remarks([], steps=9, selected=None, values=[], predicted=[(5, 5), (10, 0)], classes=("a", "b"))
+    records = [{"step": n} for n in range(8)]
+    rising = training_remarks(records, steps=8, selected=7, values=[n / 10 for n in range(8)])
+    stopped = training_remarks(records, steps=99, selected=2, values=[0.1] * 8)
+    assert [each.startswith(BEGINNINGS) for each in (*predicted, *rising, *stopped)] == [True] * 3
+
+
+def test_points_have_a_sign_unless_they_are_none():
+    assert [signed(each) for each in (1.46, -0.31, -0.04, 0.04, 0.0)] == ["+1.5", "−0.3", "0.0", "0.0", "0.0"]
 
 
 def test_mistakes_confusion_and_calibration_by_plain_loops():

@@ -237,8 +237,10 @@ def read_mlflow(out):
 
 def read_wandb(out):
     """The newest of the folders that it keeps offline: all of the curve, by the one id."""
+    import wandb
     from wandb.proto.wandb_internal_pb2 import Record
 
+    wandb.teardown()  # waits until its own process has written everything
     kept = sorted(Path(os.environ["WANDB_DIR"]).glob("wandb/offline-run-*/*.wandb"))
     assert len(kept) == 3
     assert {path.stem for path in kept} == {f"run-{key_of(RunFolder(out))}"}
@@ -286,9 +288,6 @@ def places(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    yield
-    if "wandb" in sys.modules:
-        sys.modules["wandb"].teardown()  # its process
 
 
 @pytest.mark.filterwarnings("ignore")  # what they warn of is their developers' to mend

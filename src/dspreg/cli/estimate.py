@@ -11,17 +11,17 @@ from dspreg.cli.parser import Commands, add_command
 from dspreg.cli.sweep import OTHERWISE, outcome, whole
 from dspreg.cli.train import progress_callbacks, stopping
 from dspreg.config.dataset_ref import DatasetRef
-from dspreg.config.options import require_option
 from dspreg.config.parse import parse_assignment, parse_option
 from dspreg.config.train_config import EXECUTION_OPTIONS, TRAIN_OPTIONS, Execution
 from dspreg.errors import ConfigError
 from dspreg.io.text import align_columns, escape_terminal
 from dspreg.metrics import SELECT_BY
+from dspreg.sites.asked import check_options, parse_budget
 
 if TYPE_CHECKING:
     from dspreg.runs.run import Run
     from dspreg.runs.status import RunState
-    from dspreg.sites.results import Estimate
+    from dspreg.sites.answer import Estimate
 
 EXAMPLES = """examples:
   dspreg estimate folder:photos --out result                       with photos/site/class/image.jpg
@@ -34,17 +34,6 @@ every site is held out in turn; result/page.html has the answer, result/model th
 run the same command again to go on, or with --check or --new to add to what is there."""
 GIVEN = ("model", "image_size", "steps")  # options of train with a flag of their own; --set has the others
 AUTO = "auto"
-ELSEWHERE = {  # options of train that --set may not have
-    "dataset": "it stands after estimate",
-    "targets": "every site is held out in turn",
-    "algorithm": "give --methods",
-    "trial": "give --trials",
-    "draw": "methods are compared with their default options",
-    "same_draws": "methods are compared with their default options",
-    "patience": "every training takes all its steps, as the final one does, whose number is theirs",
-    "select_by": "give --select-by",
-    **{name: f"give --{name.replace('_', '-')}" for name in GIVEN},
-}
 FIXED = (
     "keep",
     "profile",
@@ -112,6 +101,7 @@ def answer(given: Any, pause: Any) -> int:
 
     from dspreg.launch.progress import SweepClock, SweepProgressBars, SweepProgressLog
     from dspreg.launch.resources import default_jobs
+    from dspreg.runs.status import RunStatus
     from dspreg.sites.estimate import PAGE, estimate
     from dspreg.training.execution import resolve_execution
 
@@ -133,8 +123,9 @@ def answer(given: Any, pause: Any) -> int:
     def on_run(run: Run, state: RunState, already: bool) -> None:
         if not already:
             held_out = escape_terminal(", ".join(run.targets))
-            print(f"  {held_out} held out, {escape_terminal(run.algorithm)}, trial {run.trial}: "
-                  f"{outcome(state)}", flush=True)  # fmt: skip
+            # not the accuracy of its record, which is that of a part of the site, by the model that was selected
+            came = "done" if state.status is RunStatus.FINISHED else outcome(state)
+            print(f"  {held_out} held out, {escape_terminal(run.algorithm)}, trial {run.trial}: {came}", flush=True)
 
     found = estimate(
         dataset, given.out, **fixed, check=given.check, new=given.new, images=not given.no_images,
@@ -162,10 +153,9 @@ def read_fixed(given: Any) -> dict[str, Any]:
     if AUTO in given.methods and len(given.methods) > 1:
         raise ConfigError(f"--methods {' '.join(given.methods)}: auto chooses by itself; give it alone, or specs alone")
     options = dict(parse_assignment(text) for text in given.set)
-    for name in options:
-        require_option(name, TRAIN_OPTIONS, "--set: ")
-        if name in ELSEWHERE:
-            raise ConfigError(f"--set {name}: {ELSEWHERE[name]}")
+    check_options(options, "--set ")
+    if given.budget is not None:
+        parse_budget(given.budget)
     fixed = {name: parse_option(name, value, f"--{name.replace('_', '-')}") for name in GIVEN
              if (value := getattr(given, name)) is not None}  # fmt: skip
     if given.trials is not None:
@@ -178,7 +168,7 @@ def read_fixed(given: Any) -> dict[str, Any]:
 
 def text(found: Estimate) -> list[str]:
     """One sentence and one table."""
-    from dspreg.sites.results import LEVEL, percent
+    from dspreg.sites.answer import LEVEL, percent
 
     checked = {each.site: each for each in found.checked or ()}
     head = ["site", "images", *(m.name for m in found.methods), *(["forecast from the others"] if checked else [])]
@@ -205,6 +195,7 @@ def text(found: Estimate) -> list[str]:
     lines = ["", escape_terminal(found.sentence()), "", *align_columns(rows), "", escape_terminal(found.how_little())]
     if record := found.record():
         lines.append(record)
+    lines += [f"note: {escape_terminal(each)}" for each in found.remarks]
     if found.new is not None:
         lines += ["", *(escape_terminal(line) for line in found.describe_new())]
     return lines

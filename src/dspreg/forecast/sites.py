@@ -188,8 +188,8 @@ def trial_spread(sites: Sequence[SiteAccuracy]) -> float:
 
 
 def exchangeable_chance(sites: int) -> float:
-    """Probability that a new site is worse than the worst of so many, whatever the distribution: their ranks are "
-    "equal."""
+    """Probability that a new site is worse than the worst of so many, whatever the distribution: their ranks
+    are equal."""
     return 1 / (sites + 1)
 
 

@@ -308,6 +308,7 @@ def _made(described: dict[str, Any], result: dict[str, Any] | None) -> dict[str,
         "dspreg": described["environment"].get("dspreg"),
         "weights": f"{tag}, SHA-256 {sha}" if sha else str(tag),
         "fingerprints": dict(described["data"]["fingerprints"]),
+        "images": {name: sizes["in"] for name, sizes in described["data"].get("sizes", {}).items()},
         "refreshes": (result or {}).get("refreshes"),
     }
 

@@ -1,5 +1,4 @@
-"""Whether the images of several sites can answer how well a model does on another one. Said before anything is "
-"trained."""
+"""Whether the images of several sites can say how well a model does on another one. Told before anything is trained."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from dspreg.data.images import Images
 from dspreg.data.registry import open_dataset
 from dspreg.data.verify import check_once
 from dspreg.errors import ConfigError, DataError, Notice
-from dspreg.io.text import join_few, plural
+from dspreg.io.text import join_few, path_name, plural
 from dspreg.kinds import CLASSES
 
 NEW = "new"  # what the files of `--new` call its only site
@@ -39,8 +38,7 @@ def open_sites(dataset: str, root: str | None = None, name: str | None = None) -
     if len(data.domains) < 2:
         raise DataError(
             f"{data.name} has one site, {data.domains[0]!r}. What a model does on a site that it has not seen can "
-            "only be "
-            f"found out by holding sites out: put the images of at least two, better four, into folders "
+            f"only be found out by holding sites out: put the images of at least two, better four, into folders "
             f"site/class/image.jpg. For a model without an estimate: dspreg train --dataset {dataset} --target none"
         )
     if data.num_classes < 2:
@@ -50,9 +48,8 @@ def open_sites(dataset: str, root: str | None = None, name: str | None = None) -
         if len(there) == 1:
             raise DataError(
                 f"all images of the site {site!r} of {data.name} are of one class, {data.classes[there[0]]!r}: held "
-                "out "
-                f"it would say how often that class is guessed, and not how well the site is recognised. Add images of "
-                f"other classes to it, or move the site elsewhere"
+                f"out it would say how often that class is guessed, and not how well the site is recognised. Add "
+                f"images of other classes to it, or move the site elsewhere"
             )
     return data
 
@@ -66,8 +63,7 @@ def remarks(data: DomainDataset) -> list[str]:
         if len(places) == 1:
             found.append(
                 f"class {name!r} is at one site alone, {places[0]!r}: where that is held out nobody can know it, and "
-                "its "
-                f"{plural(counts[places[0]][label], 'image')} count as mistakes"
+                f"its {plural(counts[places[0]][label], 'image')} count as mistakes"
             )
     if shared := _at_several(data):
         many = f"{plural(len(shared), 'image')} {'is' if len(shared) == 1 else 'are'}"
@@ -77,7 +73,7 @@ def remarks(data: DomainDataset) -> list[str]:
         )
     few = [f"{site!r} ({plural(count.total(), 'image')})" for site, count in counts.items() if count.total() < 20]
     if few:
-        found.append(f"sites with few images, whose accuracy is known to ten points at best: {join_few(few)}")
+        found.append(f"sites with few images, where one more or less is five points or more: {join_few(few)}")
     return found
 
 
@@ -139,6 +135,11 @@ def new_site(given: str) -> Images:
     for each in names:
         check_name(each)
     return Images(found.images, names, [0] * len(names), ("",), reading=OWN_READING)
+
+
+def new_site_name(given: str) -> str:
+    """What `--new` is called in the answer: the last part of its path, and not where it lies."""
+    return path_name(DatasetRef.parse(given).target)
 
 
 def refuse_the_same(new: Images, data: DomainDataset) -> list[str]:

@@ -14,24 +14,26 @@ from dspreg.data.images import Images
 from dspreg.errors import Notice, ResourceError
 from dspreg.forecast.sites import forecast_new_site
 from dspreg.io.atomic_files import make_folder, write
-from dspreg.io.text import escape_markdown, plural
+from dspreg.io.text import escape_markdown, format_duration, plural
 from dspreg.launch.launcher import Launcher, check_specs, sweep
 from dspreg.launch.progress import SweepProgress
 from dspreg.launch.queue import OnRun
 from dspreg.runs.run import Run
 from dspreg.runs.status import RunStatus
 from dspreg.runs.store import RunStore
-from dspreg.sites.check import check_images, fingerprints, new_site, open_sites, refuse_the_same, remarks
+from dspreg.sites.answer import Estimate, percent
+from dspreg.sites.asked import Asked, parse_budget
+from dspreg.sites.check import check_images, fingerprints, new_site, new_site_name, open_sites, refuse_the_same, remarks
+from dspreg.sites.choose import make_plan
 from dspreg.sites.page import render_estimate
-from dspreg.sites.plan import Asked, Plan, compares_domains, make_plan, method_name, needs_validation, parse_budget
+from dspreg.sites.plan import Plan, compares_domains, method_name, needs_validation
 from dspreg.sites.results import (
-    Estimate,
     Key,
     check_forecasts,
     compare_methods,
+    gather_remarks,
     label_free_of_new,
     label_free_of_sites,
-    percent,
     validation_at_end,
 )
 from dspreg.sites.scores import RunPredictions, SitePredictions, score_new_site, score_run
@@ -127,7 +129,8 @@ def estimate(
     check_images(data, prints, None)
     known = check_new(inbox, data, say) if inbox is not None else []
     execution = resolve_execution(execution, *(begun.methods if begun else asked.methods or ("ERM",)))
-    for each in remarks(data) if begun is None else ():
+    odd = remarks(data)
+    for each in odd if begun is None else ():
         say(each)
     plan = begun
     if plan is None:
@@ -149,13 +152,13 @@ def estimate(
     found = Estimate(
         plan, compared, chosen, forecast_new_site(chosen.sites),
         {site: scored[chosen.spec, site, 0].unseen[site] for site in plan.sites},
-        label_free_of_sites(plan, chosen.spec, scored),
+        label_free_of_sites(plan, chosen.spec, scored), remarks=(*odd, *gather_remarks(work.remarks(held_out))),
     )  # fmt: skip
     if check:
         found = work.check(found, say)
     if inbox is not None:
-        found = work.look_at_new(found, scored, inbox, new or "", len(known), say)
-    work.train_final(found, callbacks, say)
+        found = work.look_at_new(found, scored, inbox, new_site_name(new or ""), len(known), say)
+    found = work.train_final(found, callbacks, say)
     write(out / PAGE, render_estimate(found, data, inbox, images=images).encode())
     return found
 
@@ -196,7 +199,7 @@ class _Work:
     def train(self, runs: Sequence[Run], say: Say) -> None:
         """All that are not finished, as an ordinary sweep."""
         say(f"{plural(len(runs), 'training')} in {self.store.path}")
-        display = self.progress(self.store, runs) if self.progress else None
+        display = self.progress(self.store, runs) if self.progress else False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Notice)  # one of every training; what matters was said before the first
             ended = sweep(
@@ -208,8 +211,7 @@ class _Work:
             raise ResourceError(
                 f"{plural(len(bad), 'training')} did not finish, so that there is no answer yet; the first: {bad[0]}: "
                 f"{ended[bad[0].id].reason or ended[bad[0].id].status}. dspreg retry {self.store.path} gives them "
-                "their "
-                f"attempts again, then the same command goes on; or leave a method out, in a new --out"
+                f"their attempts again, then the same command goes on; or leave a method out, in a new --out"
             )
 
     def score(self, runs: Sequence[Run]) -> dict[Key, RunPredictions]:
@@ -220,6 +222,11 @@ class _Work:
         make_folder(kept.parent)
         self.pause()
         return score_run(self.store.folder(run), self.data, kept, device=self.execution.device, pause=self.pause)
+
+    def remarks(self, runs: Sequence[Run]) -> dict[Key, list[str]]:
+        """What each training says is odd about itself."""
+        results = {_key(run): self.store.folder(run).result() for run in runs}
+        return {key: list(result.get("remarks", [])) for key, result in results.items() if result is not None}
 
     def check(self, found: Estimate, say: Say) -> Estimate:
         """With the track record."""
@@ -232,7 +239,8 @@ class _Work:
             why = "There is no track record: of three sites one is left once two are held out, and "
             return replace(found, no_check=f"{why}{method_name(method)} compares several.")
         runs = self.plan.pair_runs(method)
-        say(f"--check: every two sites held out together, by {method_name(method)}")
+        time = format_duration(self.plan.seconds[method] * len(runs) / self.jobs)
+        say(f"--check: every two sites held out together, by {method_name(method)}: about {time}, less what is there")
         self.train(runs, say)
         order = self.plan.sites.index
         pairs = {(a, b): self.score_one(run) for run in runs for a, b in [sorted(run.targets, key=order)]}
@@ -250,15 +258,19 @@ class _Work:
         new = replace(label_free_of_new(self.plan, method, scored, predicted), site=name)
         return replace(found, new=new, new_name=name, new_images=len(inbox), new_known=known)
 
-    def train_final(self, found: Estimate, callbacks: Sequence[Callback], say: Say) -> None:
-        """On all sites, as the held-out ones were, with the estimate in its card."""
+    def train_final(self, found: Estimate, callbacks: Sequence[Callback], say: Say) -> Estimate:
+        """On all sites, as the held-out ones were, with the estimate in its card; its remarks join the answer."""
         say(f"the model, {found.chosen.name} on all sites, in {self.out / MODEL}")
         options = self.plan.final_options(found.chosen.spec)
         config = TrainConfig(dataset=self.plan.dataset, algorithm=found.chosen.spec, **options)
         execution = replace(self.execution, name=self.plan.name if is_path(self.plan.dataset) else None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Notice)  # the held-out trainings gave them
-            train(config, execution, self.out / MODEL, callbacks=callbacks, pause=self.pause, note=card_note(found))
+            result = train(
+                config, execution, self.out / MODEL, callbacks=callbacks, pause=self.pause, note=card_note(found)
+            )
+        odd = (f"the final model: {each}" for each in result.get("remarks", []))
+        return replace(found, remarks=(*found.remarks, *odd))
 
 
 def is_path(dataset: str) -> bool:
@@ -274,6 +286,8 @@ def card_note(found: Estimate) -> str:
         f"| {escape_markdown(each.site)} | {each.images:,} | {percent(each.accuracy)} % |"
         for each in found.chosen.sites
     )
+    odd = "".join(f"\n- {escape_markdown(each)}" for each in found.remarks)
+    odd = f"\nWhat makes this answer worse:\n{odd}\n" if odd else ""
     return f"""
 ## On a site it has never seen
 
@@ -285,4 +299,4 @@ def card_note(found: Estimate) -> str:
 
 By {plural(len(found.chosen.sites) * found.plan.trials, "training")} like this one, each with one site held out; this
 model saw all of them.{which} The forecast holds for a site that is one more of the same kind.
-"""
+{odd}"""

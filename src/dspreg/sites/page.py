@@ -20,16 +20,12 @@ from dspreg.io.html import render_page
 from dspreg.io.text import format_duration, plural
 from dspreg.reporting.html.page import report_style
 from dspreg.reporting.html.svg import Picture, Scale
+from dspreg.sites.answer import LEVEL, SHARES, Checked, Estimate, percent
 from dspreg.sites.check import spaced
 from dspreg.sites.plan import needs_validation
 from dspreg.sites.results import (
-    LEVEL,
-    SHARES,
-    Checked,
-    Estimate,
     calibration_error,
     confusion,
-    percent,
     reliability,
     worst_mistakes,
 )
@@ -68,6 +64,7 @@ def render_estimate(found: Estimate, data: DomainDataset, inbox: Images | None =
         sites_picture=draw_sites(found, data),
         chance=describe_chance(data),
         rows=list(_site_rows(found)),
+        others=[each.name for each in found.methods if each is not found.chosen],
         methods=list(_method_rows(found)),
         gallery=list(_gallery(found, data)) if images else [],
         inbox=_thumbnails(inbox, spaced(len(inbox), EACH)) if images and inbox is not None else [],
@@ -169,7 +166,8 @@ def _site_rows(found: Estimate) -> Any:
         yield {
             "site": site.site,
             "images": f"{site.images:,}",
-            "accuracies": [f"{100 * m.sites[n].accuracy:.1f}" for m in found.methods],
+            "accuracy": f"{100 * site.accuracy:.1f}",
+            "others": [f"{100 * m.sites[n].accuracy:.1f}" for m in found.methods if m is not found.chosen],
             "low_high": " – ".join(percent(end) for end in wilson(site.accuracy, site.images)),
             "calibration": f"{100 * calibration_error(reliability([each])):.1f}",
             "check": _check(checked[site.site]) if site.site in checked else None,
@@ -226,6 +224,12 @@ def _confused(found: Estimate) -> dict[str, Any]:
     return {"names": [], "rows": [], "pairs": pairs}
 
 
+def signed(points: float) -> str:
+    """`"+1.5"`, `"−0.3"`, and `"0.0"` of whatever rounds to it."""
+    rounded = round(points, 1)
+    return f"{rounded:+.1f}".replace("-", "−") if rounded else "0.0"
+
+
 def _new_site(found: Estimate) -> dict[str, Any]:
     """What is said of the images of a new site, each estimate beside its error on the known ones."""
     new = found.new
@@ -237,7 +241,7 @@ def _new_site(found: Estimate) -> dict[str, Any]:
             "value": percent(each.value),
             "off": f"{100 * each.mean_error:.1f}",
             "most": f"{100 * max(map(abs, each.errors)):.1f}",
-            "bias": f"{100 * fmean(each.errors):+.1f}".replace("-", "−"),
+            "bias": signed(100 * fmean(each.errors)),
         }
         for each in estimates
     ]

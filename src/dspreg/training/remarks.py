@@ -9,6 +9,7 @@ from dspreg.io.text import join_few
 
 FEWEST = 8  # evaluations; fewer say nothing about where a training is going
 COLLAPSED, PLAUSIBLE = 0.99, 0.9  # share of the predictions that are one class, and of the images that would explain it
+BEGINNINGS = COLLAPSES, STOPPED, UNTRAINED = "it predicts", "it was stopped", "it may not be trained out"
 RISING = 0.01  # source validation, from the third quarter of the evaluations to the last
 
 
@@ -38,16 +39,13 @@ def training_remarks(
         if len(classes) > 1 and most >= COLLAPSED * images and true < PLAUSIBLE * images:
             name = classes[list(predicted[1]).index(most)]
             found.append(
-                f"it predicts {name!r} for {100 * most / images:.0f} % of {images:,} held-out images of the "
-                "sources, and "
-                "has learned nothing else. Try a smaller learning rate, more steps, or pretrained weights"
+                f"{COLLAPSES} {name!r} for {100 * most / images:.0f} % of {images:,} held-out images of the "
+                "sources, and has learned nothing else. Try a smaller learning rate, more steps, or pretrained weights"
             )
     last = records[-1]["step"] if records else None
     stopped = last is not None and last < steps - 1
     if stopped:
-        found.append(
-            f"it was stopped after step {last} of {steps:,}: no evaluation was better than that of step {selected}"
-        )
+        found.append(f"{STOPPED} after step {last} of {steps:,}: no evaluation was better than that of step {selected}")
     known = [each for each in values if each is not None]
     if selected is None or stopped or len(known) < FEWEST or len(known) < len(values):
         return found
@@ -60,7 +58,7 @@ def training_remarks(
     if rising > RISING:
         odd.append(f"source validation still rises, by {_points(rising)} from the third quarter to the last")
     if odd and (selected == last or rising > RISING):
-        found.append(f"it may not be trained out: {join_few(odd, 2)}. More --steps may help")
+        found.append(f"{UNTRAINED}: {join_few(odd, 2)}. More --steps may help")
     return found
 
 

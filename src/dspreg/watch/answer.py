@@ -75,7 +75,7 @@ class StoreWatcher:
         with suppress(DspregError, OSError):
             for each in self._folder(run).records:
                 step, value = (each.get("step"), each.get("validation")) if isinstance(each, dict) else (None, None)
-                if type(step) is int and type(value) in (int, float):
+                if isinstance(step, int) and isinstance(value, int | float):
                     points.append((step, value))
         return thin(points)
 

@@ -9,9 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from dspreg.forecast.sites import LEVELS
 from dspreg.io.html import render_page
 from dspreg.io.text import path_name, plural
 from dspreg.protocol.selection import TITLES
+from dspreg.reporting.expected import Expected, expected_by_rows, expected_sentence
 from dspreg.reporting.html import curves, dots, layer_profiles
 from dspreg.reporting.html.provenance import (
     Missing,
@@ -109,9 +111,11 @@ def _part(rows: list[SelectedRow], read: Sequence[layer_profiles.RowProfiles]) -
     notes = [f"{others:,} finished runs of other draws, or with two domains held out, are not drawn." if others else ""]
     if many:
         notes.append(f"Of more than {curves.LINES} runs the middle four fifths are drawn as an area.")
-    domains = rows[0].domains
+    domains, expected = rows[0].domains, expected_by_rows(rows)
     return {
         "name": rows[0].dataset,
+        "sentence": expected_sentence(expected),
+        "expected": list(map(_expected, expected)),
         "dots": dots.draw_dots(rows),
         "curves": drawn,
         "thin": len(many) < len(drawn),
@@ -120,6 +124,20 @@ def _part(rows: list[SelectedRow], read: Sequence[layer_profiles.RowProfiles]) -
         "others": " ".join(filter(None, notes)),
         "profiles": list(layer_profiles.draw_profiles([p for p in read if p.dataset == rows[0].dataset])),
         "facts": list(dataset_facts(rows)),
+    }
+
+
+def _expected(each: Expected) -> dict[str, str]:
+    """A line of the table of what to expect, in per cent."""
+    ends = {level: each.interval(level) for level in LEVELS}
+    low, high = (f"{100 * ends[level].low:.0f} – {100 * ends[level].high:.0f}" for level in LEVELS)
+    return {
+        "label": each.label,
+        "domains": f"{len(each.forecast.sites)} of {each.domains}",
+        "expected": f"{100 * each.forecast.expected:.0f}",
+        "80": low,
+        "90": high,
+        "worst": f"{each.worst.site}, {100 * each.worst.accuracy:.0f}",
     }
 
 
