@@ -50,7 +50,8 @@ def main(place):
     from dspreg.errors import InUse
     from dspreg.runs.folder import RunFolder
 
-    left_out = ("__main__", ".files")  # a start of the command line; the user's own to be
+    left_out = ["__main__", ".files"]  # a start of the command line; the user's own to be
+    left_out += [f"integrations.{name}" for name in ("accelerate", "lightning", "transformers")]  # packages of others
     modules = [each.name for each in pkgutil.walk_packages(dspreg.__path__, "dspreg.")]
     modules = [name for name in modules if not any(part in name for part in left_out)]
     for name in modules:
