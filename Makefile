@@ -192,7 +192,7 @@ digits-premise: $(READY)  ## does c of the sources know the unseen domain, on th
 	$(BIN)/dspreg sweep evidence/digits/premise.yaml --store build/digits-premise
 	$(BIN)/python evidence/premise.py build/digits-premise --steps 0 40 120 199 --out evidence/digits/premise.jsonl
 
-wheel: $(READY)  ## build the wheel and try it in a clean environment outside the repository
+wheel: $(READY)  ## build wheel and sdist twice, compare, and try the wheel in a clean environment outside the repository
 	bash tests/try_wheel.sh $(PYTHON)
 
 clean:  ## remove the environment and everything built

@@ -5,13 +5,15 @@ python=${1:-python3.11}
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 elsewhere=$(mktemp -d)
 trap 'rm -rf "$elsewhere"' EXIT
-rm -rf "$here/dist"
-"$here/.venv/bin/pip" wheel --quiet --no-deps --wheel-dir "$here/dist" "$here"
+bash "$here/tests/build_twice.sh"  # its wheel is built from the sdist, so that both are tried here
 "$python" -m venv "$elsewhere/env"
 "$elsewhere/env/bin/pip" install --quiet -c "$here/constraints.txt" "$here"/dist/dspreg-*.whl
 cd "$elsewhere"
 env/bin/dspreg --help
-env/bin/dspreg algorithms
+env/bin/python -m dspreg algorithms
+env/bin/dspreg --print-completion bash | bash -n
+env/bin/dspreg train --dataset digits --target print --algorithm ERM --steps 2 --out run
+env/bin/dspreg evaluate run
 env/bin/python - <<'PY'
 import pathlib, torch, dspreg
 assert "site-packages" in dspreg.__file__, dspreg.__file__

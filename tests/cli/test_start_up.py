@@ -13,7 +13,7 @@ from helpers.small_runs import photos, trained
 
 HEAVY = (
     "torch", "torchvision", "timm", "numpy", "PIL", "pandas", "matplotlib", "sklearn", "scipy", "rich", "ray",
-    "torch._dynamo",
+    "torch._dynamo", "shtab",
 )  # fmt: skip
 PROGRAM = """
 import json, sys

@@ -19,6 +19,7 @@ from dspreg.data import reader_messages, readers
 from dspreg.data.decode import BadImage
 from dspreg.data.readers import iterate_batches
 from dspreg.errors import ConfigError, Notice, Preempted, ResourceError
+from helpers import patient_reader
 from helpers.limits import in_child, limit_descriptors, limit_shared_memory, require_mounts
 
 
@@ -124,6 +125,18 @@ def test_every_reader_has_its_share():
     made = list(iterate_batches(Who(), range(9), 3))
     assert [i for _, i in made] == list(range(9))
     assert len({pid for pid, _ in made}) == 3
+
+
+def test_a_reader_that_was_not_forked_waits_for_its_trainer(monkeypatch):
+    """The way of Python 3.14: its parent is another process."""
+    context = multiprocessing.get_context("forkserver")
+    monkeypatch.setattr(multiprocessing, "Process", context.Process)
+    monkeypatch.setattr(readers, "make_batches", patient_reader.make_batches)
+    monkeypatch.setattr(readers, "AHEAD", 1)
+    with closing(iterate_batches(patient_reader.Squares(), range(4), 1)) as made:
+        assert [next(made), next(made)] == [0, 1]
+        time.sleep(0.2)  # it looks many times
+        assert list(made) == [4, 9]
 
 
 # Shared memory, file descriptors.

@@ -6,14 +6,24 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import filelock
 import pytest
 
 from dspreg.errors import CantWrite, IntegrityError, InUse
-from dspreg.io.locks import holding
+from dspreg.io import locks
+from dspreg.io.locks import holding, waiting_for
+
+
+@pytest.fixture(autouse=True, params=["fcntl", "filelock"])
+def by(request, monkeypatch):
+    """As on this system, and as where `fcntl` is missing."""
+    monkeypatch.setattr(locks, "LOCKS_OPEN_FILES", request.param == "fcntl")
+    monkeypatch.setattr(filelock, "FileLock", filelock.SoftFileLock)  # what it is there
 
 
 def test_one_at_a_time(tmp_path):
     inside, most, lock = [], [], tmp_path / "lock"
+    times = 200 if locks.LOCKS_OPEN_FILES else 40
 
     def work(number):
         with holding(lock, wait=lambda: None):
@@ -23,9 +33,24 @@ def test_one_at_a_time(tmp_path):
             inside.remove(number)
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(200)))
-    assert most == [1] * 200
+        list(pool.map(work, range(times)))
+    assert most == [1] * times
     assert not lock.exists()
+
+
+def test_waiting_is_one_at_a_time(tmp_path):
+    inside, most = [], []
+
+    def work(number):
+        with waiting_for(tmp_path / "lock"):
+            inside.append(number)
+            most.append(len(inside))
+            os.listdir(tmp_path)
+            inside.remove(number)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(40)))
+    assert most == [1] * 40
 
 
 def test_without_waiting_it_is_refused_by_name(tmp_path):
@@ -44,7 +69,9 @@ def test_an_error_lets_go(tmp_path):
 
 def test_a_killed_holder_holds_nothing(tmp_path):
     code = (
-        "import sys, time, pathlib\nfrom dspreg.io.locks import holding\n"
+        "import sys, time, pathlib\n"
+        f"if not {locks.LOCKS_OPEN_FILES}: sys.modules['fcntl'] = None\n"
+        "from dspreg.io.locks import holding\n"
         "with holding(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "lock")], stdout=subprocess.PIPE)

@@ -100,6 +100,30 @@ def test_a_process_without_progress_is_ended(images, store, tmp_path, monkeypatc
     assert not children()
 
 
+def test_without_forks_processes_are_spawned_and_stop_with_a_checkpoint(images, store, monkeypatch):
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    monkeypatch.setattr(multiprocessing.context.SpawnProcess, "terminate", None)  # on Windows it would kill
+    run, *_ = three(images, steps=5000, evaluate_every=5000)
+    kinds, steps = [], []
+
+    def note(run, step):
+        kinds.extend(type(child).__name__ for child in multiprocessing.active_children())
+        steps.append(step)
+
+    def pause():
+        if steps and steps[-1] > 3:
+            raise Preempted("stopped by the test")
+
+    with pytest.raises(Preempted):
+        several([run], store, jobs=1, progress=Seen(note), pause=pause)
+    assert "SpawnProcess" in kinds
+    assert store.status(run).status == "stopped"
+    assert list(store.path.glob("runs/*/checkpoints/step-*"))
+    assert not any(
+        isinstance(child, multiprocessing.context.SpawnProcess) for child in multiprocessing.active_children()
+    )
+
+
 def test_a_stopped_sweep_stops_its_processes_with_a_checkpoint(images, store):
     runs, moves = three(images, steps=5000, evaluate_every=5000), []
 

@@ -33,6 +33,7 @@ from dspreg.cli import (
     watch,
     weights,
 )
+from dspreg.cli.completion import SHELLS, PrintCompletion
 from dspreg.cli.output import failure_reason, protected_output
 from dspreg.cli.parser import Parser
 from dspreg.errors import DspregError, Notice, ResourceError, missing_resource
@@ -115,6 +116,12 @@ def build_parser() -> Parser:
     """Of all commands."""
     parser = Parser(prog="dspreg", description="Domain generalisation at the level of parameters.", epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"dspreg {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        choices=SHELLS,
+        action=PrintCompletion,
+        help="print a script by which the Tab key completes commands, options and values",
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for command in COMMANDS:
         command.add(commands)

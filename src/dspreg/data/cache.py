@@ -14,8 +14,8 @@ import struct
 import tempfile
 import warnings
 import zlib
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
+from contextlib import AbstractContextManager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from dspreg.config.reading import DOMAINBED_READING, Reading
 from dspreg.data.bands import Bands, picture_of, planes_of
 from dspreg.errors import ConfigError, DataError, Notice, ResourceError, missing_resource
+from dspreg.io.locks import waiting_for
 
 if TYPE_CHECKING:
     import numpy as np
@@ -194,13 +195,8 @@ class Cache:
         parts = [sha, tag, "" if how == "squash" else how, "" if size is None else str(size), "rgb"]
         return self.directory / sha[:2] / ".".join(filter(None, parts))
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        import fcntl  # here, because Windows has none; only a cache needs it
-
-        with open(self.directory / "lock", "a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # let go by closing, also in a crash
-            yield
+    def _locked(self) -> AbstractContextManager[None]:
+        return waiting_for(self.directory / "lock")
 
     def _stop(self, why: str) -> None:
         self._full = True

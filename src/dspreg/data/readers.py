@@ -36,6 +36,7 @@ TICK = 0.5  # seconds between two looks at whether to go on waiting
 HALF_SENT = 20  # seconds that the rest of a message may take once its first bytes are there
 GRACE = 0.5  # seconds in which a process may end by itself
 ORPHANED = 5.0  # seconds between two looks at whether the trainer is there
+WANT_OF_MEMORY = [-getattr(signal, name) for name in ("SIGKILL", "SIGBUS") if hasattr(signal, name)]  # exit codes
 
 READERS: weakref.WeakSet[Reader] = weakref.WeakSet()  # all that were started and not ended
 
@@ -153,7 +154,7 @@ class Reader:
         self.asked: deque[tuple[dict[int, Any], int]] = deque()  # where to put what comes; after its pass nobody looks
         READERS.add(self)
         with theirs:
-            arguments = (shared, theirs, os.getpid())
+            arguments = (shared, theirs)
             self.process = multiprocessing.Process(target=make_batches, args=arguments, daemon=True)
             try:
                 limit_waiting(self.connection, HALF_SENT)
@@ -225,7 +226,7 @@ class Reader:
         self.process.join(GRACE)
         code = self.process.exitcode
         how = "" if code is None else f", {signal.Signals(-code).name}" if code < 0 else f", exit code {code}"
-        why = ", perhaps for want of memory" if code in (None, -signal.SIGKILL, -signal.SIGBUS) else ""
+        why = ", perhaps for want of memory" if code in (None, *WANT_OF_MEMORY) else ""
         return (
             f"a process that reads images died (process {self.pid}{how}){why}. Run the same command again to "
             "resume from the last checkpoint; fewer --workers need less memory"
@@ -279,8 +280,10 @@ def describe_process(pid: int | None) -> str:
 # In the process.
 
 
-def make_batches(shared: Sequence[Any], connection: Connection, trainer: int) -> None:
+def make_batches(shared: Sequence[Any], connection: Connection) -> None:
     """Make a batch whenever one is asked for, until nobody is there."""
+    trainer, parent = multiprocessing.parent_process(), os.getppid()
+    assert trainer is not None
     # A terminal or a scheduler signals the whole group; the trainer finishes its step first and needs the next batch.
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
@@ -292,7 +295,9 @@ def make_batches(shared: Sequence[Any], connection: Connection, trainer: int) ->
     with suppress(EOFError, ConnectionError):
         while True:
             while not connection.poll(ORPHANED):
-                if os.getppid() != trainer:
+                # Forks have each other's signs of life of the trainer, which outlast it; a process that was not forked
+                # by the trainer has no parent that ends with it.
+                if os.getppid() != parent or not trainer.is_alive():
                     return
             request = connection.recv_bytes()
             try:

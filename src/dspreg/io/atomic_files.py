@@ -38,6 +38,7 @@ KINDS = {
 }
 # Windows has neither of them, nor what they keep from us: no open waits, no program ends with its terminal.
 WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
+OPENS_FOLDERS = os.name == "posix"  # Windows does not, so that only files are synced there
 OPENED = re.compile(r"/dev/fd/(\d+)|/proc/self/fd/(\d+)|/dev/std(out|err)")  # names of what is open already
 
 
@@ -427,7 +428,9 @@ def _room(path: Path, size: int) -> str:
 
 def _sync(path: Path) -> None:
     """A file or a folder."""
-    handle = os.open(path, os.O_RDONLY)
+    if not OPENS_FOLDERS and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY if OPENS_FOLDERS else os.O_RDWR)  # Windows syncs what may be written to
     try:
         os.fsync(handle)
     finally:

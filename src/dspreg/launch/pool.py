@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING
 
 from dspreg.config.train_config import Execution
 from dspreg.devices import resolve_device
@@ -23,8 +23,20 @@ from dspreg.launch.queue import LeasedRun, RunQueue
 from dspreg.launch.resources import Slot, assign_slots, default_jobs, fill_execution
 from dspreg.precision import check_precision
 
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext
+
 PRELOAD = ["dspreg.launch.preload"]  # what every process needs, loaded once
 GRACE = 60.0  # seconds for a last checkpoint
+
+
+def worker_context() -> ForkServerContext | SpawnContext:
+    """What starts processes: forks of one that has torch loaded, or new ones where the system has no forks."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    return context
 
 
 class PoolLauncher:
@@ -76,8 +88,7 @@ class PoolTransport:
 
     def __init__(self, queue: RunQueue, execution: Execution, slots: Sequence[Slot]):
         self.store, self.attempts, self.execution = queue.store.path.absolute(), queue.attempts, execution
-        self.context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(PRELOAD)
+        self.context = worker_context()
         self.workers = [self.start_worker(slot) for slot in slots]
 
     def start_worker(self, slot: Slot) -> Worker:
@@ -144,11 +155,8 @@ class PoolTransport:
     def close(self) -> None:
         """Stop all workers: idle ones immediately, the others after a checkpoint."""
         for each in self.workers:
-            if each.leased is None:
-                with suppress(OSError):  # it has ended
-                    each.pipe.send(None)
-            else:
-                each.process.terminate()
+            with suppress(OSError):  # it has ended
+                each.pipe.send(None)  # and no signal: Windows knows only those that kill
         until = time.monotonic() + GRACE
         for each in self.workers:
             each.process.join(max(0.0, until - time.monotonic()))

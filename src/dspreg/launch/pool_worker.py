@@ -1,7 +1,7 @@
-"""A worker process of the pool, forked with torch loaded. It attempts the runs it receives, and reports progress.
+"""A worker process of the pool. It attempts the runs it receives, and reports progress.
 
-It stops, with a checkpoint, on SIGTERM and when the process of the sweep has ended. It ignores Ctrl-C and SIGHUP, which
-a terminal sends to the whole group: the process of the sweep handles them.
+It stops, with a checkpoint, when it is told to, on SIGTERM, and when the process of the sweep has ended. It ignores
+Ctrl-C and SIGHUP, which a terminal sends to the whole group: the process of the sweep handles them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,12 @@ def main(pipe: Connection, slot: Slot, store: Path, execution: Execution, attemp
 
 
 def serve(pipe: Connection, store: RunStore, execution: Execution, attempts: int, pause: Callable[[], None]) -> None:
-    """Attempt the runs received, until None arrives."""
+    """Attempt the runs received, until None arrives; a run that is under way then is stopped."""
+
+    def pause_or_stop() -> None:
+        pause()
+        if pipe.poll():
+            raise Preempted("stopped; run the same command again to resume")
 
     def report(progress: Progress) -> None:
         with suppress(BrokenPipeError):  # `pause` notices that the process of the sweep has ended
@@ -68,7 +73,7 @@ def serve(pipe: Connection, store: RunStore, execution: Execution, attempts: int
                 return
             outcome = attempt(
                 leased, store, leases, execution,
-                attempts=attempts, callbacks=[ProgressReporter(report, REPORT_EVERY)], pause=pause,
+                attempts=attempts, callbacks=[ProgressReporter(report, REPORT_EVERY)], pause=pause_or_stop,
             )  # fmt: skip
             pipe.send(outcome)
     except Preempted:

@@ -6,13 +6,12 @@ refresh in it. Training images are read outside of the time, as other processes 
 
 from __future__ import annotations
 
-import multiprocessing
-import resource
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
@@ -24,7 +23,7 @@ from dspreg.batches import Batch
 from dspreg.config.train_config import Execution
 from dspreg.devices import send
 from dspreg.errors import Notice, ResourceError
-from dspreg.launch.pool import PRELOAD
+from dspreg.launch.pool import worker_context
 from dspreg.paper.item import Item
 from dspreg.paper.render import scale_table
 from dspreg.paper.scales import RUNNING, Scale, running_options
@@ -130,6 +129,10 @@ def measure_costs(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Notice)
         experiment = prepare_experiment(settings, execution)
+        if find_spec("resource") is None and torch.device(experiment.execution.device).type != "cuda":
+            raise ResourceError(
+                "this system does not tell the peak memory of a process; run this item on Linux, macOS or a GPU"
+            )
         variants = {variant.label: TimedVariant(experiment, variant.spec) for variant in item.variants}
         costs = {label: Cost() for label in variants}
         length = block_of(item.scale, experiment.epoch)
@@ -174,8 +177,7 @@ def two_step_spec(scale: Scale, label: str) -> str:
 
 def peak_of(settings: Mapping[str, Any], execution: Execution) -> float:
     """Gigabytes at the peak of two steps, in a process of its own."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
+    context = worker_context()
     mine, theirs = context.Pipe()
     process = context.Process(target=_two_steps, args=(theirs, dict(settings), execution), daemon=True)
     process.start()
@@ -198,8 +200,15 @@ def _two_steps(pipe: Connection, settings: dict[str, Any], execution: Execution)
     if variant.device.type == "cuda":
         pipe.send(torch.cuda.max_memory_allocated(variant.device) / GB)
     else:
-        unit = 1 if sys.platform == "darwin" else 1024
-        pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / GB)
+        pipe.send(peak_memory() / GB)
+
+
+def peak_memory() -> float:
+    """Bytes at the peak of this process."""
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
 def render_tables(item: Item, costs: Mapping[str, Cost], length: int) -> list[Table]:

@@ -54,6 +54,7 @@ from dspreg.io.atomic_files import (
     sha256_of_file,
     write,
 )
+from dspreg.io.locks import LOCKS_OPEN_FILES, lock_open_file, take_by_name
 
 FORMAT = "dspreg.run/1"
 OURS = (  # files that result.json lists; there may be others, such as a scheduler's log
@@ -413,6 +414,24 @@ class RunFolder:
         make_folder(self.path)
         with os_errors_as_cant_write(self.path, 0):
             self.check_parts()
+        with self._locked_open() if LOCKS_OPEN_FILES else self._locked_by_name():
+            yield
+
+    @contextmanager
+    def _locked_by_name(self) -> Iterator[None]:
+        """On Windows, where an open file can't be removed: a suspended process keeps the folder until it ends."""
+        if (lock := take_by_name(self / "lock")) is None:
+            raise self._in_use()
+        try:
+            with lock:
+                yield
+        finally:
+            with suppress(OSError):  # it holds something
+                self.path.rmdir()
+
+    @contextmanager
+    def _locked_open(self) -> Iterator[None]:
+        with os_errors_as_cant_write(self.path, 0):
             handle = self._lock()
         with handle:
             HELD.add(handle)
@@ -427,19 +446,17 @@ class RunFolder:
                         self.path.rmdir()
 
     def _lock(self) -> IO[str]:
-        import fcntl  # here, because Windows lacks it and must still be able to read results
-
         path = self / "lock"
         while True:
             handle = os.fdopen(open_regular_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+")
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_open_file(handle)
             except BlockingIOError:
                 handle.seek(0)
                 theirs_is_leased = handle.read() == LEASED
                 handle.close()
                 if not (self.leased and theirs_is_leased):
-                    raise InUse(f"{self.path} is in use by another training; wait for it or stop it") from None
+                    raise self._in_use() from None
                 path.unlink(missing_ok=True)  # the suspended process keeps its lock, on a file without a name
                 continue
             if os.fstat(handle.fileno()).st_nlink > 1:  # `cp -al`, say: what has other names is not ours to empty
@@ -451,6 +468,9 @@ class RunFolder:
                 if self._names(handle):  # the old contents may have let another process take the lock
                     return handle
             handle.close()  # it was taken over, or removed, in between
+
+    def _in_use(self) -> InUse:
+        return InUse(f"{self.path} is in use by another training; wait for it or stop it")
 
     def _names(self, handle: IO[str]) -> bool:
         """Whether the lock in the folder is this one."""
