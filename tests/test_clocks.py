@@ -1,10 +1,11 @@
-"""A clock that jumps moves no duration: the wall clock is asked for nowhere."""
+"""A clock that jumps moves no duration: the wall clock is asked for nowhere but where people want the time of day."""
 
 import ast
 from pathlib import Path
 
 import dspreg
 
+STAMPS = {"training/trackers/mlflow.py"}  # MLflow wants the time of day with every number
 WALL = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")}
 
 
@@ -17,9 +18,10 @@ def wall_clocks(text):
 
 
 def test_no_module_reads_the_wall_clock():
-    found = {str(p): wall_clocks(p.read_text()) for p in Path(dspreg.__file__).parent.rglob("*.py")}
+    source = Path(dspreg.__file__).parent
+    found = {p.relative_to(source).as_posix(): wall_clocks(p.read_text()) for p in source.rglob("*.py")}
     assert len(found) > 100
-    assert {path: names for path, names in found.items() if names} == {}
+    assert {path for path, names in found.items() if names} == STAMPS
 
 
 def test_it_would_be_seen():

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 import warnings
 from pathlib import Path
 from typing import NamedTuple
@@ -36,8 +37,22 @@ def shows(said: str, shown: str, masked: bool) -> bool:
     return re.search(rf"(?:^|\n) ?{pattern} ?(?:\n|$)", normal(said, masked), re.S) is not None
 
 
+@pytest.fixture
+def forget():
+    """Have a module imported anew, now and after the test: others use the same names for theirs."""
+    names = []
+
+    def forget(name):
+        names.append(name)
+        sys.modules.pop(name, None)
+
+    yield forget
+    for name in names:
+        sys.modules.pop(name, None)
+
+
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_it_runs_as_it_stands(page, tmp_path, monkeypatch, capsys):
+def test_it_runs_as_it_stands(page, tmp_path, monkeypatch, capsys, forget):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     names: dict[str, object] = {}
@@ -45,6 +60,7 @@ def test_it_runs_as_it_stands(page, tmp_path, monkeypatch, capsys):
     for language, title, text in blocks(page.read_text()):
         if title.endswith(".py"):
             Path(title).write_text(text)
+            forget(Path(title).stem)
         elif language == "python":
             exec(compile(text, page.name, "exec"), names)
         elif language == "bash":

@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from contextlib import closing
@@ -229,6 +230,18 @@ def started(program, *arguments):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_who_opens_it_while_another_makes_it_waits(tmp_path):
+    """SQLite itself waits everywhere but in a change of its journal."""
+    other = sqlite3.connect(tmp_path / "claims.db", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")  # as a process does that makes the table
+    ends = threading.Timer(0.3, other.rollback)
+    ends.start()
+    with closing(Leases(tmp_path / "claims.db")) as leases:
+        assert leases.acquire(["a"]).token == 1
+    ends.join()
+    other.close()
 
 
 def test_two_processes_none_doubled_none_lost(tmp_path):

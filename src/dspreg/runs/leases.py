@@ -228,7 +228,7 @@ class Leases:
         with self._refusals():
             connection = sqlite3.connect(self.path, timeout=PATIENCE, isolation_level=None)
             _require_ours(connection, self.path)
-            connection.execute("PRAGMA journal_mode = WAL")
+            _write_ahead(connection)
             # a power cut may lose the last leases, but it also ends their holders; the file stays intact
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(TABLE)
@@ -311,6 +311,20 @@ def _require_ours(connection: sqlite3.Connection, path: Path) -> bool:
     if there != [("table", "claims")] or columns != COLUMNS:
         raise IntegrityError(f"{path} holds something else than leases. {ADVICE}")
     return True
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Set the journal that lets others read meanwhile. SQLite does not wait here while another process makes the table,
+    as it does everywhere else."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.02)
 
 
 def _infos(rows: Iterable[tuple[str, str, int, str, float]], now: float, boot: str, path: Path) -> list[LeaseInfo]:

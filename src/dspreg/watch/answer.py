@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -44,7 +43,6 @@ class StoreWatcher:
         held, failed = said["being trained"], said["failed"]
         answer = {
             "store": str(self.store.path),
-            "now": time.time(),
             "over": found.is_final and bool(found.runs),
             "all": said["all"],
             "groups": said["groups"],

@@ -119,10 +119,9 @@ async function refresh() {
       if (status.error) complain(status.error);
       else {
         complain("");
-        const same = JSON.stringify({ ...status, now: 0 });
-        if (same !== shown) draw(status);  // what is selected or read aloud stays, if nothing has changed
-        by("#when").textContent = `As of ${new Date(status.now * 1000).toLocaleTimeString()}, refreshed every two seconds.`;
-        shown = same;
+        if (text !== shown) draw(status);  // what is selected or read aloud stays, if nothing has changed
+        by("#when").textContent = `As of ${new Date().toLocaleTimeString()}, refreshed every two seconds.`;
+        shown = text;
       }
     } catch {
       complain("dspreg watch does not answer any more: what is shown is what it said last. Start it again to go on.");
